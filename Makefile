@@ -1,5 +1,7 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
+# quick  a minute of tests while writing: graphs, layouts, modules, states, rewrites, few examples of laws
 # test   everything that CI checks: style, types, layers, documentation, tests, doctests
+# full   all tests: every model, every malformed file, every way in which a client can misbehave
 # docs   builds the pages into docs/_build/html; a warning is an error
 # zoo    examines every model of the zoo and writes docs/measured/zoo.md (an hour on two cores), grows the
 #        foreign ones (docs/measured/growth.md), generates them all (docs/measured/hypernet.md) and exports the foreign ones
@@ -21,14 +23,23 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
-.PHONY: demo test lint docs zoo small studies bench trust clean
+.PHONY: demo quick test full lint docs zoo small studies bench trust clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m archgraph demo
 
+QUICK := $(addprefix tests/,graph layout module states rewrite laws \
+	 'docs/test_snippets.py::test_snippets[README.md]')
+
+quick: $(VENV)/.installed-dev
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -q -n $(JOBS) -m "not full and not slow" $(QUICK)
+
 test: lint docs
 	$(BIN)/python -m pytest -q -n $(JOBS)
+
+full: lint docs
+	$(BIN)/python -m pytest -q -n $(JOBS) -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

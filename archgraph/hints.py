@@ -11,6 +11,17 @@ from typing import Any
 LISTED = 20
 
 
+def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str:
+    """Return the first names, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d", "e"]), listed("ab")
+    ('a, b, c and 2 more', 'a, b')
+    """
+    first, *rest = [*map(str, names)] or [""]
+    first = separator.join((first, *rest[: most - 1]))
+    return f"{first} and {len(rest) + 1 - most} more" if len(rest) >= most else first
+
+
 def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> list[str]:
     """The most similar valid names, best first.
 
@@ -47,16 +58,14 @@ def unknown(
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
     'one of kernel, stride'
     >>> unknown("x", map(str, range(99)))["expected"][-20:]
-    '18, 19 and 79 others'
+    ', 18, 19 and 79 more'
     >>> unknown("x", [])
     {'found': "'x'", 'expected': None, 'hint': 'there are none'}
     """
     known = list(dict.fromkeys(names))
-    more = len(known) - LISTED
-    text = ", ".join(known[:LISTED]) + (f" and {more} others" if more > 0 else "")
     return {
         "found": repr(name),
-        "expected": f"one of {text}" if known else None,
+        "expected": f"one of {listed(known, LISTED)}" if known else None,
         "hint": nearest(name, known, cutoff=cutoff, count=count) if known else "there are none",
     }
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.measure import Measurement
     from rich.table import Table as RichTable
     from rich.text import Text
 
 # Columns of a table that goes into a file or a pipe.
 WIDTH = 160
+# Blanks between two columns; after the last one there is one less.
+_GAP = 2
+# Least width of a column of names that give up their middles.
+_SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,45 +104,69 @@ class Table:
         return "\n".join([line(self.columns), line(marks), *map(line, self.rows)]) + note
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the table in the width that there is: numbers and names stay whole.
+        """Draw the table in the available width, without cutting figures or words.
 
         1. What fits stands on one line.
         2. Else figures break (mean, deviation).
         3. Else columns stack: the first one is repeated in front of as many as fit.
 
-        Names and words always fold before that, down to ``_Cell.least`` characters.
+        Before that, text wraps between words; only words of over two fifths of the width break.
         """
         columns, width = range(len(self.columns)), options.max_width
         apart = " "
-        if self._least(columns, apart) > width:
+        if self._least(columns, apart, width) > width:
             apart = "\n"  # case 2
         *before, last = self._bands(width, apart)  # case 3 where there are several
         title = self.title
         for band in before:
-            yield self._drawn(band, apart, title, "")
+            yield self._drawn(band, apart, width, title, "")
             yield ""
             title = ""
-        yield self._drawn(last, apart, title, self.note)
+        yield self._drawn(last, apart, width, title, self.note)
 
     def _bands(self, width: int, apart: str) -> list[list[int]]:
         """Columns that stand side by side."""
         bands: list[list[int]] = [[]]
         for column in range(len(self.columns)):
             band = [*bands[-1], column]
-            if len(band) > 2 and self._least(band, apart) > width:
+            if len(band) > 2 and self._least(band, apart, width) > width:
                 bands.append([0, column])
             else:
                 bands[-1] = band
         return bands
 
-    def _least(self, columns: Iterable[int], apart: str) -> int:
+    def _least(self, columns: Iterable[int], apart: str, width: int) -> int:
         """Width that columns need at least."""
-        total = 0
-        for i in columns:
-            texts = [self._head(i, apart), *(self._text(row[i], i, apart) for row in self.rows)]
-            longest = max(len(line) for text in texts for line in text.split("\n"))
-            total += 1 + (longest if i in self.right else min(longest, _Cell.least))
-        return total
+        return sum(self._room(i, apart, width)[0] + _GAP for i in columns) - 1
+
+    def _room(self, column: int, apart: str, width: int) -> tuple[int, int]:
+        """The least and the largest useful width of a column."""
+        texts = [self._head(column, apart)]
+        texts += [self._text(row[column], column, apart) for row in self.rows]
+        lines = [line for text in texts for line in text.split("\n")]
+        most = max(map(len, lines))
+        if column in self.right:
+            return most, most
+        words = (len(word) for line in lines for word in line.split())
+        least = _SHORT if column in self.short else max(words, default=0)
+        return min(most, least, 2 * width // 5), most
+
+    def _widths(self, columns: Sequence[int], apart: str, width: int) -> dict[int, int]:
+        """Widths of columns side by side.
+
+        Names that would give up their middles get what there is to spare, then the others get
+        equal parts of it.
+        """
+        rooms = {i: self._room(i, apart, width) for i in columns}
+        spare = max(width - self._least(columns, apart, width), 0)
+        widths = {}
+        order = sorted(columns, key=lambda i: (i not in self.short, rooms[i][1] - rooms[i][0]))
+        for i, parts in zip(order, range(len(columns), 0, -1), strict=True):
+            least, most = rooms[i]
+            more = min(most - least, spare if i in self.short else spare // parts)
+            spare -= more
+            widths[i] = least + more
+        return widths
 
     def _head(self, column: int, apart: str) -> str:
         head = self.columns[column]
@@ -148,7 +175,9 @@ class Table:
     def _text(self, text: str, column: int, apart: str) -> str:
         return text.replace(" ± ", f"{apart}± ") if column in self.right else text
 
-    def _drawn(self, columns: Sequence[int], apart: str, title: str, note: str) -> RichTable:
+    def _drawn(
+        self, columns: Sequence[int], apart: str, width: int, title: str, note: str
+    ) -> RichTable:
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -164,9 +193,11 @@ class Table:
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
+        widths = self._widths(columns, apart, width)
         for i in columns:
             drawn.add_column(
                 Text(self._head(i, apart)),
+                width=widths[i],
                 justify="right" if i in self.right else "left",
                 overflow="fold",
                 no_wrap=i in self.right,
@@ -234,18 +265,9 @@ class _Cell:
         names: Lines of the whole column, if they give up their middles; otherwise words fold.
     """
 
-    least = 16
-
     def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
         self.lines = text.split("\n")
         self.names = names
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.measure import Measurement
-
-        words = self.lines if self.names else [w for line in self.lines for w in line.split()]
-        longest = max(map(len, words), default=0)
-        return Measurement(min(longest, self.least), max(map(len, self.lines)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text

@@ -54,7 +54,6 @@ from archgraph.federation import (
     World,
     by_tier,
     group_means,
-    masks,
     part,
     seeded,
 )
@@ -171,7 +170,7 @@ class FedADP(Strategy):
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph) | masks(world.graph, old)
+        left_out = NormPolicy(self.norm).left_out(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             merger.add(
@@ -189,7 +188,7 @@ class FedADP(Strategy):
     ) -> ServerState:
         """The mean where every client's model counts by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph) | masks(world.graph, old)
+        left_out = NormPolicy(self.norm).left_out(world.graph)
         arrived = False
 
         def contributions() -> Iterator[Contribution]:

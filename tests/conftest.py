@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,8 +52,25 @@ if importlib.util.find_spec("torchvision") is not None and torch.version.cuda is
 hypothesis.settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=50, print_blob=True
 )
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=8)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `full` what a test with many cases leaves to `make full`.
+
+    `sample(n)` on a test keeps every n-th of its cases.
+    """
+    cases: Counter[str] = Counter()
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sample.args[0]:
+                item.add_marker("full")
+            cases[test] += 1
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ numbers of positions, ``positions={"fc1.out": [0, 2, 5]}`` the positions themsel
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
+from archgraph.hints import listed
 
 # One share for every free axis, or shares by axis name, role or pattern.
 Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
@@ -101,12 +101,10 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
     # No free axis was chosen, or each has its size back.
     what = "rounded to what it has" if counts else "pinned"
     reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
-    shown = [f"{name} ({reason})" for name, reason in itertools.islice(reasons.items(), 3)]
-    if len(reasons) > len(shown):
-        shown.append(f"{len(reasons) - len(shown)} more")
+    text = listed(f"{name} ({reason})" for name, reason in reasons.items())
     return RewriteError(
         "changes nothing: no axis gets another size",
-        found=f"{shares}, and {what}: {', '.join(shown)}" if shown else f"{shares}, and no axis",
+        found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
         expected="an axis that can change",
         hint="`explain` says what would free an axis; allow_nothing: true (in Python "
         "allow_nothing=True) where the whole model is meant",

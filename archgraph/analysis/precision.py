@@ -12,6 +12,7 @@ from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph, Leaf, Param, Ref, TensorType, Value
+from archgraph.ops.costs import type_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import row
 
@@ -32,7 +33,7 @@ class Casts:
             value = node.arg("self")
             if row(node.op).casts and isinstance(value, (Ref, Leaf)) and _floating(node.type):
                 origin = self._origin(value)
-                if _floating(_type(graph, value)) and isinstance(origin, (Ref, Leaf)):
+                if _floating(type_of(graph, value)) and isinstance(origin, (Ref, Leaf)):
                     self.source[node.name] = origin
         self.plain = self._plain() if self.source else graph
 
@@ -147,11 +148,7 @@ class Casts:
         return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
 
 
-def _type(graph: ArchGraph, value: Ref | Leaf) -> TensorType | tuple[TensorType, ...]:
-    return graph.node[value.name].type if isinstance(value, Ref) else graph.param[value.name].type
-
-
-def _floating(type_: TensorType | tuple[TensorType, ...]) -> bool:
+def _floating(type_: TensorType | tuple[TensorType, ...] | None) -> bool:
     return isinstance(type_, TensorType) and torch_dtype(type_.dtype).is_floating_point
 
 

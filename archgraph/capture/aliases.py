@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 
 def reads_elsewhere(model: torch.nn.Module, program: torch.export.ExportedProgram) -> bool:
-    """Whether a constant of a program may be a leaf of the model."""
+    """Return whether a constant of a program may be a leaf of the model."""
     leaves = {t.untyped_storage().data_ptr() for _, _, t in _leaves(model) if not t.is_meta}
     constants = (t for t in program.constants.values() if isinstance(t, torch.Tensor))
     return any(not t.is_meta and t.untyped_storage().data_ptr() in leaves for t in constants)

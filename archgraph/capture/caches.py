@@ -11,26 +11,20 @@ from typing import Any
 
 import torch
 
-_SWITCHES = ("use_cache",)  # of the ``config`` of a module
-
 
 @contextlib.contextmanager
 def uncached(model: torch.nn.Module) -> Iterator[list[str]]:
-    """Switch off what is kept for the next call, for a while; gives a note for each switch."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    on = [(c, name) for c in configs.values() for name in _SWITCHES if _is_on(c, name)]
-    for config, name in on:
-        setattr(config, name, False)
+    """Switch ``config.use_cache`` of all modules off for a while, and give the note on it."""
+    every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = [c for c in every if getattr(c, "use_cache", None) is True]
+    for config in configs:
+        config.use_cache = False
+    note = (
+        "config.use_cache is off in the graph: what it adds to the results is of a type that a "
+        "graph cannot hold"
+    )
     try:
-        yield [
-            f"config.{name} is off in the graph: what it adds to the results is of a type that a "
-            "graph cannot hold"
-            for name in dict.fromkeys(name for _, name in on)
-        ]
+        yield [note] if configs else []
     finally:
-        for config, name in on:
-            setattr(config, name, True)
-
-
-def _is_on(config: Any, name: str) -> bool:
-    return getattr(config, name, None) is True
+        for config in configs:
+            config.use_cache = True

@@ -25,7 +25,7 @@ _TO = torch.ops.aten.to.dtype
 
 
 def cast(tape: Tape) -> Tape:
-    """The tape with autocast's casts written out.
+    """Write autocast's casts out.
 
     Raises:
         TraceError: If autocast does what casts of arguments cannot express.
@@ -47,7 +47,7 @@ class _Casting:
     """Casts so far: a leaf has one for all users of a region, and a new one after each write."""
 
     tape: Tape
-    made: dict[Any, torch.fx.Node] = field(default_factory=dict)  # casts of leaves
+    leaf_casts: dict[Any, torch.fx.Node] = field(default_factory=dict)  # casts of leaves
     written: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
 
     def rewrite(self, node: torch.fx.Node) -> None:
@@ -62,7 +62,7 @@ class _Casting:
         node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), replaced)
 
     def cast(self, item: torch.fx.Node, dtype: torch.dtype, user: torch.fx.Node) -> torch.fx.Node:
-        """A value in another dtype."""
+        """Cast a value to another dtype."""
         tape = self.tape
         origin = item  # outside the region that it was handed into
         while origin in tape.views and tape.views[origin].call is None:
@@ -70,14 +70,14 @@ class _Casting:
         leaf: Any = tape.leaves.get(origin) or tape.constants.get(origin)
         graded = calls.region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
         key = (leaf, self.written[calls.memory(item)], dtype, graded)
-        if leaf is not None and key in self.made:
-            return self.made[key]
+        if leaf is not None and key in self.leaf_casts:
+            return self.leaf_casts[key]
         with torch.no_grad():
             val = item.meta["val"].to(dtype)
-        made = calls.insert(tape.graph, _TO, (item, dtype), {}, like=user, val=val)
+        new = calls.insert(tape.graph, _TO, (item, dtype), {}, like=user, val=val)
         if leaf is not None:
-            self.made[key] = made
-        return made
+            self.leaf_casts[key] = new
+        return new
 
 
 def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
@@ -93,18 +93,18 @@ def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
         return {}
 
     def dtypes(casts: Mapping[torch.fx.Node, torch.dtype]) -> list[torch.dtype]:
-        def held(n: torch.fx.Node) -> Any:
+        def current(n: torch.fx.Node) -> Any:
             return n.meta["val"].to(casts[n]) if n in casts else n.meta["val"]
 
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), current)
         results = pytree.tree_leaves(target(*args, **kwargs))
         return [t.dtype for t in results if isinstance(t, torch.Tensor)]
 
-    seen = _Seen({id(v): n for n, v in tensors.items()})
+    watch = _Seen({id(v): n for n, v in tensors.items()})
     with torch.no_grad():
-        with torch.autocast(*autocast, cache_enabled=False), seen:
+        with torch.autocast(*autocast, cache_enabled=False), watch:
             dtypes({})
-        casts = seen.casts
+        casts = watch.casts
         expected = [t.dtype for t in pytree.tree_leaves(node.meta["val"]) if torch.is_tensor(t)]
         if dtypes(casts) != expected:
             # Some operators are told to compute in float32 instead of being given casts.

@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import is_users, place
+from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
 
 _BRANCH = (
@@ -32,22 +33,19 @@ class UnknownType(TraceError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first."""
+    """Return the first line of an error."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Whether forward takes or gives something that torch cannot look into."""
+    """Return whether forward takes or returns something that torch cannot look into."""
     return re.search(_UNKNOWN, f"{type(error).__name__} {error}") is not None
 
 
 def is_branch(error: BaseException) -> bool:
-    """Whether forward decided something in Python by the values of a tensor."""
-    text = f"{type(error).__name__} {error}"
-    return any(
-        word in text for word in ("data-dependent", "GuardOnDataDependent", "DataDependentOutput")
-    )
+    """Return whether forward decided something in Python by the values of a tensor."""
+    return re.search(_BRANCHES, f"{type(error).__name__} {error}") is not None
 
 
 def _packs(error: BaseException) -> bool:
@@ -70,16 +68,16 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
         for f in traceback.extract_tb(error.__traceback__)
         if is_users(f.filename)
     ]
-    start = next((i for i, f in enumerate(frames) if f[2] == "forward"), None)
-    if start is not None:
+    if any(name == "forward" for _, _, name in frames):
         return frames[-1]
     inside = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward"]
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
-    own = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
+    users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
     layers = [(f.filename, f.lineno or 0, f.name) for f in inside]  # of torch's own layers
-    return next(iter([*reversed(own), *reversed(layers), *reversed(frames)]), None)
+    return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
+_BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (
     (
@@ -120,25 +118,23 @@ def suggesting(model: torch.nn.Module) -> Iterator[None]:
     """Add to a refusal which setting of the model would make it traceable, where there is one."""
     try:
         yield
-    except TraceError as error:
-        text = f"{error.message} {error.found}"
-        if "values of a tensor" in text or "outside ATen" in text:
-            for path, module in model.named_modules():
-                config = getattr(module, "config", None)
-                held = getattr(config, "_experts_implementation", _EXPERTS)
-                settable = getattr(module, "_can_set_experts_implementation", None)
-                if held != _EXPERTS and settable is not None and settable():
-                    name = f"model.{path}" if path else "model"
-                    error.hint = (
-                        f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
-                        "experts then run without branches and compute the same"
-                    )
-                    break
+    except Inexpressible as error:
+        for path, module in model.named_modules():
+            config = getattr(module, "config", None)
+            current = getattr(config, "_experts_implementation", _EXPERTS)
+            settable = getattr(module, "_can_set_experts_implementation", None)
+            if current != _EXPERTS and settable is not None and settable():
+                name = f"model.{path}" if path else "model"
+                error.hint = (
+                    f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
+                    "experts then run without branches and compute the same"
+                )
+                break
         raise
 
 
 def explained(model: torch.nn.Module, error: Exception) -> TraceError:
-    """Where and why ``torch.export`` gave up, in one sentence."""
+    """Say where and why ``torch.export`` gave up, in one sentence."""
     text, line = f"{type(error).__name__} {error}", _place(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else place(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
@@ -153,7 +149,7 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
             "(gather, torch.where)",
         )
     if is_branch(error):
-        return TraceError(
+        return Inexpressible(
             f"{subject} cannot be captured: it branches on the values of a tensor",
             where=where,
             found=code or first_line(error),

@@ -29,7 +29,7 @@ from archgraph.ops.schema import op_name
 
 
 def fold(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
-    """The tape with constants in the place of what can be computed now.
+    """Replace what can be computed now by constants.
 
     Args:
         tape: The calls.
@@ -101,7 +101,7 @@ class _Folding:
             )
 
     def result(self, node: torch.fx.Node) -> Any:
-        """What a call gives if it can be run now, else None."""
+        """Run a call whose arguments are known; return None for all others."""
         if node.op != "call_function" or LITERAL in node.meta:
             return None
         if node.target is operator.getitem:
@@ -124,7 +124,7 @@ class _Folding:
             if (autocast := calls.region(node).autocast) is not None:
                 stack.enter_context(torch.autocast(*autocast))
             try:
-                made = target(*args, **kwargs)
+                new = target(*args, **kwargs)
             except (IndexError, RuntimeError, TypeError, ValueError) as error:  # fakes let it pass
                 raise TraceError(
                     "cannot be computed",
@@ -133,13 +133,13 @@ class _Folding:
                     expected="a constant",
                 ) from error
         if table.base(op_name(target)).startswith("empty"):
-            made.zero_()  # whatever memory holds is not part of an architecture
-        return made
+            new.zero_()  # whatever memory holds is not part of an architecture
+        return new
 
     def take(self, node: torch.fx.Node) -> None:
         """Count the bytes of a result that is computed now; a view has none."""
-        made = [] if node in self.views else pytree.tree_leaves(node.meta.get("val"))
-        size = sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
+        new = [] if node in self.views else pytree.tree_leaves(node.meta.get("val"))
+        size = sum(t.numel() * t.element_size() for t in new if isinstance(t, torch.Tensor))
         self.left -= size
         if self.left < 0:
             raise TraceError(
@@ -184,30 +184,28 @@ class _Folding:
 
     def bring_numbers(self, node: torch.fx.Node) -> None:
         """Give a call tensors in place of complex numbers, which no argument of a graph can be."""
-        target, held = node.target, calls.tensor(node)
-        if not isinstance(target, torch._ops.OpOverload) or held is None:
+        target, result = node.target, calls.tensor(node)
+        if not isinstance(target, torch._ops.OpOverload) or result is None:
             return
-        for place, (argument, value) in enumerate(
+        for position, (argument, value) in enumerate(
             zip(target._schema.arguments, node.args, strict=False)
         ):
             if isinstance(value, complex) and str(argument.type) == "Tensor":
-                dtype = held.dtype if held.is_complex() else torch.complex64
+                dtype = result.dtype if result.is_complex() else torch.complex64
                 with self.tape.graph.inserting_before(node):
-                    made = self.tape.graph.create_node("get_attr", "number")
-                made.meta = {"val": held.new_empty((), dtype=dtype)}
-                self.constants[made] = self.leaf(torch.tensor(value, dtype=dtype), None, made)
-                node.update_arg(place, made)
+                    new = self.tape.graph.create_node("get_attr", "number")
+                new.meta = {"val": result.new_empty((), dtype=dtype)}
+                self.constants[new] = self.leaf(torch.tensor(value, dtype=dtype), None, new)
+                node.update_arg(position, new)
 
     def revive(self, goal: torch.fx.Node, node: torch.fx.Node) -> None:
-        """Before a live call writes to constants: the memory holds values of the graph from here.
+        """Turn constants that a live call is about to write to into values of the graph.
 
         All that shares it gets a stand-in, the one that is written to first.
         """
-        place = calls.memory(goal)
-        shared = [n for n in self.real if calls.memory(n) == place and calls.tensor(n) is not None]
-        path = [goal]
-        while path[-1] in self.views:
-            path.append(self.views[path[-1]].parent)
+        memory = calls.memory(goal)
+        shared = [n for n in self.real if calls.memory(n) == memory and calls.tensor(n) is not None]
+        path = calls.path(goal, self.views)
         for item in sorted(shared, key=lambda n: path.index(n) if n in path else len(path)):
             self.stand_in[item] = self.constant(item, node)
         for item in shared:
@@ -218,24 +216,24 @@ class _Folding:
             del self.real[item]
 
     def constant(self, item: torch.fx.Node, user: torch.fx.Node) -> torch.fx.Node:
-        """A node right before its user that is what a real result is now."""
+        """Insert a node right before its user that is what a real result is now."""
         with self.tape.graph.inserting_before(user):
-            made = self.tape.graph.create_node("get_attr", item.name)
-        made.meta = {k: v for k, v in item.meta.items() if k != FOLDED}
-        self.constants[made] = self.leaf(self.real[item], self.tape.labels.get(item), item)
-        return made
+            new = self.tape.graph.create_node("get_attr", item.name)
+        new.meta = {k: v for k, v in item.meta.items() if k != FOLDED}
+        self.constants[new] = self.leaf(self.real[item], self.tape.labels.get(item), item)
+        return new
 
     def leaf(self, tensor: torch.Tensor, label: str | None, item: torch.fx.Node) -> Param:
-        """The leaf that has a value; ``label``: what the module calls it."""
+        """Return the leaf that has a value; ``label``: what the module calls it."""
         try:
             value = constant(tensor)
         except GraphError as error:
             raise error.within(calls.where(item), kind=TraceError) from error
         if value not in self.leaves:
-            taken = {*self.names, *(p.name for p in self.leaves.values())}
+            used = {*self.names, *(p.name for p in self.leaves.values())}
             numbered = (f"constant_{i}" for i in itertools.count())
             name = next(
-                n for n in itertools.chain([label] if label else [], numbered) if n not in taken
+                n for n in itertools.chain([label] if label else [], numbered) if n not in used
             )
             type_ = TensorType(value.shape, value.dtype)
             self.leaves[value] = Param(name, type_, "constant", False, (), value)
@@ -244,10 +242,10 @@ class _Folding:
 
 def _filled(node: torch.fx.Node, fill: int | str) -> torch.Tensor | None:
     """``zeros_like`` and its like: of their argument only shape and dtype count."""
-    held = node.meta["val"]
-    if not isinstance(held, torch.Tensor) or not all(isinstance(s, int) for s in held.shape):
+    result = node.meta["val"]
+    if not isinstance(result, torch.Tensor) or not all(isinstance(s, int) for s in result.shape):
         return None
     value = node.args[-1] if fill == "argument" else fill
     if not isinstance(value, (int, float)):
         return None
-    return torch.full(tuple(held.shape), value, dtype=held.dtype)
+    return torch.full(tuple(result.shape), value, dtype=result.dtype)

@@ -26,7 +26,7 @@ _WHERE = torch.ops.aten.where.self
 def inline(
     program: torch.export.ExportedProgram, batch: str | None, owners: Mapping[str, str]
 ) -> Tape:
-    """The tape of an exported program.
+    """Make the tape of an exported program.
 
     ``batch`` is the symbol of the batch axis, ``owners`` the leaf of each state-dict key.
 
@@ -107,7 +107,7 @@ class _Inlining:
     notes: dict[str, None] = field(default_factory=dict)
 
     def copy(self, node: torch.fx.Node, region: Region) -> torch.fx.Node:
-        """A node of the program in the flat graph."""
+        """Copy a node of the program to the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
             if calls.tensor(node) is not None:
@@ -195,19 +195,19 @@ class _Inlining:
         return self.run(inner.graph, inner, region)
 
     def detached(self, results: list[Any]) -> list[Any]:
-        """Results of a ``no_grad`` region: no gradient passes through them."""
-        made: dict[torch.fx.Node, torch.fx.Node] = {}
+        """Detach the results of a ``no_grad`` region: no gradient passes through them."""
+        new: dict[torch.fx.Node, torch.fx.Node] = {}
         for item in results:
             value = calls.tensor(item)
-            if value is None or not value.dtype.is_floating_point or item in made:
+            if value is None or not value.dtype.is_floating_point or item in new:
                 continue
-            made[item] = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
-            made[item].meta[IMPLIED] = True
-            self.same.add(made[item])
-        return [made.get(i, i) if isinstance(i, torch.fx.Node) else i for i in results]
+            new[item] = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
+            new[item].meta[IMPLIED] = True
+            self.same.add(new[item])
+        return [new.get(i, i) if isinstance(i, torch.fx.Node) else i for i in results]
 
     def branches(self, node: torch.fx.Node, bodies: list[Any], region: Region) -> list[Any]:
-        """``torch.cond``: both branches run, and the condition picks between their results."""
+        """Run both branches of a ``torch.cond``; the condition picks between their results."""
         predicate, _, _, operands = node.args
         if calls.tensor(predicate) is None:
             raise TraceError(
@@ -225,11 +225,11 @@ class _Inlining:
                 picked.append(yes)
                 continue
             args = (self.env[predicate], yes, no)  # type: ignore[index]  # a node, tested above
-            made = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val)
-            made.meta |= {LITERAL: True, REGION: region}
-            picked.append(made)
-        place = calls.where(node)
-        note = f"torch.cond at {place}: the graph runs both branches and picks with torch.where"
+            new = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val)
+            new.meta |= {LITERAL: True, REGION: region}
+            picked.append(new)
+        line = calls.where(node)
+        note = f"torch.cond at {line}: the graph runs both branches and picks with torch.where"
         self.notes[note] = None
         return picked
 
@@ -237,7 +237,7 @@ class _Inlining:
 def views_of(
     graph: torch.fx.Graph, same: Collection[torch.fx.Node] = ()
 ) -> dict[torch.fx.Node, View]:
-    """What is a view of what; ``same`` results are their argument itself, if they share memory."""
+    """Map views to what they view; ``same`` results are their argument if they share memory."""
     views: dict[torch.fx.Node, View] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -246,7 +246,7 @@ def views_of(
             source, index = node.args
             view = views.get(source)
             if view is not None and calls.memory(view.parent) == calls.memory(node):
-                views[node] = View(view.parent, source, view.place, index)
+                views[node] = View(view.parent, source, view.position, index)
         elif calls.is_operator(node):
             view = _view(node)
             if view is not None:
@@ -258,17 +258,17 @@ def _view(node: torch.fx.Node) -> View | None:
     """Which argument a result is a view of."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    own, arguments = calls.memory(node), target._schema.arguments
-    if own is None:  # several results
+    storage, arguments = calls.memory(node), target._schema.arguments
+    if storage is None:  # several results
         source = node.args[0] if node.args else None
         aliased = bool(arguments) and arguments[0].alias_info is not None
         return View(source, node) if aliased and isinstance(source, torch.fx.Node) else None
-    for place, (argument, item) in enumerate(zip(arguments, node.args, strict=False)):
+    for position, (argument, item) in enumerate(zip(arguments, node.args, strict=False)):
         if argument.alias_info is None or not isinstance(item, torch.fx.Node):
             continue
-        if calls.memory(item) == own:
+        if calls.memory(item) == storage:
             values_written = argument.alias_info.is_write
             same = values_written and torch.Tag.inplace_view not in target.tags
-            return View(item) if same else View(item, node, place)
+            return View(item) if same else View(item, node, position)
     out = node.kwargs.get("out")
     return View(out) if isinstance(out, torch.fx.Node) else None

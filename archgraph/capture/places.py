@@ -21,38 +21,38 @@ NO_GRAD = traceback.FrameSummary("<no_grad>", 0, "no_grad", lookup_line=False)
 
 @functools.lru_cache(maxsize=1 << 12)
 def users_line(stack: str | None) -> tuple[str, int] | None:
-    """Innermost line of the user's own code in a printed stack trace: file and line."""
+    """Find the innermost line of the user's own code in a printed stack trace: file and line."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    own = [(file, int(line)) for file, line in frames if is_users(file)]
-    return own[-1] if own else None
+    users = [(file, int(line)) for file, line in frames if is_users(file)]
+    return users[-1] if users else None
 
 
 def running() -> str:
-    """Innermost line of the user's own code that is running now."""
+    """Find the innermost line of the user's own code that is running now."""
     stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
     return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file is part of neither torch, Python nor the capture itself."""
+    """Return whether a source file is part of neither torch, Python nor the capture itself."""
     if file.startswith((_TORCH, _CAPTURE, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
 
 
 def is_own(kind: type) -> bool:
-    """Whether a class is the user's: part of neither torch, Python nor NumPy."""
+    """Return whether a class is the user's: part of neither torch, Python nor NumPy."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
     return is_users(file) and not kind.__module__.startswith("numpy")
 
 
 def place(function: Any) -> str:
-    """Where a function is defined, or what it is called."""
+    """Locate the definition of a function, or return what it is called."""
     inner = getattr(function, "func", function)  # of a functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 def under_no_grad(stack: str | None) -> bool:
-    """Whether a printed stack trace was taken while gradients were off."""
+    """Return whether a printed stack trace was taken while gradients were off."""
     return NO_GRAD.filename in (stack or "")

@@ -34,7 +34,7 @@ NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of tr
 
 
 def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
-    """Eval capture alone: let the flags of norms and dropouts follow the module's mode.
+    """Let the flags of norms and dropouts in an eval capture follow the module's mode.
 
     A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
     counts the norm's batches in training.
@@ -70,7 +70,7 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 
 
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
-    """Both captures must take the same inputs, the batch axis free in both or in neither."""
+    """Refuse captures of other inputs, or with a batch axis that is free in one of them alone."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
@@ -79,11 +79,14 @@ def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
 def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     """Lay two captures over one another; what differs becomes a ``Mode``.
 
-    Operators are matched in order by what they are (operator, module, leaves, type); matched ones
-    become one node, their arguments joined one by one; the others belong to one mode only.
+    1. Operators are matched in order by what they are (operator, module, leaves, type), and named
+       anew: those of both captures under one name.
+    2. Matched ones become one node, their arguments joined one by one; the others belong to one
+       mode only. A draw of training whose numbers no result needs draws in training alone.
+    3. Outputs and updates of buffers are joined, too.
     """
     _refuse_undecided(evaluated, trained)
-    merged = _matched(evaluated.nodes, trained.nodes)
+    merged = _matched(evaluated.nodes, trained.nodes)  # 1
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
     for index, pair in enumerate(merged):
@@ -108,7 +111,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         moved = node.mapped(lambda item: rename(item, training))
         return dataclasses.replace(moved, name=names[training, node.name])
 
-    nodes = []
+    nodes = []  # 2
     drawn = _only_drawn(trained)
     for pair in merged:
         if pair[1] is not None and pair[1].name in drawn:
@@ -119,6 +122,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
             continue
         alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
         nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
+    # 3
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
     updates = {
         k: _join(rename(evaluated.updates.get(k), False), rename(trained.updates.get(k), True))
@@ -151,9 +155,9 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
 
 def _only_drawn(trained: OneMode) -> set[str]:
     """Draws of training whose numbers no result needs: later draws follow them all the same."""
-    made = {n.name: n for n in trained.nodes}
+    by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
-    live = reached(ends, lambda name: made[name].uses())
+    live = reached(ends, lambda name: by_name[name].uses())
     return {n.name for n in trained.nodes if n.name not in live and table.draws(n.op) and n.args}
 
 
@@ -184,9 +188,9 @@ def _all_constants(
     labels: dict[str, str] = {}
     for value, param in trained.constants.items():
         if value not in constants:
-            taken = {p.name for p in constants.values()}
+            used = {p.name for p in constants.values()}
             label = param.name
-            while label in taken:
+            while label in used:
                 label += "_train"
             constants[value] = dataclasses.replace(param, name=label)
         labels[param.name] = constants[value].name
@@ -222,9 +226,9 @@ def _joined(left: Node, right: Node) -> Node:
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
     """Branches that only one mode has, each with its place."""
-    made = {n.name: n for n in trained.nodes}
+    by_name = {n.name: n for n in trained.nodes}
     # What reaches the output; the rest only moves buffers.
-    live = reached(refs(trained.outputs), lambda name: made[name].uses())
+    live = reached(refs(trained.outputs), lambda name: by_name[name].uses())
 
     def mode(pair: NodePair) -> str:
         left, right = pair
@@ -238,7 +242,7 @@ def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
             continue
         first = nodes[0]
         assert first is not None
-        found = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes if n is not None))
+        operators = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes if n is not None))
         scope = f" in {first.scope}" if first.scope else ""
-        place = f" at {first.source}" if first.source else ""
-        yield f"only in {which}: {found}{scope}{place}"
+        line = f" at {first.source}" if first.source else ""
+        yield f"only in {which}: {operators}{scope}{line}"

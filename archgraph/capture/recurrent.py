@@ -24,13 +24,13 @@ _ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
 
 
 def unstack(tape: Tape) -> Tape:
-    """The tape with one recurrent operator per layer and direction, and what joins them."""
+    """Replace recurrent operators by one per layer and direction, and what joins them."""
     replaced: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(tape.graph.nodes):
         if node.target in _SEQUENCES:
-            given: dict[str, Any] = calls.arguments(node, lambda item, _type: item)
+            args: dict[str, Any] = calls.arguments(node, lambda item, _type: item)
             with tape.graph.inserting_before(node):
-                replaced |= _Stack(tape, node, given).results()
+                replaced |= _Stack(tape, node, args).results()
     return replace(tape, updates={k: replaced.get(v, v) for k, v in tape.updates.items()})
 
 
@@ -45,50 +45,50 @@ class _Stack:
 
     tape: Tape
     node: torch.fx.Node
-    given: dict[str, Any]
+    args: dict[str, Any]
     runs: list[torch.fx.Node] = field(default_factory=list)
     last: list[list[torch.fx.Node]] = field(default_factory=list)
 
     @property
     def time(self) -> int:
         """Dimension of the steps."""
-        return 1 if self.given["batch_first"] else 0
+        return 1 if self.args["batch_first"] else 0
 
     def results(self) -> dict[torch.fx.Node, torch.fx.Node]:
         """Write the layers out; gives what takes the place of each result."""
         output = self.run()
-        made: dict[torch.fx.Node, torch.fx.Node] = {}
+        results: dict[torch.fx.Node, torch.fx.Node] = {}
         for item in list(self.node.users):
             index: Any = item.args[1]
             if index == 0:
-                made[item] = output
+                results[item] = output
             else:
                 self.pick(item, index - 1)
-                made[item] = self.joined(self.last[index - 1], 0)
-            item.replace_all_uses_with(made[item])
+                results[item] = self.joined(self.last[index - 1], 0)
+            item.replace_all_uses_with(results[item])
             self.tape.graph.erase_node(item)
         self.tape.graph.erase_node(self.node)
-        return made
+        return results
 
     def run(self) -> torch.fx.Node:
-        """The layers one after the other; gives the sequence that comes out."""
-        given, whole = self.given, self.node.meta["val"][0]
-        layers, ways = given["num_layers"], 1 + given["bidirectional"]
-        states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
+        """Write the layers out one after the other; return the sequence that comes out."""
+        args, output = self.args, self.node.meta["val"][0]
+        layers, ways = args["num_layers"], 1 + args["bidirectional"]
+        states = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
         self.last = [[] for _ in states]
-        each, size = len(given["params"]) // (layers * ways), whole.shape[-1] // ways
-        x = given["input"]
+        each, size = len(args["params"]) // (layers * ways), output.shape[-1] // ways
+        x = args["input"]
         for layer in range(layers):
             outs = []
             for way in range(ways):
                 at = layer * ways + way
-                weights = given["params"][at * each : (at + 1) * each]
-                value = whole.narrow(-1, way * size, size)
+                weights = args["params"][at * each : (at + 1) * each]
+                value = output.narrow(-1, way * size, size)
                 y = self.layer(
                     self.flipped(x, way), [self.state(s, at) for s in states], weights, value
                 )
                 outs.append(self.flipped(y, way))
-            drops = given["dropout"] and layer + 1 < layers
+            drops = args["dropout"] and layer + 1 < layers
             x = self.dropped(outs) if drops else self.joined(outs, -1)
         return x
 
@@ -99,49 +99,49 @@ class _Stack:
         weights: Sequence[torch.fx.Node],
         value: torch.Tensor,
     ) -> torch.fx.Node:
-        """One layer in one direction; notes its last states, gives its sequence."""
+        """Write one layer in one direction out; note its last states, return its sequence."""
         values = (value, *(s.meta["val"] for s in states))
         hx = list(states) if len(states) > 1 else states[0]
         changed = {"input": x, "hx": hx, "params": list(weights), "num_layers": 1, "dropout": 0.0}
-        args = tuple((self.given | changed | {"bidirectional": False}).values())
+        args = tuple((self.args | changed | {"bidirectional": False}).values())
         call = self.insert(self.node.target, args, values)
         parts = [self.insert(operator.getitem, (call, i), value) for i, value in enumerate(values)]
-        for made, part in zip([self.runs, *self.last], parts, strict=True):
-            made.append(part)
+        for group, part in zip([self.runs, *self.last], parts, strict=True):
+            group.append(part)
         return parts[0]
 
     def flipped(self, x: torch.fx.Node, backwards: int) -> torch.fx.Node:
-        """A sequence in the other direction of time."""
+        """Reverse the time of a sequence."""
         args = (x, [self.time])
         return self.insert(_ATEN.flip.default, args, x.meta["val"]) if backwards else x
 
     def joined(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
-        """What several layers or directions give, side by side."""
+        """Concatenate what several layers or directions give."""
         value = torch.cat([part.meta["val"] for part in parts], dim)
         args = (list(parts), dim)
         return self.insert(_ATEN.cat.default, args, value) if len(parts) > 1 else parts[0]
 
     def dropped(self, outs: Sequence[torch.fx.Node]) -> torch.fx.Node:
-        """Dropout between two layers, over memory with time first: torch draws in that order."""
+        """Drop out between two layers, over memory with time first: torch draws in that order."""
         x = self.joined([self.turned(out) for out in outs], -1)
-        args = (x, self.given["dropout"], self.given["train"])
+        args = (x, self.args["dropout"], self.args["train"])
         return self.turned(self.insert(_ATEN.dropout.default, args, x.meta["val"]))
 
     def turned(self, x: torch.fx.Node) -> torch.fx.Node:
-        """A sequence that has time first if it had the batch first, and the other way round."""
+        """Swap time and batch of a sequence that has the batch first."""
         value = x.meta["val"].transpose(0, 1)
-        first = self.given["batch_first"]
+        first = self.args["batch_first"]
         return self.insert(_ATEN.transpose.int, (x, 0, 1), value) if first else x
 
-    def state(self, whole: torch.fx.Node, at: int) -> torch.fx.Node:
-        """The initial state of one layer and direction; zeros share no axis with the others'."""
-        value = whole.meta["val"].narrow(0, at, 1)
-        constant = self.tape.constants.get(whole)
+    def state(self, stacked: torch.fx.Node, at: int) -> torch.fx.Node:
+        """Return the initial state of one layer; zeros share no axis with those of the others."""
+        value = stacked.meta["val"].narrow(0, at, 1)
+        constant = self.tape.constants.get(stacked)
         known = constant.value if constant is not None else None
-        if whole.target in _ZEROS or (known is not None and not tensor_of(known).any()):
+        if stacked.target in _ZEROS or (known is not None and not tensor_of(known).any()):
             shape = self.tape.sizes.shape(value, calls.where(self.node))
             return self.insert(_ATEN.zeros.default, (shape,), value, dtype=value.dtype)
-        return self.insert(_ATEN.slice.Tensor, (whole, 0, at, at + 1), value)
+        return self.insert(_ATEN.slice.Tensor, (stacked, 0, at, at + 1), value)
 
     def pick(self, item: torch.fx.Node, kind: int) -> None:
         """Let what takes one layer's last state take that alone: the hidden one is the last step.
@@ -153,6 +153,6 @@ class _Stack:
                 at: Any = user.args[2]
                 user.args = (self.last[kind][at], 0, 0) if kind else (self.runs[at], self.time, -1)
 
-    def insert(self, target: Any, args: tuple[Any, ...], value: Any, **named: Any) -> torch.fx.Node:
-        """A call at the place of the operator."""
-        return calls.insert(self.tape.graph, target, args, named, like=self.node, val=value)
+    def insert(self, target: Any, args: tuple[Any, ...], value: Any, **more: Any) -> torch.fx.Node:
+        """Insert a call in the place of the operator."""
+        return calls.insert(self.tape.graph, target, args, more, like=self.node, val=value)

@@ -18,31 +18,37 @@ from archgraph.capture.places import is_own, is_users
 _KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # past what a subclass overrides
 _MEMORY = (torch.Tensor, np.ndarray)
 _CACHE = functools._lru_cache_wrapper
-_UNNAMED = dict.fromkeys(("training", "_parameters", "_buffers", "_modules"), "")
+_PARTS = frozenset(("training", "_parameters", "_buffers", "_modules"))  # not attributes
 _CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
 
 
 @contextlib.contextmanager
 def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Take back what forward changes; gives a function that names the attributes among it.
+    """Take back what forward changes, and give a function that names the attributes among it.
 
     Attributes of every module and of the user's objects in them, what lists and dictionaries hold,
     values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
     results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
     """
-    holders, memory = _reached(model)
-    before = [(holder, label, _contents(holder)) for holder, label in holders]
-    trained = [value for value in memory if isinstance(value, torch.nn.Parameter)]
+    holders, memory = reached(model)
+    before = [(holder, path, _contents(holder)) for holder, path in holders]
+    trained = [value for value, _ in memory if isinstance(value, torch.nn.Parameter)]
     flags = [(p, p.requires_grad, p.grad) for p in trained]
-    copies = [
-        (value, _copy(value)) for value in memory if not isinstance(value, torch.nn.Parameter)
-    ]
-    devices = {t.device.index for t in memory if isinstance(t, torch.Tensor) and t.is_cuda}
+    others = (value for value, _ in memory if not isinstance(value, torch.nn.Parameter))
+    copies = [(value, _copy(value)) for value in others]
+    devices = {t.device.index for t, _ in memory if isinstance(t, torch.Tensor) and t.is_cuda}
     caches = {cache: cache.cache_info().currsize for cache in _caches()}
 
     def changed() -> list[str]:
-        names = (_changed(*item) for item in before)
-        return list(dict.fromkeys(name for some in names for name in some if name))
+        attributes = ((path, _changed(holder, old)) for holder, path, old in before)
+        return list(
+            dict.fromkeys(
+                f"{path}{key}" if path.endswith(".") else path
+                for path, keys in attributes
+                for key in keys
+                if not path.endswith(":") and key not in _PARTS
+            )
+        )
 
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     with torch.random.fork_rng(devices):
@@ -51,8 +57,8 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
-            for holder, label, contents in before:
-                if [*_changed(holder, label, contents)]:
+            for holder, _, contents in before:
+                if _changed(holder, contents):
                     _refill(holder, contents)
             for parameter, needs, gradient in flags:
                 if parameter.requires_grad != needs:
@@ -66,33 +72,42 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
                     cache.cache_clear()
 
 
-def _reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[Any]]:
-    """Containers that forward may change, each with its name, and tensors and arrays in them.
+def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
+    """Return containers that forward may change, then tensors and arrays in them, with their paths.
 
-    The name of a table of attributes is empty: its entries have names of their own.
+    A path begins with the name of the model's class. Modules, objects of the user's and containers
+    are looked into in the order in which they lie. The path of a table of attributes ends in a dot,
+    that of a module's table of parts in a colon.
     """
     holders: list[tuple[Any, str]] = []
-    memory: list[Any] = []
-    waiting: list[tuple[Any, str]] = [(module, "") for module in model.modules()]
-    seen: set[int] = set()
+    memory: list[tuple[Any, str]] = []
+    waiting: list[tuple[Any, str]] = [(model, type(model).__name__)]
+    visited: set[int] = set()
     while waiting:
-        value, label = waiting.pop()
-        if id(value) in seen:
+        value, path = waiting.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, _MEMORY):
-            memory.append(value)
-        elif isinstance(value, (*_KINDS, tuple)):
-            if not isinstance(value, tuple):
-                holders.append((value, label))
-            waiting += ((item, label) for item in _values(value))
-        elif isinstance(value, torch.nn.Module) or (
-            is_own(type(value)) and isinstance(getattr(value, "__dict__", None), dict)
-        ):
-            own, prefix = vars(value), type(value).__name__
-            holders.append((own, f"{prefix}."))
-            waiting += ((item, _UNNAMED.get(key, f"{prefix}.{key}")) for key, item in own.items())
+            memory.append((value, path))
+            continue
+        if not isinstance(value, (*_KINDS, tuple)):
+            inside = isinstance(value, torch.nn.Module) or is_own(type(value))
+            if not inside or not isinstance(getattr(value, "__dict__", None), dict):
+                continue
+            value, path = vars(value), f"{path}."
+        if not isinstance(value, tuple):
+            holders.append((value, path))
+        items = reversed(_contents(value).items())
+        waiting += [(item, _joined(path, key)) for key, item in items]
     return holders, memory
+
+
+def _joined(path: str, key: Any) -> str:
+    """The path of what a container holds; a module has its parts as attributes."""
+    if path.endswith("."):
+        return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
+    return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
 
 
 def _caches() -> set[Any]:
@@ -114,37 +129,28 @@ def _kind(container: Any) -> Any:
     return next((kind for kind in _KINDS if isinstance(container, kind)), tuple)
 
 
-def _values(container: Any) -> list[Any]:
+def _contents(container: Any) -> dict[Any, Any]:
+    """What a container holds by key or by position."""
     kind = _kind(container)
-    return list((kind.values if issubclass(kind, dict) else kind.__iter__)(container))
+    items = kind.items if issubclass(kind, dict) else kind.__iter__
+    return dict(items(container) if issubclass(kind, dict) else enumerate(items(container)))
 
 
-def _contents(container: Any) -> Any:
-    kind = _kind(container)
-    return list((kind.items if issubclass(kind, dict) else kind.__iter__)(container))
+def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
+    """The keys of what a container no longer holds, or holds besides."""
+    now, missing = _contents(container), object()
+    every = {**before, **now}
+    return [key for key in every if before.get(key, missing) is not now.get(key, missing)]
 
 
-def _changed(container: Any, label: str, before: list[Any]) -> Iterator[str]:
-    """The names of what a container no longer holds, or holds besides; empty where it has none."""
-    now, kind = _contents(container), _kind(container)
-    if issubclass(kind, dict):
-        old, new, missing = dict(before), dict(now), object()
-        for key in {**old, **new}:
-            if old.get(key, missing) is not new.get(key, missing):
-                attribute = label.endswith(".") and key not in _UNNAMED
-                yield f"{label}{key}" if attribute else label.rstrip(".") * (key not in _UNNAMED)
-    elif len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-        yield label
-
-
-def _refill(container: Any, before: list[Any]) -> None:
+def _refill(container: Any, before: dict[Any, Any]) -> None:
     kind = _kind(container)
     kind.clear(container)
     if issubclass(kind, dict):
-        for key, item in before:
+        for key, item in before.items():
             kind.__setitem__(container, key, item)
     else:
-        (kind.update if kind is set else kind.extend)(container, before)
+        (kind.update if kind is set else kind.extend)(container, before.values())
 
 
 def _copy(value: Any) -> Any:

@@ -18,7 +18,7 @@ from archgraph.ops.schema import to_value
 
 
 def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
-    """A spelt capture with forward's arguments and results as trees, and all notes about it."""
+    """Add forward's arguments and results as trees, and all notes, to a spelt capture."""
     program, notes = captured.program, [*captured.notes, *spelt.notes]
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
     users: list[Value] = [
@@ -31,10 +31,10 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode
     args, kwargs = pytree.tree_unflatten(users, spec.in_spec)
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs)
-    given = signature.bind(*captured.args, **captured.kwargs)
+    examples = signature.bind(*captured.args, **captured.kwargs)
     result: list[tuple[str, Value]] = []
     for key, value in bound.arguments.items():
-        parameter, example = signature.parameters[key], given.arguments[key]
+        parameter, example = signature.parameters[key], examples.arguments[key]
         fixed = [
             x
             for x in pytree.tree_leaves(example)
@@ -66,7 +66,7 @@ def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
 
 
 def arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """What a model is called with, under the names that a graph's inputs have."""
+    """Return what a model is called with, under the names that a graph's inputs have."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs).arguments
     return dict(pair for k, v in bound.items() for pair in _spread(signature, k, v))
@@ -89,7 +89,7 @@ def _spread(signature: inspect.Signature, key: str, value: Any) -> list[tuple[st
 
 
 def tree(value: Any) -> Value:
-    """A Python structure of values: dicts become records, lists tuples."""
+    """Convert a Python structure of values: dicts become records, lists tuples."""
     if isinstance(value, (Ref, Leaf, Mode)) or value is None:
         return value
     if isinstance(value, Mapping):

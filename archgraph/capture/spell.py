@@ -17,7 +17,7 @@ import torch
 
 from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad, users_line
-from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Note, Tape
+from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -40,7 +40,7 @@ class OneMode:
 
 
 def spell(tape: Tape) -> OneMode:
-    """The nodes of a functional tape; its results are a plain tuple, its arguments not named yet.
+    """Spell the nodes of a functional tape; results are a plain tuple, arguments not named yet.
 
     Raises:
         TraceError: For an operator, a size or a number that a graph cannot express.
@@ -83,7 +83,7 @@ class _Spelling:
             self.known[node] = self.call(node)
 
     def source(self, node: torch.fx.Node) -> None:
-        """An input becomes a node; a parameter, buffer or constant a leaf."""
+        """Make an input a node; a parameter, buffer or constant a leaf."""
         val = calls.tensor(node)
         if node in self.tape.inputs:
             assert val is not None
@@ -102,46 +102,46 @@ class _Spelling:
             self.known[node] = Leaf(param.name)
 
     def call(self, node: torch.fx.Node) -> Value:
-        """An operator; gives its result, which may be its argument."""
+        """Spell an operator; return its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
         try:
-            given = calls.arguments(node, self.value)
+            arguments = calls.arguments(node, self.value)
         except GraphError as error:
             raise error.within(calls.where(node), kind=TraceError) from error
         op = calls.operator_name(node.target)
         if IMPLIED in node.meta:
-            return self.detach(given["self"], node)
+            return self.detach(arguments["self"], node)
         if LITERAL not in node.meta:
-            op, given = calls.canonical(node, given, self.tape.sizes)
-            if op == "" or calls.is_identity(op, given, node):
-                return next(iter(given.values()))
+            op, arguments = calls.canonical(node, arguments, self.tape.sizes)
+            if op == "" or calls.is_identity(op, arguments, node):
+                return next(iter(arguments.values()))
         row = table.row(op)
-        if row.training_flag is not None and given.get(row.training_flag) is True:
+        if row.training_flag is not None and arguments.get(row.training_flag) is True:
             for name in row.statistics:  # what a norm made inside forward has counted is not used
-                if given.get(name) in self.constants:
-                    given[name] = None
-        made = self.emit(node, op, given)
+                if arguments.get(name) in self.constants:
+                    arguments[name] = None
+        ref = self.emit(node, op, arguments)
         if INSERTED in node.meta or not calls.region(node).grad:
-            return made
+            return ref
         if under_no_grad(node.meta.get("stack_trace")):
-            return self.detach(made, node)  # export leaves out regions inside other regions
-        return made
+            return self.detach(ref, node)  # export leaves out regions inside other regions
+        return ref
 
     def detach(self, value: Value, node: torch.fx.Node) -> Value:
-        """A value that no gradient passes through."""
+        """Detach a value."""
         val = calls.tensor(node)
         if val is None or not val.dtype.is_floating_point:
             return value
         if not isinstance(value, Ref) or value in self.detached:
             return value
-        made = self.emit(node, "aten.detach", {"self": value})
-        self.detached.add(made)
-        return made
+        ref = self.emit(node, "aten.detach", {"self": value})
+        self.detached.add(ref)
+        return ref
 
     # -- values -----------------------------------------------------------------------------
 
     def value(self, item: Any, type_: str = "") -> Value:
-        """An argument of a call as a value of the graph."""
+        """Convert an argument of a call to a value of the graph."""
         if isinstance(item, torch.fx.Node):
             return self.known[item] if item in self.known else self.number(item)
         if isinstance(item, (list, tuple)):
@@ -155,13 +155,13 @@ class _Spelling:
         return to_value(item, type_)
 
     def number(self, node: torch.fx.Node) -> Value:
-        """A number that the capture computed."""
+        """Return a number that the capture computed."""
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             return self.tape.sizes.size(val, calls.where(node))
         if isinstance(val, (float, bool)):
             return val
-        raise TraceError(
+        raise Inexpressible(
             "a number depends on the values of a tensor",
             where=calls.where(node),
             found=str(node.target),
@@ -170,16 +170,16 @@ class _Spelling:
 
     # -- nodes ------------------------------------------------------------------------------
 
-    def emit(self, node: torch.fx.Node, op: str, given: dict[str, Value]) -> Ref:
+    def emit(self, node: torch.fx.Node, op: str, arguments: dict[str, Value]) -> Ref:
         """Append an operator; its type is that of the call's result."""
-        place, val, sizes = calls.where(node), node.meta["val"], self.tape.sizes
+        line, val, sizes = calls.where(node), node.meta["val"], self.tape.sizes
         try:
-            args = canonical_args(op, given)
+            args = canonical_args(op, arguments)
         except GraphError as error:
-            raise TraceError(str(error), where=place) from error
+            raise TraceError(str(error), where=line) from error
         if isinstance(val, torch.Tensor):
-            return self.append(node, op, args, sizes.type(val, place))
-        type_: ResultType = tuple(sizes.type(v, place) for v in val if v is not None)
+            return self.append(node, op, args, sizes.type(val, line))
+        type_: ResultType = tuple(sizes.type(v, line) for v in val if v is not None)
         call = Node(node.name, op, args)
         results = {name: self.nodes[name].type for name in call.uses()}
         leaves = {name: self.types[Leaf(name)] for name in call.leaves()}
@@ -202,13 +202,13 @@ class _Spelling:
         name = f"{node.name}~detached" if node.name in self.nodes else node.name
         modules = list((node.meta.get("nn_module_stack") or {}).values())
         path = str(modules[-1][0]) if modules and scope is None else scope or ""
-        place = users_line(node.meta.get("stack_trace"))
-        source = f"{Path(place[0]).name}:{place[1]}" if place else ""
+        line = users_line(node.meta.get("stack_trace"))
+        source = f"{Path(line[0]).name}:{line[1]}" if line else ""
         self.nodes[name] = Node(name, op, args, type_, path, source)
         return Ref(name)
 
     def type_of(self, value: Value) -> ResultType | None:
-        """Type of a value that is a tensor."""
+        """Return the type of a value that is a tensor."""
         if isinstance(value, Ref):
             return self.nodes[value.name].type
         return self.types.get(value) if isinstance(value, Leaf) else None
@@ -216,7 +216,7 @@ class _Spelling:
     def check_dtypes(
         self, node: torch.fx.Node, op: str, args: tuple[tuple[str, Value], ...]
     ) -> None:
-        """Products of different dtypes run on a capture's stand-in tensors, but nowhere else."""
+        """Refuse products of different dtypes, which run on a capture's stand-in tensors alone."""
         factors = [(k, self.type_of(v)) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
         dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
         if len(set(dtypes.values())) > 1:

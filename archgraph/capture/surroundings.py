@@ -36,9 +36,9 @@ _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dty
 
 @contextlib.contextmanager
 def spelt_forward(
-    model: torch.nn.Module, named: Mapping[str, Any], register: bool = False
+    model: torch.nn.Module, keywords: Mapping[str, Any], register: bool = False
 ) -> Iterator[None]:
-    """A forward whose ``**kwargs`` are spelt out, and whose dataclasses pytrees can look into."""
+    """Spell out ``**kwargs`` of forward, and let pytrees look into its dataclasses."""
     forward = model.forward
     signature = inspect.signature(forward)
     kinds = {p.name: p.kind for p in signature.parameters.values()}
@@ -56,18 +56,18 @@ def spelt_forward(
 
     parameters = [p for p in signature.parameters.values() if p.name != rest]
     parameters += [
-        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in named if k not in kinds
+        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in keywords if k not in kinds
     ]
     spelt_out.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # export reads it
-    own = vars(model).get("forward")
+    original = vars(model).get("forward")
     model.forward = spelt_out
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             del model.forward
         else:
-            model.forward = own
+            model.forward = original
 
 
 @contextlib.contextmanager
@@ -79,13 +79,13 @@ def reachable(model: torch.nn.Module) -> Iterator[None]:
         for name, part in (module._modules | module._parameters | module._buffers).items()
         if name not in vars(module) and hasattr(type(module), name)
     ]
-    for own, name, part in hidden:
-        own[name] = part
+    for attributes, name, part in hidden:
+        attributes[name] = part
     try:
         yield
     finally:
-        for own, name, _ in hidden:
-            own.pop(name, None)
+        for attributes, name, _ in hidden:
+            attributes.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Nothing of the caller's surroundings: they apply to the built module as to the original."""
+    """Switch off the caller's surroundings: they apply to the built module as to the original."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -119,7 +119,7 @@ def neutral() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection of cycles: a capture makes millions of objects, and the heap stays in use."""
+    """Suspend the collection of cycles: a capture makes millions of objects that stay in use."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -130,7 +130,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched(notes: list[Note], asked: set[str], place: str) -> Iterator[None]:
+def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
     """Note what an exported program cannot show, and keep places inside helper functions.
 
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
@@ -150,7 +150,7 @@ def watched(notes: list[Note], asked: set[str], place: str) -> Iterator[None]:
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
         *((torch, name, _noting(getattr(torch, name), asked)) for name in _AUTOCAST),
     )
-    with _replaced(replaced), _drawing(notes, place):
+    with _replaced(replaced), _drawing(notes, where):
         yield
 
 
@@ -179,21 +179,21 @@ class _Functions:
         self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
     def begin(self, setup: Any) -> bool:
-        """What ``Function.apply`` asks first, to whatever name it was bound."""
+        """Note that ``Function.apply`` begins: this is its first call, under any name."""
         frame = sys._getframe(1)
         if frame.f_code is self._apply:
             self._graded[frame] = torch.is_grad_enabled()
         return self._defined(setup)
 
     def graded(self) -> bool:
-        """Whether gradients are recorded here, or around the function that is running."""
+        """Return whether gradients are recorded here, or around the function that is running."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame not in self._graded:
             frame = frame.f_back
         return torch.is_grad_enabled() or (frame is not None and self._graded[frame])
 
     def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
-        """Instead of a tracer's filter: the user's frames, and whether gradients are recorded."""
+        """Filter a tracer's frames: the user's own, and whether gradients are recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
         marks = [] if self.graded() else [NO_GRAD]
         return traceback.StackSummary.from_list(
@@ -242,7 +242,7 @@ def _leave_inference(self: Any, *_: Any) -> None:
 
 
 @contextlib.contextmanager
-def _drawing(notes: list[Note], place: str) -> Iterator[None]:
+def _drawing(notes: list[Note], where: str) -> Iterator[None]:
     """Note what forward does to random numbers outside a graph."""
     drawn = torch.get_rng_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
@@ -251,7 +251,7 @@ def _drawing(notes: list[Note], place: str) -> Iterator[None]:
         notes.append(
             TraceError(
                 "forward seeds torch's random numbers, and a graph does not",
-                where=place,
+                where=where,
                 hint="seed them before the call",
             )
         )
@@ -261,7 +261,7 @@ def _drawing(notes: list[Note], place: str) -> Iterator[None]:
             TraceError(
                 "forward draws from Python's random numbers: what it drew while it was traced "
                 "is fixed in the graph",
-                where=place,
+                where=where,
                 hint="draw with torch instead",
             )
         )

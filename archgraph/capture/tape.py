@@ -18,9 +18,14 @@ import torch
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Param, Size, TensorType
 
-# What a graph does otherwise than its model: where gradients or later calls differ, an error, which
-# ``trace(..., strict=True)`` raises.
+# What a graph does otherwise than its model: an error where results, gradients or training steps
+# differ, which ``trace(..., strict=True)`` raises.
 Note: TypeAlias = str | TraceError
+
+
+class Inexpressible(TraceError):
+    """A graph has no form for what forward does here; another way to compute it may have one."""
+
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
 REGION = "archgraph_region"  # Region: the switches that a call runs under
@@ -47,7 +52,7 @@ class View:
 
     parent: torch.fx.Node
     call: torch.fx.Node | None = None  # none: the result is the parent itself
-    place: int = 0  # of the parent among the arguments
+    position: int = 0  # of the parent among the arguments
     index: int = 0  # of the result among several
 
 
@@ -84,7 +89,7 @@ class CapturedSizes:
     _known: dict[Any, Size] = field(default_factory=dict, repr=False, compare=False)
 
     def size(self, size: Any, where: str = "") -> Size:
-        """One size.
+        """Convert one size.
 
         Raises:
             TraceError: If it is not a number or a multiple of the batch size.
@@ -101,7 +106,7 @@ class CapturedSizes:
         if not symbols:
             return int(expr)
         if not symbols <= {self.batch}:
-            raise TraceError(
+            raise Inexpressible(
                 "a size depends on the values of a tensor",
                 where=where or None,
                 found=str(expr),
@@ -110,8 +115,8 @@ class CapturedSizes:
             )
         factor, rest = expr.as_coeff_Mul()
         powers = rest.as_powers_dict()
-        whole = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
-        if whole and factor.is_Integer:
+        integral = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
+        if integral and factor.is_Integer:
             return Batch(int(factor), int(sum(powers.values())))
         raise TraceError(
             "a size depends on the batch size in a way that a graph cannot express",

@@ -47,6 +47,7 @@ from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
+from archgraph.hints import listed
 from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
@@ -69,10 +70,10 @@ class Traced:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The graph's notes, one sentence each, with its place; ``repr`` shows them.
+        """Notes of the graph, one sentence each; ``repr`` shows them.
 
-        What only one mode does, what was fixed while tracing, what the graph does otherwise than
-        the model.
+        They say what only one mode does, what tracing fixed (such as the size of a batch), and
+        where the graph differs from the model.
         """
         return self.graph.notes
 
@@ -99,24 +100,29 @@ def trace(
 ) -> Traced:
     """Capture a model as a graph and a state; unpacks as ``graph, state``.
 
+    The graph keeps every size of the example except the batch. Afterwards the model is as it was:
+    weights, buffers, gradients, attributes, mode and random numbers.
+
     Args:
-        model: Any module that ``torch.export`` can capture; it is not changed.
-        *args: Example inputs in forward's order; tensors have the batch as axis 0. One example
-            is enough: it is repeated, since a batch of one cannot be told from a constant. (A
-            forward that treats a batch of one otherwise is captured as it is for larger ones.)
-        train: Capture train mode too (dropout, batch statistics, auxiliary outputs); without it
-            the flags of norms and dropouts follow ``.train()`` and nothing else does.
-        strict: Refuse what would make results, gradients or training steps differ from the
-            model's (hooks on gradients, memory that two leaves share, attributes that the next
-            call reads); without it each is a note, and a warning.
-        verify: Run the model beside the built module: twice in eval mode, twice in training with
-            backward. Results, gradients and buffers must be equal. Left out, with a note, where
-            the model has no memory or there is not enough for it.
-        name: Label of the graph; default: the class name.
+        model: Any module that ``torch.export`` can capture.
+        *args: Example inputs, one argument each, in the order of ``forward``. Dimension 0 of a
+            tensor is the batch. A batch of one is enough. (If ``forward`` branches on a batch of
+            one, the graph computes what the model computes for larger batches.)
+        train: Capture the train mode as well (dropout, batch statistics, auxiliary outputs). If
+            False, only norms and dropouts of the built module follow ``.train()``.
+        strict: Refuse a model whose graph would give other results, gradients or training steps:
+            because of hooks on gradients, memory that two parameters share, attributes that the
+            next call reads, or whatever ``verify`` finds. If False, warn instead and add a note.
+        verify: Run the model and the built module side by side, two calls in eval mode and two in
+            train mode with backward, and compare outputs, gradients and buffers. Skipped, with a
+            note, for a model on the meta device or if memory is short. What only shows at a later
+            call, or for other values, is not detected.
+        name: Label of the graph. Default: the name of the model's class.
         **kwargs: Example inputs by name.
 
     Raises:
-        TraceError: If the model cannot be captured; says where and what to do.
+        TraceError: If the model cannot be captured, or its graph would differ from it; says where
+            and what to do.
 
     Example:
         >>> import torch
@@ -124,7 +130,8 @@ def trace(
         >>> print(graph.nodes[-1])
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
     """
-    _ready(model, args, kwargs)
+    with _explaining_tuples(args):
+        _ready(model, args, kwargs)
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     differences = [*seen]
     unlike = _said(differences, strict)
@@ -177,8 +184,9 @@ def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
     try:
         yield
     except TraceError as error:
-        if len(args) == 1 and type(args[0]) is tuple:
-            error.hint = "give the inputs one by one, ag.trace(model, x, y), not in a tuple"
+        single = args[0] if len(args) == 1 and type(args[0]) in (tuple, list) else ()
+        if any(isinstance(value, torch.Tensor) for value in single):
+            error.hint = "pass the inputs one by one, ag.trace(model, x, y), not in a tuple"
         raise
 
 
@@ -327,10 +335,9 @@ def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) 
     paths = [path for path, _ in flags if path]
     if paths:
         mode, other = ("train", "eval") if model.training else ("eval", "train")
-        listed = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
         yield (
-            f"{listed}: in {other} mode while the model is in {mode} mode; the built module starts "
-            "with these flags, and .train() and .eval() set all of them, as on the model"
+            f"{listed(paths)}: in {other} mode while the model is in {mode} mode; the built module "
+            "starts with these flags, and .train() and .eval() set all of them, as on the model"
         )
 
 

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 
 from archgraph.capture.places import is_users, place
+from archgraph.capture.restored import reached
 from archgraph.errors import TraceError
+from archgraph.hints import listed
 
 
 def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
-    """State that is not a tensor, which the graph of a module would lose."""
+    """Yield an error for state that is not a tensor, which the graph of a module would lose."""
     for path, module in model.named_modules():
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             yield TraceError(
@@ -28,15 +30,15 @@ def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
 
 
 def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
-    """Entries of a model's ``state_dict`` that are not its own tensors, and those that it lacks."""
-    own = dict(_persistent(model))
+    """Yield an error for entries of a model's ``state_dict`` that are missing or other tensors."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    leaves = parameters | dict(model.named_buffers(remove_duplicate=False))
     state = model.state_dict(keep_vars=True)
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     hooks = [hook for m in model.modules() for hook in m._state_dict_hooks.values()]
     listed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    hidden = {key for key, tensor in own.items() if id(tensor) not in listed}
-    for key in dict.fromkeys((*own, *tensors)):
-        if own.get(key) is not tensors.get(key) or key in hidden:
+    for key in dict.fromkeys((*parameters, *tensors)):
+        if leaves.get(key) is not tensors.get(key) or id(leaves[key]) not in listed:
             yield TraceError(
                 "is not in the model's state_dict and its parameters() or buffers(), or is another "
                 "tensor there",
@@ -46,17 +48,8 @@ def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
             )
 
 
-def _persistent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What ``state_dict`` holds unless someone changes that."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        for name, tensor in (module._parameters | module._buffers).items():
-            if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield prefix + name, tensor
-
-
 def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
-    """Leaves of a class that computes in a way of its own: a graph's leaves are plain tensors."""
+    """Yield an error for leaves that compute in a way of their own; a graph's are plain tensors."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         for method in ("__torch_function__", "__torch_dispatch__"):
             work = getattr(getattr(type(tensor), method, None), "__func__", None)
@@ -73,14 +66,16 @@ def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
 def shared(
     model: torch.nn.Module, constants: Mapping[str, torch.Tensor], written: Collection[str]
 ) -> Iterator[TraceError]:
-    """Tensors that share memory with one that changes, or a gradient, without being one tensor.
+    """Yield an error for tensors that share memory, or a gradient, with a leaf that changes.
+
+    Names of one tensor are one leaf, and no error.
 
     ``constants`` are what forward uses beside its leaves, ``written`` the buffers that it changes.
     """
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    own = itertools.chain(model.named_parameters(), model.named_buffers())
-    for name, tensor in itertools.chain(own, constants.items()):
-        found.setdefault(id(tensor), (name, tensor))
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    leaves = itertools.chain(model.named_parameters(), model.named_buffers())
+    for name, tensor in itertools.chain(leaves, constants.items()):
+        tensors.setdefault(id(tensor), (name, tensor))
     for name, tensor in constants.items():
         if tensor.grad_fn is not None:
             yield TraceError(
@@ -88,7 +83,7 @@ def shared(
                 where=name,
                 hint="compute it in forward",
             )
-    for pair in overlapping(found.values()):
+    for pair in overlapping(tensors.values()):
         if any(tensor.requires_grad or name in written for name, tensor in pair):
             (first, _), (second, _) = sorted(pair, key=lambda item: item[0] in constants)
             yield TraceError(
@@ -100,59 +95,30 @@ def shared(
 
 
 def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """A note of what would be trained, were it registered: weights of layers in plain containers.
+    """Yield a note on weights that are not registered: those of layers in plain containers.
 
     ``constants`` are what forward uses beside the model's leaves, as views without gradients.
     """
     used = {_span(tensor) for tensor in constants.values() if _dense(tensor)}
-    elsewhere = ((name, tensor) for name, tensor in _kept_elsewhere(model) if _dense(tensor))
-    names = [name for name, tensor in elsewhere if _span(tensor) in used]
+    registered = {id(parameter) for parameter in model.parameters()}
+    names = [
+        path.partition(".")[2]  # without the class of the model
+        for tensor, path in reached(model)[1]
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf
+        if id(tensor) not in registered and _dense(tensor) and _span(tensor) in used
+    ]
     if names:
-        more = f", {len(names) - 4} more" if len(names) > 4 else ""
         yield (
-            f"{', '.join(names[:4])}{more}: constants of the graph, not trained and not in the "
+            f"{listed(names, 4)}: constants of the graph, not trained and not in the "
             "state: the module does not register them (they are in a plain list, tuple or dict; "
             "nn.ModuleList, nn.ModuleDict and nn.ParameterList register theirs)"
         )
 
 
-def _kept_elsewhere(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters that modules hold without registering them, by attribute path."""
-    seen = {id(one) for one in (*model.modules(), *model.parameters())}
-    plain = vars(torch.nn.Module()).keys()
-
-    def inside(path: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-        if not isinstance(value, torch.nn.Module | torch.Tensor | dict | list | tuple | set):
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad and value.is_leaf:
-                yield path, value
-        elif isinstance(value, torch.nn.Module):
-            for name, tensor in value.named_parameters(path):
-                yield from inside(name, tensor)
-            for name, module in value.named_modules(prefix=path):
-                yield from attributes(name, module)
-        else:
-            items = dict.items(value) if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                yield from inside(f"{path}[{key!r}]", item)
-
-    def attributes(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, value in vars(module).items():
-            if name not in plain:
-                yield from inside(f"{path}.{name}" if path else name, value)
-
-    for path, module in model.named_modules():
-        yield from attributes(path, module)
-
-
 def overlapping(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:
-    """Pairs of named tensors that have an element in common.
+    """Yield pairs of named tensors that have an element in common.
 
     Memory is compared element by element: the weights of a recurrent layer may lie in one
     allocation side by side, even interleaved, and have nothing in common.
@@ -200,7 +166,6 @@ def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
     """Positions of a tensor's elements, counted from its first one."""
-    positions = torch.zeros((), dtype=torch.int64)
-    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        positions = positions[..., None] + torch.arange(size) * step
-    return positions.flatten()
+    _, start, end = _span(tensor)
+    positions = torch.arange((end - start) // tensor.element_size())
+    return positions.as_strided(tensor.shape, tensor.stride()).flatten()

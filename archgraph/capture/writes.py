@@ -18,7 +18,17 @@ from typing import Any
 import torch
 
 from archgraph.capture import calls
-from archgraph.capture.tape import FOLDED, IMPLIED, INSERTED, LITERAL, REGION, Region, Tape, View
+from archgraph.capture.tape import (
+    FOLDED,
+    IMPLIED,
+    INSERTED,
+    LITERAL,
+    REGION,
+    Inexpressible,
+    Region,
+    Tape,
+    View,
+)
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
@@ -29,7 +39,7 @@ _WHOLE, _PART = Ref("whole"), Ref("part")
 
 
 def functional(tape: Tape, parameters: frozenset[str]) -> Tape:
-    """A folded tape without in-place operators; forward must not write to ``parameters``.
+    """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
 
     Raises:
         TraceError: For a write that cannot be expressed, or to a parameter.
@@ -63,7 +73,7 @@ class _Writing:
     start: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)  # what sources became
     now: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
     count: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
-    seen: dict[torch.fx.Node, int] = field(default_factory=dict)
+    current_at: dict[torch.fx.Node, int] = field(default_factory=dict)
     region: Region = field(default_factory=Region)  # of the current call
     updates: dict[str, torch.fx.Node] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -82,7 +92,7 @@ class _Writing:
             if calls.tensor(node) is not None:  # one result of several
                 self.hold(node, self.copy(node))
         elif node.target.namespace != "aten":  # type: ignore[union-attr]  # an operator
-            raise TraceError(
+            raise Inexpressible(
                 "operator outside ATen",
                 where=calls.where(node),
                 found=str(node.target),
@@ -94,7 +104,7 @@ class _Writing:
             self.hold(node, self.copy(node))
 
     def copy(self, node: torch.fx.Node) -> torch.fx.Node:
-        """A node that changes nothing, with its arguments as they are now."""
+        """Copy a node that changes nothing, with its arguments as they are now."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
         new = self.graph.create_node(node.op, _pure(node.target), args, kwargs, node.name)
         new.meta = node.meta.copy()
@@ -103,13 +113,13 @@ class _Writing:
     def hold(self, node: torch.fx.Node, value: torch.fx.Node) -> None:
         """Say what a result is, as of now."""
         self.now[node] = value
-        self.seen[node] = self.count[calls.memory(node)]
+        self.current_at[node] = self.count[calls.memory(node)]
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What a result is after all writes to the memory that it lives in; sizes stay."""
+        """Return what a result is after all writes to its memory; sizes stay."""
         if node not in self.now:
             return node
-        if self.seen[node] == self.count[calls.memory(node)]:
+        if self.current_at[node] == self.count[calls.memory(node)]:
             return self.now[node]
         view = self.tape.views.get(node)
         if view is None:
@@ -119,19 +129,19 @@ class _Writing:
                 found=f"{node.name}, which shares memory with what was written",
                 hint="write x = x + y instead of x += y",
             )
-        whole = self.current(view.parent)
-        self.hold(node, whole if view.call is None else self.take(view, view.call, whole))
+        source = self.current(view.parent)
+        self.hold(node, source if view.call is None else self.take(view, view.call, source))
         return self.now[node]
 
-    def take(self, view: View, call: torch.fx.Node, whole: torch.fx.Node) -> torch.fx.Node:
-        """The view of what its source is now."""
-        place = view.place
+    def take(self, view: View, call: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node:
+        """Take the view of what its source is now."""
+        position = view.position
         before, after = torch.fx.node.map_arg(
-            (call.args[:place], call.args[place + 1 :]), self.current
+            (call.args[:position], call.args[position + 1 :]), self.current
         )
         kwargs = torch.fx.node.map_arg(dict(call.kwargs), self.current)
         target = _pure(call.target)
-        new = self.graph.create_node("call_function", target, (*before, whole, *after), kwargs)
+        new = self.graph.create_node("call_function", target, (*before, source, *after), kwargs)
         flags = {INSERTED: True, REGION: self.region}
         new.meta = {k: v for k, v in call.meta.items() if k != FOLDED} | flags
         if calls.tensor(call) is not None:
@@ -143,19 +153,19 @@ class _Writing:
     # -- writing ----------------------------------------------------------------------------
 
     def write(self, node: torch.fx.Node) -> None:
-        """An in-place operator becomes a functional one; later uses of its memory follow it."""
-        target, place, goal = node.target, calls.where(node), calls.written(node)
+        """Make an in-place operator a functional one; later uses of its memory follow it."""
+        target, line, goal = node.target, calls.where(node), calls.written(node)
         assert isinstance(target, torch._ops.OpOverload)
         if goal is None:
             raise TraceError(
-                "an operator changes several tensors in place", where=place, found=str(target)
+                "an operator changes several tensors in place", where=line, found=str(target)
             )
         val = goal.meta["val"]
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
         op = _functional(target)
         if op is None:
             raise TraceError(
-                "in-place operator without a functional form", where=place, found=str(target)
+                "in-place operator without a functional form", where=line, found=str(target)
             )
         if op == "aten.copy":
             assert isinstance(args[1], torch.fx.Node)
@@ -175,7 +185,7 @@ class _Writing:
     def call(
         self, overload: torch._ops.OpOverload, args: Any, kwargs: Any, node: torch.fx.Node
     ) -> torch.fx.Node:
-        """A call that is made in the place of another one, with its stand-in result."""
+        """Insert a call in the place of another one, with its stand-in result."""
         values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with torch.no_grad():
             val = overload(*values[0], **values[1])
@@ -184,9 +194,9 @@ class _Writing:
     def expanded(
         self, source: torch.fx.Node, goal: torch.Tensor, node: torch.fx.Node
     ) -> torch.fx.Node:
-        """What ``copy_`` writes, in the shape of the memory that it is written to."""
-        sizes, place = self.tape.sizes, calls.where(node)
-        if sizes.shape(source.meta["val"], place) == sizes.shape(goal, place):
+        """Expand what ``copy_`` writes to the shape of the memory that it is written to."""
+        sizes, line = self.tape.sizes, calls.where(node)
+        if sizes.shape(source.meta["val"], line) == sizes.shape(goal, line):
             return source
         with warnings.catch_warnings():  # torch warns of the batch's symbol among the sizes
             warnings.simplefilter("ignore")
@@ -194,26 +204,24 @@ class _Writing:
 
     def assign(self, goal: torch.fx.Node, new: torch.fx.Node, node: torch.fx.Node) -> None:
         """Let everything that shares memory with ``goal`` follow, after that became ``new``."""
-        views, place = self.tape.views, calls.where(node)
-        path = [goal]
-        while path[-1] in views:
-            path.append(views[path[-1]].parent)
+        views, line = self.tape.views, calls.where(node)
+        path = calls.path(goal, views)
         root = path[-1]
         leaf = self.tape.leaves.get(root)
         if leaf is not None and leaf in self.parameters:
             raise TraceError(
                 "forward writes to a parameter",
-                where=place,
+                where=line,
                 found=leaf,
                 hint="make it a buffer, or compute the changed value anew in forward",
             )
         if root in self.tape.inputs:
             self.notes[
-                f"forward changes its argument {self.tape.inputs[root]} in place ({place}); the "
+                f"forward changes its argument {self.tape.inputs[root]} in place ({line}); the "
                 "graph computes the same and leaves the argument alone"
             ] = None
         elif not self.region.grad and self.differentiable(self.current(root)):
-            text = f"what is written under no_grad lets no gradient through ({place})"
+            text = f"what is written under no_grad lets no gradient through ({line})"
             self.notes[text] = None
         before = {n: self.current(n) for n in path}
         after = [(goal, new)]
@@ -227,52 +235,52 @@ class _Writing:
             self.updates[leaf] = new
 
     def put(
-        self, view: View, whole: torch.fx.Node, part: torch.fx.Node, node: torch.fx.Node
+        self, view: View, source: torch.fx.Node, part: torch.fx.Node, node: torch.fx.Node
     ) -> torch.fx.Node:
-        """What a tensor is after its view became ``part``."""
-        call, sizes, place = view.call, self.tape.sizes, calls.where(node)
+        """Return what a tensor is after its view became ``part``."""
+        call, sizes, line = view.call, self.tape.sizes, calls.where(node)
         if call is None:
             return part
 
         def read(item: Any, type_: str) -> Value:
             if isinstance(item, torch.fx.Node) and calls.tensor(item) is None:
-                return sizes.size(item.meta["val"], place)
+                return sizes.size(item.meta["val"], line)
             if isinstance(item, (list, tuple)):
                 return tuple(read(i, type_) for i in item)
             return _WHOLE if isinstance(item, torch.fx.Node) else to_value(item, type_)
 
-        op, given = calls.canonical(call, calls.arguments(call, read), sizes)
-        if calls.is_identity(op, given, call):
+        op, args = calls.canonical(call, calls.arguments(call, read), sizes)
+        if calls.is_identity(op, args, call):
             return part
-        if op == "aten.detach" and not self.differentiable(whole):
+        if op == "aten.detach" and not self.differentiable(source):
             return part
-        held = view.parent.meta["val"]
-        shape = sizes.shape(held, place)
+        value = view.parent.meta["val"]
+        shape = sizes.shape(value, line)
         inverse = table.call_row(op).overwritten
-        made = inverse and inverse(ViewWrite(op, given, _WHOLE, _PART, shape, view.index))
-        if made is None:
+        rewritten = inverse and inverse(ViewWrite(op, args, _WHOLE, _PART, shape, view.index))
+        if rewritten is None:
             raise TraceError(
                 "writes in place through a view that cannot be written back",
-                where=place,
+                where=line,
                 found=f"{op} of {view.parent.name}",
                 hint="write x = x + y instead of x += y on the view",
             )
-        pairs = held.is_complex() and table.row(made[0]).real
+        pairs = value.is_complex() and table.row(rewritten[0]).real
         if pairs:  # written as pairs of real numbers, through which gradients pass
-            dim = made[1]["dim"]
+            dim = rewritten[1]["dim"]
             assert isinstance(dim, int)
-            made[1]["dim"] = dim + held.dim() if dim < 0 else dim
-            whole, part = self.paired(whole, node), self.paired(part, node)
-            held = whole.meta["val"]
-        stand_for = {_WHOLE: whole, _PART: part}
-        kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in made[1].items()}
-        overload = schema(made[0]).overload
-        new = calls.insert(self.graph, overload, (), kwargs, like=node, val=held)
+            rewritten[1]["dim"] = dim + value.dim() if dim < 0 else dim
+            source, part = self.paired(source, node), self.paired(part, node)
+            value = source.meta["val"]
+        stand_for = {_WHOLE: source, _PART: part}
+        kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in rewritten[1].items()}
+        overload = schema(rewritten[0]).overload
+        new = calls.insert(self.graph, overload, (), kwargs, like=node, val=value)
         new.meta[LITERAL] = True
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
 
     def paired(self, value: torch.fx.Node, node: torch.fx.Node) -> torch.fx.Node:
-        """Complex numbers as pairs of real ones; real numbers as they are."""
+        """View complex numbers as pairs of real ones; real numbers stay as they are."""
         if not value.meta["val"].is_complex():
             return value
         if value.meta["val"].is_conj():
@@ -280,15 +288,15 @@ class _Writing:
         return self.call(_AS_REAL, (value,), {}, node)
 
     def differentiable(self, value: torch.fx.Node) -> bool:
-        """Whether a gradient can pass through a value."""
+        """Return whether a gradient can pass through a value."""
         leaves = {self.start[n]: name for n, name in self.tape.leaves.items() if n in self.start}
-        pending, seen = [value], set()
+        pending, visited = [value], set()
         while pending:
             item = pending.pop()
             val = calls.tensor(item)
-            if item in seen or not calls.region(item).grad:
+            if item in visited or not calls.region(item).grad:
                 continue
-            seen.add(item)
+            visited.add(item)
             if val is not None and not val.dtype.is_floating_point:
                 continue
             if item.op == "placeholder":
@@ -337,12 +345,12 @@ def _arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an in-place call for its functional form, which may order or name others."""
     formal = target._schema.arguments
-    given = {a.name: a.default_value for a in formal if a.has_default_value()}
-    given |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs
-    names = [name for name in _formal(target) if name in given]
+    by_name = {a.name: a.default_value for a in formal if a.has_default_value()}
+    by_name |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs
+    names = [name for name in _formal(target) if name in by_name]
     if set(names) <= functional.by_name.keys():
-        return functional.call_args({name: given[name] for name in names})
+        return functional.call_args({name: by_name[name] for name in names})
     others = [a.name for a in functional.args]  # dropout_(self, …) is dropout(input, …)
     return functional.call_args(
-        {other: given[name] for other, name in zip(others, names, strict=False)}
+        {other: by_name[name] for other, name in zip(others, names, strict=False)}
     )

@@ -50,8 +50,8 @@ def trace(
     strict: Annotated[
         bool,
         typer.Option(
-            help="Refuse a module whose gradients, training or later calls the graph would not "
-            "follow; --no-strict notes the difference instead."
+            help="Refuse a module whose results, gradients or training steps the graph would not "
+            "have; --no-strict notes the difference instead."
         ),
     ] = True,
     output: OutputFile = None,

@@ -25,7 +25,7 @@ from archgraph.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decod
 from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
 from archgraph.data.values import Dataset, InputKind
 from archgraph.errors import DataError
-from archgraph.hints import unknown
+from archgraph.hints import listed, unknown
 from archgraph.language.data import HuggingFaceData
 
 WHERE = "data.huggingface"
@@ -165,8 +165,8 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
                 raise DataError(
                     "splits have other names of classes, or another order",
                     where=f"data.{key}",
-                    found=f"{name}: {TEST}: {_shown(other)}",
-                    expected=f"{_shown(first)}, as {TRAIN} has it",
+                    found=f"{name}: {TEST}: {listed(other, 5) or 'none'}",
+                    expected=f"{listed(first, 5) or 'none'}, as {TRAIN} has it",
                     hint=f"dataset.cast_column({name!r}, …) gives both the same names",
                 )
 
@@ -176,10 +176,6 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     while hasattr(feature, "feature"):
         feature = feature.feature
     return tuple(getattr(feature, "names", None) or ())
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") or "none"
 
 
 def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:

@@ -20,7 +20,7 @@ from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import detached, returned
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
-from archgraph.federation.masks import still
+from archgraph.hints import listed
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.processes.isolation import isolated, one_thread
 from archgraph.processes.process import Tell
@@ -29,7 +29,7 @@ from archgraph.record.client import KeptByClient
 from archgraph.record.traffic import DOWN, UP, back
 from archgraph.states import check_update
 from archgraph.states.clipping import change
-from archgraph.states.updates import finite
+from archgraph.states.updates import finite, unsummable
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset(
@@ -112,7 +112,7 @@ class ClientWork:
         missing = [name for name in task.graph.state_names if name not in state]
         if missing:
             raise RunError(
-                "the task lacks entries that the client never kept", found=", ".join(missing[:3])
+                "the task lacks entries that the client never kept", found=listed(missing)
             )
         program = task.program
         if setup.attack is not None and malicious(setup, what.round, task.client):
@@ -138,9 +138,9 @@ class ClientWork:
         """Refuse what the server must not take."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
-        # What stays with the client and is never changed may be a mask of −∞.
-        own = (name for name in still(task.graph) if name in task.kept)
-        sent |= {name: outcome.state[name] for name in own if name in outcome.state}
+        # What the client began with is its own: a mask of −∞ among it is taken as it comes back.
+        private = {k: v for k, v in outcome.state.items() if k in task.kept}
+        sent |= unsummable(task.graph, private)
         check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
         for name, state in outcome.others.items():
             model = task.others[name]

@@ -37,6 +37,7 @@ from archgraph.processes.reasons import reason
 from archgraph.processes.workers import Workers
 from archgraph.record.client import KeptByClient
 from archgraph.states import check_update
+from archgraph.states.updates import unsummable
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +257,7 @@ class Evaluator:
         try:
             with isolated(generator, setup.world.device):
                 tuned = self._run(model, client, max(round, 1), state, generator, personal.keep)
-            check_update(model.graph, tuned, known=state.get)
+            check_update(model.graph, tuned, fixed=unsummable(model.graph, state))
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever the program dies of, the other tests go on

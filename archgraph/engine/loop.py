@@ -22,7 +22,6 @@ from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
-from archgraph.federation.masks import masks
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
 from archgraph.processes.workers import Workers
@@ -33,6 +32,7 @@ from archgraph.record.folder import RunRecord
 from archgraph.record.progress import Bars
 from archgraph.record.trackers import Trackers
 from archgraph.states import Transfer
+from archgraph.states.updates import unsummable
 from archgraph.tables import plural
 
 
@@ -312,7 +312,8 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        return dataclasses.replace(task, skip=task.skip | masks(task.graph, task.state))
+        skip = task.skip.union(unsummable(task.graph, task.state))
+        return dataclasses.replace(task, skip=skip)
 
     @property
     def _at_nodes(self) -> bool:

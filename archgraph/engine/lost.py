@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import GraphError, RewriteError, RunError
 from archgraph.federation import GLOBAL, ServerState, Task, World
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import listed
 from archgraph.ops.table import statistics
 from archgraph.states import Transfer, signature
 
@@ -57,7 +58,7 @@ def explained(world: World) -> Iterator[None]:
             raise RunError(
                 f"the strategy cannot use weights that the global model lacks ({error.message})",
                 where=": ".join(filter(None, (f"tier {tier}", error.where))),
-                found=_listed(names),
+                found=listed(names),
                 expected="entries of the global model",
                 hint=HINT,
             ) from error
@@ -71,7 +72,7 @@ def _check(task: Task, transfer: Transfer, strategy: str) -> None:
         raise RunError(
             f"trains what the global model lacks: {strategy} would discard it after every round",
             where=f"tier {task.tier}",
-            found=_listed(lost),
+            found=listed(lost),
             expected="entries of the global model",
             hint=HINT,
         )
@@ -91,12 +92,3 @@ def _made(graph: ArchGraph, transfer: Transfer) -> list[str]:
     changing.update(statistics(graph))
     entries = transfer.entries.items()
     return [name for name, entry in entries if entry.source is None and name in changing]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are.
-
-    >>> _listed(["a", "b", "c", "d", "e"])
-    'a, b, c, 2 more'
-    """
-    return ", ".join((*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else ())))

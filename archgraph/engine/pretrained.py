@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from archgraph.errors import RunError
 from archgraph.federation.family import Family
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import listed
 from archgraph.language.weights import WeightsSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.schema import torch_dtype
@@ -90,8 +91,8 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
         raise RunError(
             "holds tensors that the model has not",
             where=spec.file,
-            found=_some(further),
-            expected=f"names such as {_some(leaves)}",
+            found=listed(further),
+            expected=f"names such as {listed(leaves)}",
             hint="give them the model's names with `rename`, or leave them out with `unused`",
         )
     missing = [name for name in leaves if name not in found and name not in fresh]
@@ -99,7 +100,7 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
         raise RunError(
             "lacks weights of the model",
             where=spec.file,
-            found=f"none for {_some(missing)}",
+            found=f"none for {listed(missing)}",
             hint="`rename` the file's tensors, or let these start anew with `fresh`",
         )
     placed = {name: tensors[old] for name, old in found.items() if name not in fresh}
@@ -145,7 +146,7 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
                 break
     for old in rename:
         if old not in used:
-            raise RunError("fits no tensor of the file", where=f"rename.{old}", found=_some(found))
+            raise RunError("fits no tensor of the file", where=f"rename.{old}", found=listed(found))
     by_name: dict[str, str] = {}
     for name, ours in found.items():
         if by_name.setdefault(ours, name) != name:
@@ -167,7 +168,7 @@ def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: s
             raise RunError(
                 f"fits none of the {kind}",
                 where=f"{key}: {pattern}",
-                expected=f"a pattern for names such as {_some(names)}",
+                expected=f"a pattern for names such as {listed(names)}",
             )
         every |= fitting
     return every
@@ -215,8 +216,3 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             expected="a state_dict()",
         )
     return {name: tensor.detach() for name, tensor in found.items()}
-
-
-def _some(names: Collection[str]) -> str:
-    first = ", ".join(list(names)[:3])
-    return first + (f", {len(names) - 3} more" if len(names) > 3 else "")

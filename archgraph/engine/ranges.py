@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch import Tensor
 
 from archgraph.errors import RejectedUpdate
 from archgraph.graph.ir import ArchGraph
 from archgraph.ops.table import counters, variances
 from archgraph.states import State, check_update
+from archgraph.states.updates import unsummable
 
 # Forward passes that a program may do with one example in one epoch.
 PASSES = 16
@@ -21,8 +21,8 @@ def check_ranges(
 ) -> None:
     """Check that a state is one of its architecture that training can have led to.
 
-    Its values are finite and small enough to be summed, or as they were sent; no running variance
-    is negative, and counters have advanced by no more than the steps that were done.
+    Its values are finite and small enough to be summed, or a mask as it was sent; no running
+    variance is negative, and counters have advanced by no more than the steps that were done.
 
     Args:
         graph: The architecture.
@@ -44,9 +44,8 @@ def check_ranges(
         Traceback (most recent call last):
         archgraph.errors.RejectedUpdate: running_var: negative variance; found -1000; expected ...
     """
-    for name, largest in check_update(graph, state, optional=optional, known=sent.get).items():
-        if name in sent and torch.equal(state[name], sent[name]):  # a mask, say
-            continue
+    fixed = unsummable(graph, sent)
+    for name, largest in check_update(graph, state, optional=optional, fixed=fixed).items():
         raise RejectedUpdate(
             "too large to be averaged",
             where=name,

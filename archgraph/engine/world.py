@@ -42,6 +42,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.family import Family, resolve
 from archgraph.graph.ir import Ref
+from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, part_of
 from archgraph.language.data import DataSpec, IidSpec, NamedData
@@ -227,7 +228,7 @@ def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ..
             "the family has another number of clients than the data",
             where="data",
             found=f"{clients} clients in the family",
-            expected=f"{len(names)}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
+            expected=f"{len(names)}: {listed(names)}",
             hint=f"let `count` of the family's clients add up to {len(names)}",
         )
     return tuple(data.owners.values())

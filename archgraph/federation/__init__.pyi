@@ -10,7 +10,6 @@ from .family import resolve as resolve
 from .family import rewritten as rewritten
 from .learning import TASKS as TASKS
 from .learning import LearningTask as LearningTask
-from .masks import masks as masks
 from .metrics import DerivedMetric as DerivedMetric
 from .metrics import Metric as Metric
 from .norms import NormPolicy as NormPolicy

@@ -15,6 +15,7 @@ from archgraph.federation.state import GLOBAL
 from archgraph.federation.world import Tier
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import listed
 from archgraph.language import FamilySpec, load_model
 from archgraph.language.consent import allowed
 from archgraph.language.document import Document
@@ -147,7 +148,7 @@ def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
     if lost:
         raise RewriteError(
             "trains what the global model freezes",
-            found=", ".join(lost[:3]) + (f", {len(lost) - 3} more" if len(lost) > 3 else ""),
+            found=listed(lost),
             expected="parameters that the global model trains",
             hint="the server would leave these updates out: name them in the family's "
             "change.train_only, or leave them out of this client's train_only",

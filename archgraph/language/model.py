@@ -287,8 +287,8 @@ class PythonModel(Made):
     train: bool = Field(default=True, description="capture train mode, too")
     strict: bool = Field(
         default=True,
-        description="refuse what would make gradients, training or later calls of the graph differ "
-        "from the model's; false: note it",
+        description="refuse what would make results, gradients or training steps of the graph "
+        "differ from the model's; false: note it",
     )
     sections: dict[str, tuple[str, ...]] = Field(
         default={}, description="section → its blocks; default: found by analysis"

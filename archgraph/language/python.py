@@ -18,7 +18,7 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import import_cause
+from archgraph.hints import import_cause, listed
 from archgraph.language.captures import kept
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
@@ -127,8 +127,8 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
         raise SpecError(
             "loads nothing: no weights of the folder are this model's",
             where=where,
-            found=", ".join(sorted(report["unexpected_keys"])[:3]) or "no weights",
-            expected=", ".join(sorted(own)[:3]),
+            found=listed(sorted(report["unexpected_keys"])) or "no weights",
+            expected=listed(sorted(own)),
             hint="name the class that the folder's config.json names",
         )
     return model

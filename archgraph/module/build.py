@@ -8,7 +8,7 @@ with the classes and the generated code; to build is to copy the template and to
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -18,24 +18,30 @@ from torch.nn.utils import parametrize
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param, Ref
-from archgraph.module.code import Blocks, are_numbers, forward, is_sorted
+from archgraph.module.code import Blocks, Forward, are_numbers, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
-from archgraph.module.plan import ModulePlan, ancestors, is_under
+from archgraph.module.plan import ModulePlan, ancestors, is_under, joined
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
+from archgraph.ops.stacks import single_layers
 from archgraph.states import State
+from archgraph.states.state import missing
 
 
 class ArchBlock(nn.Module):
     """A part of a built module: what the graph computes inside of one module path.
 
     Its arguments are what it reads from outside, in order of first use; its result is what is read
-    of it, a tuple if that is several tensors. Its class is made for one graph.
+    of it, a tuple if that is several tensors. Its class belongs to one graph.
     """
 
-    _graph: ClassVar[ArchGraph]
+    _graph: ClassVar[ArchGraph]  # not ``arch``, which says that a module computes all of a graph
     _path: ClassVar[str] = ""
+
+    def extra_repr(self) -> str:
+        """A recurrent layer whose layers or directions a cut left with unequal sizes."""
+        return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By graph and path, since its class has no name; with everything that the user changed."""
@@ -61,11 +67,6 @@ class ArchModule(ArchBlock):
 class ArchSequential(ArchModule, nn.Sequential):
     """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
 
-    def forward(self, input: torch.Tensor) -> Any:  # the name that nn.Sequential gives it
-        """Call the modules one after the other."""
-        self._inputs.check(self, (input,), {})
-        return nn.Sequential.forward(self, input)
-
     def __getitem__(self, index: Any) -> Any:
         """Return one module, or a plain ``nn.Sequential`` of some."""
         if isinstance(index, slice):
@@ -74,7 +75,7 @@ class ArchSequential(ArchModule, nn.Sequential):
 
 
 def _blank(graph: ArchGraph, path: str) -> nn.Module:
-    """A module of the class that a path of a graph has, without anything in it."""
+    """Return a module of the class that a path of a graph has, without anything in it."""
     kind = type(_template(graph).parts[path])
     return kind.__new__(kind)
 
@@ -84,19 +85,20 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     """Build the module that computes a graph.
 
     It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
-    pruning, parametrisations, adapters and replaced layers work as they do on that model. Its
-    ``training`` flags are those that the model had when it was traced; what is built from a
-    description is in training mode, as any new module.
+    pruning, parametrisations, adapters and replaced layers work as they do on that model. Each
+    part is in the mode that it had when the model was traced; a graph that was not traced gives a
+    module in train mode.
 
     Args:
-        graph: The architecture.
-        state: Tensors by leaf name (copied, each where it is); without it leaves start as their
-            operators' defaults.
-        seed: Seed of the initialisation.
+        graph: The architecture, or the result of a rewrite.
+        state: Tensors by name, as :func:`trace`, :func:`state_of` and ``transfer.pull`` return
+            them. They are copied and stay on their devices. Default: new values, drawn as the
+            original layers draw theirs.
+        seed: Seed of the new values.
 
     Raises:
-        GraphError: If the state lacks a leaf or has one of another shape, or has different values
-            for tied ones.
+        GraphError: If the state lacks a tensor, has one in another shape, or has different values
+            under the names of a tied one.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -107,10 +109,10 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
           (0): Linear(in_features=3, out_features=2, bias=True)
         )
     """
-    values = dict(state) if state is not None else initial_state(graph, seed)
-    _check_tied(graph, values)
+    values = initial_state(graph, seed) if state is None else state
+    _check_fit(graph, values, graph.param)
     template = _template(graph)
-    devices = {v.device for v in values.values()}
+    devices = {values[name].device for name in graph.state_names}
     device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     leaves: dict[str, torch.Tensor] = {}
     for param in graph.params:
@@ -118,17 +120,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
             assert param.value is not None
             leaves[param.name] = tensor_of(param.value).to(device)
             continue
-        value = values.get(param.name)
-        if value is None:
-            raise GraphError("state lacks a tensor", where=param.name, expected=str(param.type))
-        if tuple(value.shape) != param.shape:
-            raise GraphError(
-                "state has another shape",
-                where=param.name,
-                found=tuple(value.shape),
-                expected=param.shape,
-            )
-        leaf = value.detach().to(torch_dtype(param.dtype), copy=True)
+        leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[param.name] = leaf
@@ -141,141 +133,108 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 class Template:
     """A built module without tensors, and where its leaves go.
 
+    1. The work of the network becomes its forward, and that of each path its block. Where a block
+       would come too late for what reads its results, no path is a block.
+    2. Each path with work or leaves gets a module: a layer, a chain, a list, a block, a container.
+    3. A list or chain has a module at each number: an identity where the network computes nothing.
+    4. All names of a shared module stand for one module.
+    5. Each module is entered in the module around it; constants are not in its state dict.
+
     Attributes:
-        parts: Its modules by path, the root included.
-        places: Module path, own name and leaf of each state-dict key and constant.
+        parts: Its modules by path, outer ones first, the root included.
+        leaves: Path of the module, name inside of it and leaf of each state-dict key and constant.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         plan = ModulePlan.of(graph)
-        self.blocks = Blocks(plan)
-        self.graph = graph
-        self.parts: dict[str, nn.Module] = {}
-        self.places: list[tuple[str, str, str]] = []
-        for name, param in _names(graph):
-            path, _, last = name.rpartition(".")
-            self.places.append((path, last, param.name))
-        try:
+        self.graph, self.blocks = graph, Blocks(plan)
+        self.leaves = [(*_split(name), param.name) for name, param in _names(graph)]
+        try:  # 1
             root = forward(plan, "", plan.work, self.blocks)
-        except KeyError:  # work of a path that cannot stand together: its results come too late
+        except KeyError:  # a result that comes too late
             self.blocks = Blocks(plan, flat=True)
             root = forward(plan, "", plan.work, self.blocks)
-        tree = _tree(plan, [path for path, _, _ in self.places], self.blocks.made)
-        kind, run = ArchModule, {"forward": checked(root.run)}
-        owns = any(not path for path, _, _ in self.places)
-        if not owns and self._is_sequential(tuple(tree[""])):
-            kind, run = ArchSequential, {}
-        own = {"arch": graph, "_inputs": InputTypes.of(graph)}
-        self.parts[""] = self._class(kind, "", **own, **run)()
-        for path, children in tree.items():
-            for name in children:
-                inside = f"{path}.{name}" if path else name
-                self.parts[inside] = self._part(inside, tuple(tree.get(inside, ())))
-        self._fill_gaps(tree)
-        others = self._unite(graph.shared)
-        for path, part in self.parts.items():
-            if path:
-                outer, _, name = path.rpartition(".")
-                self.parts[outer]._modules[name] = part
-        for path, children in tree.items():
+        owners = dict.fromkeys(path for path, _, _ in self.leaves)
+        tree = _tree(plan, owners, {*plan.layers, *self.blocks.forwards})
+        self.parts = {"": self._root(root, tuple(tree[""]), "" in owners)}  # 2
+        for path, names in tree.items():
+            for inside in (joined(path, name) for name in names):
+                self.parts[inside] = self._part(inside, tuple(tree[inside]), inside in owners)
+        for path, names in tree.items():
+            if are_numbers(names) and isinstance(self.parts[path], nn.Sequential | nn.ModuleList):
+                numbers = {*map(int, names), *range(min(max(map(int, names)), _GAPS + len(names)))}
+                names[:] = map(str, sorted(numbers))  # 3
+                for name in names:
+                    self.parts.setdefault(joined(path, name), nn.Identity())
+        self._unite(graph.shared)  # 4
+        for path, names in tree.items():  # 5
+            # In the tables: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
+            self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
+        for path, name, leaf in self.leaves:
             part = self.parts[path]
-            if isinstance(part, nn.Sequential | nn.ModuleList) and are_numbers(children):
-                part._modules = dict(sorted(part._modules.items(), key=lambda item: int(item[0])))
-        for path, last, leaf in self.places:
-            if path not in others:
-                self._register(path, last, graph.param[leaf])
+            if name in part._modules:
+                raise GraphError("a leaf and a module have one name", found=joined(path, name))
+            if graph.param[leaf].role == "constant":
+                part._non_persistent_buffers_set.add(name)
         for outer, flag in graph.flags:
             for path, part in self.parts.items():
                 if is_under(path, outer):
                     part.training = flag
-        for path, layer in plan.layers.items():
-            if layer.counter and f"{path}.{layer.counter}" not in graph.param:
-                self.parts[path]._buffers[layer.counter] = None
 
-    def _fill_gaps(self, tree: Mapping[str, list[str]]) -> None:
-        """Let modules of lists stand at their numbers: what computes nothing is an identity."""
-        for path, children in tree.items():
-            listed = isinstance(self.parts[path], nn.Sequential | nn.ModuleList)
-            if not listed or not are_numbers(children):
-                continue
-            last = max(map(int, children))
-            for number in map(str, range(min(last, _GAPS + len(children)))):
-                inside = f"{path}.{number}" if path else number
-                self.parts.setdefault(inside, nn.Identity())
-
-    def _unite(self, shared: Iterable[tuple[str, ...]]) -> set[str]:
-        """Let all names of one module stand for one part; gives the further names."""
-        others = set()
-        for first, *further in shared:
-            for path in further:
-                if self._are_alike(first, path):
+    def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
+        """Let all names of one module stand for one part: the same layer, or the same code."""
+        layers, blocks = self.blocks.plan.layers, self.blocks.forwards
+        for first, *others in shared:
+            layer, block = layers.get(first), blocks.get(first)
+            for path in others:
+                other = blocks.get(path)
+                alike = block is not None and other is not None and block.sources == other.sources
+                if alike or (layer is not None and layer == layers.get(path)):
                     self.parts[path] = self.parts[first]
-                    others.add(path)
-        return others
 
-    def _are_alike(self, one: str, other: str) -> bool:
-        """Whether two paths have the same layer, or blocks with the same code."""
-        layers, blocks = self.blocks.plan.layers, self.blocks.made
-        if one in layers and other in layers:
-            return layers[one] == layers[other]
-        mine, theirs = blocks.get(one), blocks.get(other)
-        return mine is not None and theirs is not None and mine.sources == theirs.sources
+    def _root(self, root: Forward, names: tuple[str, ...], owns: bool) -> nn.Module:
+        """Return the network itself: a chain where it only calls its modules in turn."""
+        kind, run = ArchModule, root.run
+        match self.graph.inputs, self.graph.outputs:
+            case ((("input", Ref()),), Ref()) if not owns and self.blocks.chain("") == names:
+                kind, run = ArchSequential, nn.Sequential.forward
+        inputs = InputTypes.of(self.graph)
+        return self._block(kind, "", forward=checked(run), arch=self.graph, _inputs=inputs)
 
-    def _is_sequential(self, children: tuple[str, ...]) -> bool:
-        """Whether the network calls its modules one after the other, and does nothing else."""
-        (key, value), *others = self.graph.inputs or (("", None),)
-        single = key == "input" and isinstance(value, Ref) and not others
-        single = single and isinstance(self.graph.outputs, Ref) and is_sorted(children)
-        return single and self.blocks.chain("") == children
-
-    def _class(self, base: type[ArchBlock], path: str, **own: Any) -> type[ArchBlock]:
-        """The class of a block, which knows where it belongs."""
-        place = {"_graph": self.graph, "_path": path, "__module__": __name__}
-        return type(base.__name__, (base,), place | own)
-
-    def _part(self, path: str, children: tuple[str, ...]) -> nn.Module:
-        """The module at a path: a layer, a chain or list of modules, a block, or a container."""
-        layer = self.blocks.plan.layers.get(path)
+    def _part(self, path: str, names: tuple[str, ...], owns: bool) -> nn.Module:
+        """Return the module at a path that has modules of some names and maybe leaves."""
+        layer, block = self.blocks.plan.layers.get(path), self.blocks.forwards.get(path)
         if layer is not None:
-            return layer.made()
-        owns = any(outer == path for outer, _, _ in self.places)
-        block = self.blocks.made.get(path)
+            module = layer.module()
+            if layer.counter:  # stays None where the graph does not have it
+                module._buffers[layer.counter] = None
+            return module
         if block is None:
-            return nn.ModuleList() if are_numbers(children) and not owns else nn.Module()
-        if not owns and self.blocks.chain(path) == children and is_sorted(children):
+            return nn.ModuleList() if are_numbers(names) and not owns else nn.Module()
+        if not owns and self.blocks.chain(path) == names:
             return nn.Sequential()
-        return self._class(ArchBlock, path, forward=block.run)()
+        return self._block(ArchBlock, path, forward=block.run)
 
-    def _register(self, path: str, name: str, param: Param) -> None:
-        """Reserve a leaf's place; in the tables, which take every name that a module has.
-
-        (``self.type = Linear(…)`` is a legal module name; ``add_module("type", …)`` refuses it.)
-        """
-        module = self.parts[path]
-        if path in self.blocks.plan.layers:
-            return  # a layer has its places
-        if name in module._modules or name in module._parameters or name in module._buffers:
-            raise GraphError("two leaves have one place", found=f"{path}.{name}" if path else name)
-        if param.role == "parameter":
-            module._parameters[name] = None
-        else:
-            module._buffers[name] = None
-            if param.role == "constant":
-                module._non_persistent_buffers_set.add(name)
+    def _block(self, base: type[ArchBlock], path: str, **attributes: Any) -> nn.Module:
+        """Return a module of a class of its own, which knows where it belongs."""
+        attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
+        return type(base.__name__, (base,), attributes)()
 
     def filled(self, leaves: Mapping[str, torch.Tensor]) -> ArchModule:
-        """A copy with tensors."""
+        """Return a copy with tensors."""
         copies: dict[str, nn.Module] = {}
-        made: dict[nn.Module, nn.Module] = {}
+        shared: dict[nn.Module, nn.Module] = {}
         for path, part in self.parts.items():
-            copies[path] = copy = made.get(part) or made.setdefault(part, _copied(part))
+            if part not in shared:
+                shared[part] = _copied(part)
+            copies[path] = shared[part]
             if path:
-                outer, _, name = path.rpartition(".")
-                copies[outer]._modules[name] = copy
-        for path, name, leaf in self.places:
+                outer, name = _split(path)
+                copies[outer]._modules[name] = copies[path]
+        for path, name, leaf in self.leaves:
             module, tensor = copies[path], leaves[leaf]
-            if type(module).__setattr__ is not nn.Module.__setattr__:  # a list of weights beside
-                setattr(module, name, tensor)
+            if type(module).__setattr__ is not nn.Module.__setattr__:
+                setattr(module, name, tensor)  # a recurrent layer has a list of its weights beside
                 continue
             table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
             cast(dict[str, Any], table)[name] = tensor
@@ -293,58 +252,64 @@ _TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recu
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A module with tables of its own; what is in them is the same."""
+    """Return a module with tables of its own; what is in them is the same."""
     copy = module.__new__(type(module))
-    own = copy.__dict__
     for name, value in vars(module).items():
-        kind = type(value)
-        own[name] = value if kind not in _TABLES else value.copy() if value else kind()
+        copy.__dict__[name] = value.copy() if type(value) in _TABLES else value
     return copy
 
 
+def _split(name: str) -> tuple[str, str]:
+    """Return the path around a module or leaf, and its name there."""
+    path, _, last = name.rpartition(".")
+    return path, last
+
+
 def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
-    """All names of leaves, those of tied ones last, where they stand in the original's state."""
+    """Return all names of leaves, those of tied ones last, where the original's state has them."""
     names = [(param.name, param) for param in graph.params]
     names += [(name, param) for param in graph.params for name in param.aliases]
+    known = {name for name, _ in names}
     for name, _ in names:
         if not all(part and part.isprintable() for part in name.split(".")):
             raise GraphError("a leaf's name is not a path of attributes", found=name)
-    taken = {name for name, _ in names}
-    for name, _ in names:
-        if not taken.isdisjoint(ancestors(name)):
+        if not known.isdisjoint(ancestors(name)):
             raise GraphError("a leaf's name runs through another leaf", found=name)
     return names
 
 
-def _tree(plan: ModulePlan, owners: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
-    """The modules inside of each module, outer ones first, in the order of the model.
+def _tree(
+    plan: ModulePlan, owners: Iterable[str], workers: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the modules inside of each module, outer ones first, in the order of the model.
 
-    1. Modules with leaves stand as their leaves do.
-    2. The others stand behind the one that works before them.
+    1. Modules with leaves (``owners``) come in the order of their leaves.
+    2. Layers and blocks without leaves come behind the module that works before them.
     """
     tree: dict[str, list[str]] = {"": []}
 
     def add(path: str, after: str | None) -> None:
-        outer, _, name = path.rpartition(".")
-        if path and path not in tree:
-            add(outer, None)
-            known = tree[outer]
-            at = len(known) if after is None else known.index(after) + 1 if after in known else 0
-            known.insert(at, name)
-            tree[path] = []
+        """Enter a path behind a name, at the start if that is unknown, at the end for None."""
+        if path in tree:
+            return
+        outer, name = _split(path)
+        add(outer, None)
+        names = tree[outer]
+        if after is None:
+            names.append(name)
+        else:
+            names.insert(names.index(after) + 1 if after in names else 0, name)
+        tree[path] = []
 
     for path in owners:  # 1
-        for outer in (*ancestors(path), path):
-            add(outer, None)
+        add(path, None)
     last: dict[str, str] = {}  # the module inside of each path that worked last
-    made = {*plan.layers, *blocks}
     for node in plan.work:  # 2
         for path in (*ancestors(node.scope)[1:], node.scope):
-            if not path or (path not in made and path not in tree):
-                continue
-            outer, _, name = path.rpartition(".")
-            add(path, last.get(outer, ""))
-            last[outer] = name
+            if path and (path in workers or path in tree):
+                outer, name = _split(path)
+                add(path, last.get(outer, ""))
+                last[outer] = name
     return tree
 
 
@@ -352,23 +317,29 @@ def _tree(plan: ModulePlan, owners: Iterable[str], blocks: Iterable[str]) -> dic
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state of a built module: owners only, detached, in graph order.
+    """Return the state of a built module: detached tensors by name, a tied one once.
 
-    A tensor that is parametrised (``torch.nn.utils.parametrizations``) is what the module computes
-    with; all others are views of the module's own. Around the built module there may be others
-    (``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own that has it as a
-    part).
+    The tensors share memory with the module's, except for parametrised ones
+    (``torch.nn.utils.parametrizations``), which are computed. The built module may be inside
+    another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own.
 
     Raises:
         GraphError: If the module was not built from a graph, or its tensors are no longer those of
-            the graph (pruned, with adapters, with further parameters); names the first.
+            the graph (pruned, with adapters, with additional parameters); names the first.
+
+    Example:
+        >>> from archgraph.capture.trace import trace
+        >>> net = build(*trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)))
+        >>> {name: tuple(tensor.shape) for name, tensor in state_of(net).items()}
+        {'weight': (2, 3), 'bias': (2,)}
     """
     module = _built(module)
     graph = module.arch
     full = module.state_dict(keep_vars=True)
     state = {name: _tensor(module, name, full) for name in graph.state_names}
     known = {name for param in graph.params for name in (param.name, *param.aliases)}
-    extra = [k for k in full if k not in known and not _parametrises(module, k)]
+    # A parametrised tensor is computed from entries below ``parametrizations``.
+    extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
         raise GraphError(
             "the module has a tensor that its graph does not have",
@@ -379,22 +350,22 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _built(module: nn.Module) -> ArchModule:
-    """The one built module that a module is or has inside."""
-    found = [part for part in module.modules() if isinstance(part, ArchModule)]
-    if len(found) != 1:
+    """Return the one built module that a module is or has inside."""
+    parts = [part for part in module.modules() if isinstance(part, ArchModule)]
+    if len(parts) != 1:
         raise GraphError(
             "not a module built by archgraph",
-            found=f"{type(module).__name__} with {len(found)} built modules inside",
+            found=f"{type(module).__name__} with {len(parts)} built modules inside",
+            hint="pass one of them" if parts else "of the model itself, ag.trace gives the state",
         )
-    return found[0]
+    return parts[0]
 
 
 def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor of a built module by the graph's name, detached."""
+    """Return a tensor of a built module by the graph's name, detached."""
     if name in full:
         return cast(torch.Tensor, full[name].detach())
-    path, _, last = name.rpartition(".")
-    prefix = f"{path}." if path else ""
+    path, last = _split(name)
     owner = dict(module.named_modules(remove_duplicate=False)).get(path)
     if owner is not None and parametrize.is_parametrized(owner, last):
         with torch.no_grad():
@@ -402,26 +373,21 @@ def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tens
     raise GraphError(
         "the module no longer has this tensor of its graph",
         where=name,
-        found=", ".join(k for k in full if k.startswith(prefix)) or "nothing at this path",
+        found=", ".join(k for k in full if is_under(k, path)) or "nothing at this path",
         hint="undo what replaced it (prune.remove, merge_and_unload) first",
     )
 
 
-def _parametrises(module: nn.Module, key: str) -> bool:
-    """Whether an entry of a state dict is what a parametrised tensor is computed from."""
-    return ".parametrizations." in f".{key}"
-
-
 @takes_graph
 def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
-    """A state as the ``state_dict`` of the model that the graph was traced from.
+    """Return a state as the ``state_dict`` of the model that the graph was traced from.
 
-    A state has each tensor once. A model with tied weights has them in its ``state_dict`` under
-    each of their names, and ``load_state_dict`` asks for all of them.
+    A state has a tied tensor once; the ``state_dict`` of the model has it under each of its names,
+    and ``load_state_dict`` needs all of them.
 
     Raises:
-        GraphError: If the state lacks a tensor or has one of another shape, or has different values
-            for tied ones.
+        GraphError: If the state lacks a tensor, has one in another shape, or has different values
+            under the names of a tied one.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -433,9 +399,8 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
         >>> tied.load_state_dict(state_dict(graph, state))
         <All keys matched successfully>
     """
-    params = [param for param in graph.params if param.role != "constant"]
-    _fits(state, {param.name: param.shape for param in params})
-    _check_tied(graph, state)
+    _check_fit(graph, state, graph.param)
+    params = [graph.param[name] for name in graph.state_names]
     return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
 
 
@@ -447,48 +412,56 @@ def load_state(module: nn.Module, state: State) -> None:
             copied then.
     """
     module = _built(module)
-    own = state_of(module)
-    _fits(state, {name: tuple(tensor.shape) for name, tensor in own.items()})
-    computed = own.keys() - module.state_dict(keep_vars=True).keys()
+    tensors = state_of(module)
+    _check_fit(module.arch, state, tensors)
+    computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
     if computed:
         raise GraphError(
             "is parametrised, and a state has no values for its parametrisation",
             where=min(computed),
             hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
         )
-    _check_tied(module.arch, state)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(state[name])
 
 
-def _fits(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a state that lacks a tensor or has one of another shape."""
-    for name, shape in shapes.items():
-        found = tuple(state[name].shape) if name in state else "nothing"
-        if found != shape:
-            raise GraphError("state does not fit", where=name, found=found, expected=shape)
-
-
-def _check_tied(graph: ArchGraph, state: State) -> None:
-    """Refuse a state that has a tensor under several names, with different values."""
-    for param in graph.params:
-        for name in param.aliases:
-            if name not in state or param.name not in state:
-                continue
-            one, other = state[param.name], state[name]
-            if not _equal(one, other):
+def _check_fit(
+    graph: ArchGraph, state: State, like: Mapping[str, Param] | Mapping[str, torch.Tensor]
+) -> None:
+    """Refuse a state without a tensor, with one of another shape, or with tied ones that differ."""
+    if not isinstance(state, Mapping):
+        raise GraphError(
+            "a state is a mapping of names to tensors",
+            found=type(state).__name__,
+            hint="ag.trace, ag.state_of and transfer.pull give one; a module has state_dict()",
+        )
+    for name in graph.state_names:
+        value, expected = state.get(name), tuple(like[name].shape)
+        if not isinstance(value, torch.Tensor):
+            facts = missing(name, state)
+            raise GraphError("the state lacks this tensor", where=name, expected=expected, **facts)
+        if value.shape != expected:
+            raise GraphError(
+                "the state has this tensor in another shape",
+                where=name,
+                found=tuple(value.shape),
+                expected=expected,
+                hint="for the graph of a rewrite, pull the state: rewritten.transfer.pull(state)",
+            )
+        for alias in graph.param[name].aliases:
+            if alias in state and not _equal(state[name], state[alias]):
                 raise GraphError(
                     "tied tensors have different values",
-                    where=name,
-                    found=f"other values than {param.name}",
+                    where=alias,
+                    found=f"other values than {name}",
                     expected="the same, since the graph has one tensor for both",
-                    hint=f"leave {name} out, or trace the model with its weights untied",
+                    hint=f"leave {alias} out, or trace the model with its weights untied",
                 )
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same values; NaN equals NaN."""
+    """Return whether two tensors have the same values; NaN equals NaN."""
     if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
         return True
     return one.shape == other.shape and bool(

@@ -1,4 +1,4 @@
-"""Code: the forward of a block, or of the whole network, in one mode as a ``torch.fx`` graph.
+"""Code: the forward of a block, or of the network itself, in one mode as a ``torch.fx`` graph.
 
 Leaves are attributes, layers and blocks are submodules that are called, sizes that depend on the
 batch are read off an argument that has it as its first axis; forward's arguments and results are
@@ -22,7 +22,16 @@ from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode, refs
-from archgraph.module.plan import BATCH, DEVICE, ModulePlan, Need, Stretch, is_under, makes_tensor
+from archgraph.module.plan import (
+    DEVICE,
+    ModulePlan,
+    Need,
+    Stretch,
+    child,
+    is_under,
+    joined,
+    makes_tensor,
+)
 from archgraph.ops import table
 from archgraph.ops.schema import from_atom, schema
 
@@ -60,20 +69,16 @@ class Forward:
     """The forward of a block in both modes.
 
     Attributes:
-        needs: What it is given, in order; empty for the whole network.
-        results: What it gives back: one result, or a tuple of several.
         run: The function; ``self`` is the module.
         sources: Its source in evaluation and in training.
     """
 
-    needs: tuple[Need, ...]
-    results: tuple[Value, ...]
     run: Callable[..., Any]
     sources: tuple[str, str]
 
 
 def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forward:
-    """The forward of some work under a path; that of the whole network is under the empty one."""
+    """Return the forward of some work under a path; the network's is under the empty one."""
     needs = plan.needs(path, run) if path else ()
     results = plan.results(path, run) if path else ()
     compiled = []
@@ -85,7 +90,7 @@ def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forwar
         compiled.append((scope["forward"], source))
     (evaluate, first), (train, second) = compiled
     work = evaluate if first == second else _dispatch(evaluate, train)
-    return Forward(needs, results, work, (first, second))
+    return Forward(work, (first, second))
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -94,7 +99,7 @@ def _compiled(source: str) -> CodeType:
 
 
 def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callable[..., Any]:
-    """One forward for both modes, with the signature of either."""
+    """Return one forward for both modes, with the signature of either."""
 
     @functools.wraps(evaluate)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -105,71 +110,78 @@ def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callab
 
 @dataclass
 class Blocks:
-    """The blocks of a plan, each made when it is first asked for."""
+    """The blocks of a plan, each generated on first access.
+
+    1. A path that only holds numbered modules (a list) is a block if it is a chain of them.
+    2. A path whose work is several stretches is a block if all are the same code.
+    3. Work that nothing reads is not a block.
+
+    Attributes:
+        plan: The plan.
+        flat: No path is a block: all work is in the forward of the network.
+        forwards: The blocks accessed so far by path; None for a path that is not a block.
+    """
 
     plan: ModulePlan
-    flat: bool = False  # no path is a block: all work is in the forward of the network
-    made: dict[str, Forward | None] = field(default_factory=dict)
+    flat: bool = False
+    forwards: dict[str, Forward | None] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Forward | None:
-        """The block at a path; None where its work does not stand together, or differs by call."""
+        """Return the block at a path; None where its work does not stand together."""
         if self.flat:
             return None
-        if path not in self.made:
-            self.made[path] = self._block(path)
-        return self.made[path]
+        if path not in self.forwards:
+            self.forwards[path] = self._block(path)
+        return self.forwards[path]
 
     def _block(self, path: str) -> Forward | None:
-        """The block of a path.
-
-        1. A path that only holds numbered modules (a list) is a block if it is a chain of them, in
-           the order of their numbers.
-        2. A path whose work is several stretches is a block if all are the same code.
-        3. Work that nothing reads is not a block.
-        """
-        plan, runs = self.plan, self.plan.runs[path]
-        if self.is_list(path):  # 1
-            names = self.chain(path)
-            if names is None or not is_sorted(names):
-                return None
-        first, *others = (forward(plan, path, run, self) for run in runs)
-        shape = len(first.needs), len(first.results), first.sources
-        for other in others:  # 2
-            if (len(other.needs), len(other.results), other.sources) != shape:
-                return None
-        return first if first.results else None  # 3
+        runs = self.plan.runs[path]
+        if self.is_list(path) and self.chain(path) is None:  # 1
+            return None
+        first, *others = (forward(self.plan, path, run, self) for run in runs)
+        if any(other.sources != first.sources for other in others):  # 2
+            return None
+        return first if self.plan.results(path, runs[0]) else None  # 3
 
     def is_list(self, path: str) -> bool:
-        """Whether a path has no work of its own, and numbered modules inside."""
-        work = itertools.chain.from_iterable(self.plan.runs[path])
-        names = {_child(node, path) for node in work}
+        """Return whether a path has no work of its own, and numbered modules inside."""
+        names = {child(node, path) for run in self.plan.runs[path] for node in run}
         return all(name is not None and name.isdecimal() for name in names)
 
     def chain(self, path: str) -> tuple[str, ...] | None:
-        """The modules inside of a path where it calls one after the other; None if it does more."""
+        """Return the modules inside of a path that calls one after the other.
+
+        1. The path does all of its work in one stretch, in modules inside of it, and does not
+           assign a buffer.
+        2. Each of them is called once: a layer that gives the same in both modes, or a block.
+        3. Each gives one tensor, which the next one takes, and the last gives what the path does.
+        4. They are in the order of their numbers, if they have numbers.
+
+        Returns:
+            Their names; None if the path does anything else.
+        """
         plan, runs = self.plan, self.plan.runs.get(path, ((),))
-        if len(runs) > 1 or path in plan.home.values():
+        if len(runs) > 1 or path in plan.home.values():  # 1
             return None
         names: list[str] = []
         before: Value = None
         for name, group in groups(runs[0], path):
             if name is None or name in names:
                 return None
-            inside = f"{path}.{name}" if path else name
+            inside = joined(path, name)
             needs, results = plan.needs(inside, group), plan.results(inside, group)
-            if inside in plan.layers:  # which do not decide by their mode what they give
+            if inside in plan.layers:  # 2
                 once = len(group) == 1 and inside not in plan.stacks
-                once = once and all(isinstance(result, Ref) for result in results)
+                once = once and isinstance(results[0] if results else None, Ref)
             else:
                 once = self[inside] is not None and len(plan.runs[inside]) == 1
-            if not once:
-                return None
-            linked = before is None or needs == (before,)
-            tensor = len(needs) == 1 and isinstance(needs[0], Ref | Mode)
-            if not linked or not tensor or len(results) != 1:
+            linked = len(needs) == len(results) == 1 and isinstance(needs[0], Ref | Mode)  # 3
+            if not (once and linked and (before is None or needs == (before,))):
                 return None
             names.append(name)
             before = results[0]
+        if are_numbers(names) and names != sorted(names, key=int):  # 4
+            return None
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
 
 
@@ -178,36 +190,27 @@ def are_numbers(names: Sequence[str]) -> bool:
     return bool(names) and all(n.isdecimal() and str(int(n)) == n for n in names)
 
 
-def is_sorted(names: Sequence[str]) -> bool:
-    """Return whether modules stand in the order of their numbers, if they have numbers."""
-    return not are_numbers(names) or list(map(int, names)) == sorted(map(int, names))
-
-
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
-    """Work under a path by the module inside that it belongs to; None: to the path itself."""
-    for name, nodes in itertools.groupby(run, lambda node: _child(node, path)):
+    """Yield work under a path by the module inside that it belongs to; None: to the path itself."""
+    for name, nodes in itertools.groupby(run, lambda node: child(node, path)):
         yield name, tuple(nodes)
-
-
-def _child(node: Node, path: str) -> str | None:
-    """The module inside of a path that an operator belongs to; None: to the path itself."""
-    if node.scope == path:
-        return None
-    return node.scope[len(path) + 1 if path else 0 :].split(".")[0]
 
 
 @dataclass
 class _Body:
     """The ``torch.fx`` graph of a block in one mode.
 
+    1. The arguments are bound: what the block needs, or the tensors inside forward's arguments.
+    2. Work is emitted in order: calls of operators, of layers and of blocks. Leaves and sizes are
+       read on their first use.
+    3. Buffers that this forward assigns are assigned, where this mode has what they become.
+    4. The results are returned, in the structure of the graph's outputs for the network.
+
     Attributes:
-        env: Results by operator, as far as they are known here.
-        slots: Values that are one thing in training and another in evaluation, already decided.
-        given: What the block is given beside results.
-        attributes: Leaves that have been read.
-        sizes: Sizes that have been computed.
-        steps: How to make what reads the last state of one layer of a recurrent layer.
-        words: What stands in code for places that are not attributes, by place.
+        arguments: What the block needs, or the network's inputs, as placeholders.
+        env: What values are in the code so far: results, leaves, sizes, values decided by a mode.
+        steps: What reads the last state of one layer of a recurrent layer, as the code for it.
+        words: What stands in code for attributes that Python cannot name, by its expression.
     """
 
     plan: ModulePlan
@@ -215,11 +218,8 @@ class _Body:
     training: bool
     blocks: Blocks
     fx: torch.fx.Graph = field(default_factory=torch.fx.Graph)
-    env: dict[str, Any] = field(default_factory=dict)
-    slots: dict[Value, Any] = field(default_factory=dict)
-    given: dict[Need, torch.fx.Node] = field(default_factory=dict)
-    attributes: dict[str, torch.fx.Node] = field(default_factory=dict)
-    sizes: dict[Batch, torch.fx.Node] = field(default_factory=dict)
+    arguments: dict[Need, torch.fx.Node] = field(default_factory=dict)
+    env: dict[Need, torch.fx.Node] = field(default_factory=dict)
     steps: dict[str, Callable[[], torch.fx.Node]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
@@ -229,26 +229,26 @@ class _Body:
         return self.plan.modes[self.training]
 
     def lowered(
-        self, run: Stretch, needs: tuple[Need, ...], results: tuple[Value, ...]
+        self, run: Stretch, needs: tuple[Need, ...], results: tuple[Ref | Mode, ...]
     ) -> torch.fx.Graph:
-        """The graph that computes some work."""
-        if self.path:
+        """Return the graph that computes some work."""
+        if self.path:  # 1
             for index, need in enumerate(needs):
-                self.given[need] = argument = self.fx.placeholder(f"x_{index}" if index else "x")
-                self.bind(need, argument)
+                self.arguments[need] = self.fx.placeholder(f"x_{index}" if index else "x")
         else:
             inputs = self.plan.graph.inputs
             placeholders = {k: self.fx.placeholder(_argument(k)) for k, _ in inputs}
             for key, value in inputs:
                 self.take_apart(value, placeholders[key])
-        self.emit(run, self.path)
-        for buffer, value in self.plan.updates:
+        self.env |= self.arguments
+        self.emit(run, self.path)  # 2
+        for buffer, value in self.plan.updates:  # 3
             assigned = in_mode(value, self.training)
             here = all(name in self.live for name in refs(assigned))
             if assigned is not None and here and self.assigns(buffer):
-                target = torch.ops.aten.copy_.default
-                self.fx.call_function(target, (self.leaf(buffer), self.lower(assigned)))
-        if self.path:
+                copy = torch.ops.aten.copy_.default
+                self.fx.call_function(copy, (self.lower(Leaf(buffer)), self.lower(assigned)))
+        if self.path:  # 4
             values = [self.need(in_mode(value, self.training)) for value in results]  # type: ignore[arg-type]  # a result or a leaf
             self.fx.output(values[0] if len(values) == 1 else tuple(values))
         else:
@@ -257,7 +257,7 @@ class _Body:
         return self.fx
 
     def assigns(self, buffer: str) -> bool:
-        """Whether this forward assigns a buffer, not a block inside of it or around it."""
+        """Return whether this forward assigns a buffer, not a block inside of it or around it."""
         home = self.plan.home[buffer]
         if not is_under(home, self.path):
             return False
@@ -265,58 +265,58 @@ class _Body:
             home = home.rpartition(".")[0]
         return home == self.path
 
-    def take_apart(self, value: Value, whole: torch.fx.Node) -> None:
-        """Bind the tensors of an argument."""
+    def take_apart(self, value: Value, argument: torch.fx.Node) -> None:
+        """Bind the tensors of an argument of the network."""
         match value:
-            case Ref(name):
-                self.env[name] = whole
+            case Ref():
+                self.arguments[value] = argument
             case tuple():
                 for index, item in enumerate(value):
-                    part = self.fx.call_function(operator.getitem, (whole, index))
+                    part = self.fx.call_function(operator.getitem, (argument, index))
                     self.take_apart(item, part)
             case Record():
                 for key, item in value.fields:
-                    self.take_apart(item, self.fx.call_function(_field, (whole, key)))
+                    self.take_apart(item, self.fx.call_function(_field, (argument, key)))
 
     # -- calls ------------------------------------------------------------------------------------
 
     def emit(self, run: Stretch, path: str) -> None:
         """Append some work under a path: calls of operators, of layers, of blocks."""
         for name, group in groups(run, path):
-            inside = path if name is None else f"{path}.{name}" if path else name
+            inside = path if name is None else joined(path, name)
             if inside in self.plan.stacks and name is not None:
                 self.call_stack(inside, group)
             elif name is None or inside in self.plan.layers:
                 for node in group:
                     if node.name in self.live:
-                        self.env[node.name] = self.call(node)
+                        self.env[Ref(node.name)] = self.call(node)
             elif self.blocks[inside] is None:
                 self.emit(group, inside)
             else:
                 self.call_block(inside, group)
 
     def call_stack(self, path: str, group: Stretch) -> None:
-        """One call of a recurrent layer of several operators."""
+        """Append one call of a recurrent layer of several operators."""
         stack = self.plan.stacks[path]
         if not any(node.name in self.live for node in group):
             return
         args = tuple(self.lower(value) for value in stack.layer.inputs)
-        called = self.call_module(path, args)
-        output, whole = self.items(called, 2)
-        last = self.items(whole, len(stack.last)) if len(stack.last) > 1 else (whole,)
+        output, states = self.items(self.call_module(path, args), 2)
+        last = self.items(states, len(stack.last)) if len(stack.last) > 1 else (states,)
         names = (stack.output, *stack.last)
-        self.env |= {k: v for k, v in zip(names, (output, *last), strict=True) if k is not None}
+        results = zip(names, (output, *last), strict=True)
+        self.env |= {Ref(name): result for name, result in results if name is not None}
         for name, (kind, at) in stack.steps.items():
             select = torch.ops.aten.select.int
             self.steps[name] = functools.partial(self.fx.call_function, select, (last[kind], 0, at))
 
     def items(self, several: torch.fx.Node, count: int) -> tuple[torch.fx.Node, ...]:
-        """The items of a tuple; those that nothing uses are left out of the code."""
+        """Return the items of a tuple; those that nothing uses are left out of the code."""
         call = self.fx.call_function
         return tuple(call(operator.getitem, (several, index)) for index in range(count))
 
     def call_block(self, path: str, group: Stretch) -> None:
-        """One call of a block, or several of them one after the other."""
+        """Append one call of a block, or several of them one after the other."""
         start = 0
         for run in self.plan.runs[path]:
             if start < len(group) and run[0] is group[start]:
@@ -324,39 +324,25 @@ class _Body:
                 results = self.plan.results(path, run)
                 if any(map(self.is_used, results)):
                     args = tuple(self.need(need) for need in self.plan.needs(path, run))
-                    self.unpack(self.call_module(path, args), results)
+                    called = self.call_module(path, args)
+                    items = (called,) if len(results) == 1 else self.items(called, len(results))
+                    bound = zip(results, items, strict=True)
+                    self.env |= {result: item for result, item in bound if self.is_used(result)}
 
-    def is_used(self, result: Value) -> bool:
-        """Whether this mode has a result of a block; one that the block decides, both have."""
-        return isinstance(result, Mode) or (isinstance(result, Ref) and result.name in self.live)
-
-    def unpack(self, called: torch.fx.Node, results: tuple[Value, ...]) -> None:
-        """Bind the results of a block, those that this mode has."""
-        for index, result in enumerate(results):
-            if len(results) == 1:
-                self.bind(result, called)
-            elif self.is_used(result):
-                self.bind(result, self.fx.call_function(operator.getitem, (called, index)))
-
-    def bind(self, value: Value, what: torch.fx.Node) -> None:
-        """Say what a value is from here on."""
-        if isinstance(value, Ref):
-            self.env[value.name] = what
-        elif isinstance(value, Mode):
-            self.slots[value] = what
+    def is_used(self, result: Ref | Mode) -> bool:
+        """Return whether this mode has a result of a block; those that it decides, both have."""
+        return isinstance(result, Mode) or result.name in self.live
 
     def need(self, need: Need) -> Any:
-        """What a block is given; None where this mode lacks it."""
-        if need == BATCH:
-            return self.size(Batch())
+        """Return what a block is called with for a need; None where this mode lacks it."""
         if need == DEVICE:
             return self.device()
-        if isinstance(need, Mode) and need not in self.slots:
+        if isinstance(need, Mode) and need not in self.env:
             return self.need(in_mode(need, self.training))  # type: ignore[arg-type]  # one of its sides
-        return self.env.get(need.name) if isinstance(need, Ref) else self.lower(need)
+        return self.env.get(need) if isinstance(need, Ref) else self.lower(need)
 
     def call(self, node: Node) -> torch.fx.Node:
-        """One operator, or the layer that computes it."""
+        """Append one operator, or the layer that computes it."""
         if node.op == "getitem":
             args = (self.lower(node.arg("source")), self.lower(node.arg("index")))
             return self.fx.call_function(operator.getitem, args)
@@ -365,34 +351,35 @@ class _Body:
         inputs = self.plan.calls.get(node.name)
         if inputs is not None:
             return self.call_module(node.scope, tuple(self.lower(value) for value in inputs))
-        row = schema(node.op)
-        given = {k: self.lower(v) for k, v in node.args}
+        arguments = {k: self.lower(v) for k, v in node.args}
         for name in table.row(node.op).contiguous:
-            given[name] = self.fx.call_function(torch.ops.aten.contiguous.default, (given[name],))
+            contiguous = torch.ops.aten.contiguous.default
+            arguments[name] = self.fx.call_function(contiguous, (arguments[name],))
         if makes_tensor(node):
-            given["device"] = self.device()
-        positional, named = row.call_args(given)
-        return self.fx.call_function(row.overload, tuple(positional), named)
+            arguments["device"] = self.device()
+        row = schema(node.op)
+        positional, keywords = row.call_args(arguments)
+        return self.fx.call_function(row.overload, tuple(positional), keywords)
 
     def call_module(self, path: str, args: tuple[Any, ...]) -> torch.fx.Node:
-        """A call of a layer or a block."""
-        return self.fx.call_module(
-            self.target(path[len(self.path) + 1 :] if self.path else path), args
-        )
+        """Append a call of a layer or a block."""
+        inside = path[len(self.path) + 1 :] if self.path else path
+        return self.fx.call_module(self.target(inside), args)
 
     # -- values -----------------------------------------------------------------------------------
 
     def lower(self, value: Value) -> Any:
-        """An argument of a call."""
+        """Return what an argument of a call is in the code."""
         match value:
-            case Ref(name):
-                return self.env[name]
-            case Leaf(name):
-                return self.leaf(name)
-            case Batch():
-                return self.size(value)
+            case Ref():
+                return self.env[value]
+            case Leaf() | Batch():
+                if value not in self.env:
+                    read = self.leaf(value.name) if isinstance(value, Leaf) else self.size(value)
+                    self.env[value] = read
+                return self.env[value]
             case Mode():
-                decided = self.slots.get(value)
+                decided = self.env.get(value)
                 return self.lower(in_mode(value, self.training)) if decided is None else decided
             case Atom():
                 return from_atom(value)
@@ -402,102 +389,88 @@ class _Body:
                 return value
 
     def leaf(self, name: str) -> torch.fx.Node:
-        """A parameter, buffer or constant: an attribute, or given from outside."""
-        if name not in self.attributes:
-            own = self.plan.place(name, self.path)
-            given = self.given.get(Leaf(name))
-            if own is not None:
-                role = self.plan.graph.param[name].role
-                table = "_parameters" if role == "parameter" else "_buffers"
-                given = self.fx.get_attr(self.target(own, table))
-            self.attributes[name] = given  # type: ignore[assignment]  # one of both
-        return self.attributes[name]
+        """Read a parameter, buffer or constant of a module at or inside of the path."""
+        inside = self.plan.local_name(name, self.path)
+        assert inside is not None, "a leaf of another path is an argument"
+        is_parameter = self.plan.graph.param[name].role == "parameter"
+        return self.fx.get_attr(self.target(inside, "_parameters" if is_parameter else "_buffers"))
 
     def target(self, name: str, table: str = "_modules") -> str:
-        """How code names what is at a path inside of the module, the last part in some table.
+        """Return how code names what is at a path inside of the module, the last part in a table.
 
         Where an attribute of the name would not be it, a word stands for it (:meth:`spelt_out`).
         """
         if _plain(name):
             return name
         *path, last = name.split(".")
-        places = "".join(f"._modules[{part!r}]" for part in path) + f".{table}[{last!r}]"
-        return self.words.setdefault(places, f"_word_{len(self.words)}_")
+        expression = "".join(f"._modules[{part!r}]" for part in path) + f".{table}[{last!r}]"
+        return self.words.setdefault(expression, f"_word_{len(self.words)}_")
 
     def spelt_out(self, source: str) -> str:
-        """Code with every word replaced by what it stands for."""
-        for places, word in self.words.items():
-            source = source.replace(f"self.{word}", f"self{places}")
+        """Return code with every word replaced by what it stands for."""
+        for expression, word in self.words.items():
+            source = source.replace(f"self.{word}", f"self{expression}")
         return source
 
     def device(self) -> torch.fx.Node:
-        """The device on which new tensors are made: that of the first argument."""
-        if DEVICE in self.given:
-            return self.given[DEVICE]
-        return self.fx.call_function(getattr, (next(iter(self.arguments().values())), "device"))
+        """Return the device on which new tensors are made: that of the first argument."""
+        if DEVICE in self.env:
+            return self.env[DEVICE]
+        return self.fx.call_function(getattr, (next(self.tensors())[1], "device"))
 
-    def arguments(self) -> dict[str, torch.fx.Node]:
-        """The results and inputs that the module is given in both modes, by name."""
-        if self.path:
-            named = ((self.plan.steady(need), value) for need, value in self.given.items())
-            return {name: value for name, value in named if name is not None}
-        inputs = (n.name for n in self.plan.graph.nodes if n.op == "input")
-        return {name: self.env[name] for name in inputs}
+    def tensors(self) -> Iterator[tuple[str, torch.fx.Node]]:
+        """Yield the tensors that the module is called with in both modes, and their operators."""
+        for need, argument in self.arguments.items():
+            name = self.plan.steady(need)
+            if name is not None:
+                yield name, argument
 
     def size(self, value: Batch) -> torch.fx.Node:
-        """A size that depends on the batch."""
-        if value not in self.sizes:
-            call = self.fx.call_function
-            if value == Batch():
-                made = self.batch()
-            elif value.power > 1:
-                whole = self.size(Batch(value.factor, value.power - 1))
-                made = call(operator.mul, (whole, self.size(Batch())))
-            else:
-                made = call(operator.mul, (self.size(Batch()), value.factor))
-            self.sizes[value] = made
-        return self.sizes[value]
+        """Compute a size that depends on the batch."""
+        if value == Batch():
+            return self.batch()
+        if value.power > 1:
+            factors = self.lower(Batch(value.factor, value.power - 1)), self.lower(Batch())
+        else:
+            factors = self.lower(Batch()), value.factor
+        return self.fx.call_function(operator.mul, factors)
 
     def batch(self) -> torch.fx.Node:
-        """The batch size: of the first argument that tells it."""
-        if BATCH in self.given:
-            return self.given[BATCH]
-        for name, argument in self.arguments().items():
+        """Read the batch size off the first argument that tells it."""
+        for name, argument in self.tensors():
             if self.plan.is_batched(name):
                 size = self.plan.graph.node[name].shape[0]
-                whole = self.fx.call_function(torch.ops.aten.sym_size.int, (argument, 0))
+                length = self.fx.call_function(torch.ops.aten.sym_size.int, (argument, 0))
                 factor = size.factor if isinstance(size, Batch) else 1
                 if factor == 1:
-                    return whole
-                return self.fx.call_function(operator.floordiv, (whole, factor))
+                    return length
+                return self.fx.call_function(operator.floordiv, (length, factor))
         raise GraphError("a size depends on the batch, but no input has a batch axis")
 
     def tree(self, value: Value) -> Any:
-        """What forward returns."""
+        """Return what forward returns, in its structure."""
         match value:
             case Record(fields, name):
                 keys, values = [k for k, _ in fields], [self.tree(v) for _, v in fields]
-                if name:
-                    return self.fx.call_function(_named, (name, keys, values))
-                return self.fx.call_function(_output, (keys, values))
+                return self.fx.call_function(_record, (name, keys, values))
             case tuple():
                 return tuple(self.tree(v) for v in value)
-            case Mode() if value not in self.slots:
+            case Mode() if value not in self.env:
                 return self.tree(in_mode(value, self.training))
             case _:
                 return self.lower(value)
 
 
 # Names that hide leaves and modules: attributes of every built module, a variable of forward.
-_OWN = frozenset({"arch", "_graph", "_path", "_inputs", "self", *vars(torch.nn.Module())})
+_HIDING = frozenset({"arch", "_graph", "_path", "_inputs", "self", *vars(torch.nn.Module())})
 
 
 @functools.cache
 def _plain(name: str) -> bool:
-    """Whether ``self.NAME`` is the leaf or module of that name in generated code."""
+    """Return whether ``self.NAME`` is the leaf or module of that name in generated code."""
     parts = name.split(".")
     usual = all((p.isidentifier() and not keyword.iskeyword(p)) or p.isdecimal() for p in parts)
-    return usual and not any(p in _OWN or hasattr(torch.nn.Module, p) for p in parts)
+    return usual and not any(p in _HIDING or hasattr(torch.nn.Module, p) for p in parts)
 
 
 def _argument(name: str) -> str:
@@ -506,24 +479,21 @@ def _argument(name: str) -> str:
     return name
 
 
-def _output(keys: list[str], values: list[Any]) -> Output:
-    return Output(zip(keys, values, strict=True))
-
-
 @functools.lru_cache(maxsize=256)
 def _named_tuple(name: str, keys: tuple[str, ...]) -> Any:
     return namedtuple(name, keys)
 
 
-def _named(name: str, keys: list[str], values: list[Any]) -> Any:
-    return _named_tuple(name, tuple(keys))(*values)
+def _record(name: str, keys: list[str], values: list[Any]) -> Any:
+    if name:
+        return _named_tuple(name, tuple(keys))(*values)
+    return Output(zip(keys, values, strict=True))
 
 
-def _field(held: Any, key: str) -> Any:
-    return held[key] if isinstance(held, Mapping) else getattr(held, key)
+def _field(record: Any, key: str) -> Any:
+    return record[key] if isinstance(record, Mapping) else getattr(record, key)
 
 
 # fx prints functions by their qualified name: these must be importable from here.
 torch.fx.wrap("_field")
-torch.fx.wrap("_output")
-torch.fx.wrap("_named")
+torch.fx.wrap("_record")

@@ -14,7 +14,7 @@ from archgraph.ops.table import initialiser
 
 @takes_graph
 def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Fresh weights: each leaf as the operator that uses it says, drawn in graph order.
+    """Return fresh weights: each leaf as the operator that uses it says, drawn in graph order.
 
     Args:
         graph: The architecture.
@@ -35,15 +35,14 @@ def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) 
     if how is None or not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(param.shape, dtype=dtype)
     tensor = torch.empty(param.shape, dtype=dtype)
-    if dtype.is_complex and how.kind == "uniform":  # real and imaginary parts, each as it says
-        torch.view_as_real(tensor).uniform_(-how.scale, how.scale, generator=generator)
-        return tensor
     match how.kind:
         case "zeros":
             return tensor.zero_()
         case "ones":
             return tensor.fill_(how.scale)
-        case "uniform":
-            return tensor.uniform_(-how.scale, how.scale, generator=generator)
+        case "uniform":  # of real and imaginary parts, each
+            numbers = torch.view_as_real(tensor) if dtype.is_complex else tensor
+            numbers.uniform_(-how.scale, how.scale, generator=generator)
+            return tensor
         case "normal":
             return tensor.normal_(0.0, how.scale, generator=generator)

@@ -23,98 +23,145 @@ class TensorInput:
 
     Attributes:
         label: What messages call it.
-        index: Place of its argument.
+        index: Position of its argument.
         key: Name of its argument.
         steps: The way to it inside of the argument.
-        dtype: Its dtype.
-        rank: How many dimensions it has.
-        sizes: Those of its sizes that are not open, with their dimensions.
-        batched: Whether its first dimension is the batch.
+        type: Its type.
+        dtype: The dtype of that, as torch has it.
         low: The least size of its first dimension for which the graph holds.
         high: The largest one; None where there is none.
-        type: All of that, as the graph says it.
     """
 
     label: str
     index: int
     key: str
     steps: _Steps
+    type: TensorType
     dtype: torch.dtype
-    rank: int
-    sizes: tuple[tuple[int, int], ...]
-    batched: bool
     low: int
     high: int | None
-    type: TensorType
 
-    def fits(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this type."""
+    @property
+    def is_batched(self) -> bool:
+        """Whether its first dimension is the batch."""
+        return self.type.shape[:1] == (Batch(),)
+
+    def fits(self, value: Any, dtype: torch.dtype) -> bool:
+        """Return whether a value is a tensor of this type, in some dtype."""
+        if not isinstance(value, torch.Tensor) or value.dtype is not dtype:
+            return False
+        rank_fits = value.dim() == len(self.type.shape)
+        return rank_fits and not self.other_sizes(value) and self.holds(value)
+
+    def other_sizes(self, value: torch.Tensor) -> list[int]:
+        """Return the dimensions whose size is fixed and another one in a tensor."""
+        sizes = enumerate(zip(self.type.shape, value.shape, strict=False))
+        return [dim for dim, (size, other) in sizes if isinstance(size, int) and size != other]
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """Return whether the graph holds for the size of a tensor's first dimension."""
+        if self.low and value.shape[0] < self.low:
+            return False
+        return self.high is None or value.shape[0] <= self.high
+
+    def refusal(self, value: Any, dtype: torch.dtype) -> GraphError:
+        """Return the error for a value that does not fit."""
+        expected = TensorType(self.type.shape, _name(dtype))
+        where, rank = f"input {self.label}", len(expected.shape)
         if not isinstance(value, torch.Tensor):
-            return False
-        if value.dtype is not self.dtype or value.dim() != self.rank:
-            return False
-        shape = value.shape
-        return all(shape[dim] == size for dim, size in self.sizes) and self.holds(shape)
-
-    def holds(self, shape: Sequence[int]) -> bool:
-        """Return whether the graph holds for the size of the batch."""
-        if self.low and shape[0] < self.low:
-            return False
-        return self.high is None or shape[0] <= self.high
+            return GraphError(
+                "is not a tensor",
+                where=where,
+                found=type(value).__name__,
+                expected=str(expected),
+                hint=_remedy(value, _name(dtype)),
+            )
+        others = self.other_sizes(value)
+        if value.dim() == rank - 1 and self.is_batched:
+            hint = "an axis for the batch seems to be missing: x[None]"
+        elif value.dim() != rank or others:
+            hint = "pass this shape, or trace the model on an example of the other shape"
+            if others == [0]:
+                hint += "; the graph's notes say why the size of the batch is fixed"
+        elif value.dtype is not dtype:
+            hint = f"convert it: .to(torch.{_name(dtype)})"
+        else:
+            ends = [f"{self.low} or more"] if self.low else []
+            ends += [f"{self.high} or less"] if self.high is not None else []
+            return GraphError(
+                "the model branches on the size of the batch, and the graph has the other branch",
+                where=where,
+                found=value.shape[0],
+                expected=" and ".join(ends),
+                hint="split the batch, or trace the model on an example of this size",
+            )
+        return GraphError(
+            "does not fit this module",
+            where=where,
+            found=f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]",
+            expected=str(expected),
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True)
 class InputTypes:
-    """All tensors that forward takes, and the parameter that tells where the module is."""
+    """All tensors that forward takes, and a floating leaf, which tells dtype and device.
+
+    Attributes:
+        tensors: The tensors.
+        leaf: The way to the leaf, through modules; empty if no leaf is floating.
+        dtype: The dtype that it has in the graph.
+    """
 
     tensors: tuple[TensorInput, ...]
-    own: tuple[str, str, torch.dtype] | None  # module path, name and dtype of a floating leaf
+    leaf: tuple[str, ...]
+    dtype: torch.dtype | None
 
     @staticmethod
     def of(graph: ArchGraph) -> InputTypes:
-        """The inputs of a graph."""
-        found = []
+        """Return the inputs of a graph."""
+        tensors = []
         for index, (key, value) in enumerate(graph.inputs):
             for steps, name in _tensors(value, ()):
                 node = graph.node[name]
-                fixed = [(d, s) for d, s in enumerate(node.shape) if isinstance(s, int)]
                 label = key + "".join(f"[{step!r}]" for step in steps)
                 type_ = TensorType(node.shape, node.dtype)
-                dtype = torch_dtype(node.dtype)
                 low, high = cast(int, node.arg("min", 0)), cast("int | None", node.arg("max"))
-                rank = len(node.shape)
-                batched = node.shape[:1] == (Batch(),)
-                at = label, index, key, steps, dtype, rank, tuple(fixed), batched, low, high, type_
-                found.append(TensorInput(*at))
-        leaf = next((p for p in graph.params if torch_dtype(p.dtype).is_floating_point), None)
-        own = None
-        if leaf is not None:
-            path, _, last = leaf.name.rpartition(".")
-            own = path, last, torch_dtype(leaf.dtype)
-        return InputTypes(tuple(found), own)
+                at = label, index, key, steps, type_, torch_dtype(node.dtype), low, high
+                tensors.append(TensorInput(*at))
+        for param in graph.params:
+            dtype = torch_dtype(param.dtype)
+            if dtype.is_floating_point:
+                return InputTypes(tuple(tensors), tuple(param.name.split(".")), dtype)
+        return InputTypes(tuple(tensors), (), None)
 
     def check(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
+
+        1. A module that was converted to another dtype takes its inputs in that dtype.
+        2. All tensors are on the device of the module.
+        3. All tensors whose first dimension is the batch have the same batch size.
 
         Raises:
             GraphError: Names the input, what was found and what is expected.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             return
-        leaf = self._leaf(module)
-        converted = leaf is not None and self.own is not None and leaf.dtype is not self.own[2]
+        leaf = self._leaf_of(module)
         first: tuple[TensorInput, torch.Tensor] | None = None
         for item in self.tensors:
-            value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
-            if value is None:
+            if item.index >= len(args) and item.key not in kwargs:
                 continue
+            value = args[item.index] if item.index < len(args) else kwargs[item.key]
             for step in item.steps:
-                value = _inside(value, step)
+                value = _inside(value, step, item.label)
             if isinstance(value, torch.fx.Proxy):  # of symbolic tracing, which has no types
                 return
-            if converted or not item.fits(value):
-                self._refuse(item, value, leaf)
-            if leaf is not None and value.device != leaf.device:
+            dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype  # 1
+            if not item.fits(value, dtype):
+                raise item.refusal(value, dtype)
+            if leaf is not None and value.device != leaf.device:  # 2
                 raise GraphError(
                     "is on another device than the module",
                     where=f"input {item.label}",
@@ -122,7 +169,7 @@ class InputTypes:
                     expected=str(leaf.device),
                     hint=f"move it: .to({str(leaf.device)!r})",
                 )
-            if item.batched:
+            if item.is_batched:  # 3
                 first = first or (item, value)
                 if value.shape[0] != first[1].shape[0]:
                     raise GraphError(
@@ -130,64 +177,20 @@ class InputTypes:
                         where=f"input {item.label}",
                         found=value.shape[0],
                         expected=first[1].shape[0],
+                        hint="all inputs of a call have one batch size",
                     )
 
-    def _leaf(self, module: nn.Module) -> torch.Tensor | None:
-        """A tensor that is where the module is; None if it has been replaced."""
-        if self.own is None:
+    def _leaf_of(self, module: nn.Module) -> torch.Tensor | None:
+        """Return the leaf of a module; None if it has been replaced."""
+        if not self.leaf:
             return None
-        for part in self.own[0].split(".") if self.own[0] else ():
+        *path, name = self.leaf
+        for part in path:
             inside = module._modules.get(part)
             if inside is None:
                 return None
             module = inside
-        found = module._parameters.get(self.own[1])
-        return found if found is not None else module._buffers.get(self.own[1])
-
-    def _refuse(self, item: TensorInput, value: Any, leaf: torch.Tensor | None) -> None:
-        """Raise for a value that does not fit; a module in another dtype takes inputs in that."""
-        dtype, where = item.dtype, f"input {item.label}"
-        if leaf is not None and self.own is not None and dtype is self.own[2]:
-            dtype = leaf.dtype
-        expected = TensorType(item.type.shape, _name(dtype))
-        if not isinstance(value, torch.Tensor):
-            raise GraphError(
-                "is not a tensor",
-                where=where,
-                found=type(value).__name__,
-                expected=str(expected),
-                hint="make it one: torch.as_tensor",
-            )
-        shape = tuple(value.shape)
-        others = [dim for dim, size in item.sizes if dim < len(shape) and shape[dim] != size]
-        if value.dtype is dtype and len(shape) == item.rank and not others:
-            if item.holds(shape):
-                return
-            ends = [f"{item.low} or more"] if item.low else []
-            ends += [f"{item.high} or less"] if item.high is not None else []
-            raise GraphError(
-                "the graph does not hold for this batch size: the model computes something else "
-                "for it",
-                where=where,
-                found=shape[0],
-                expected=" and ".join(ends),
-                hint="split the batch, or trace the model on an example of this size",
-            )
-        if len(shape) == item.rank - 1 and item.batched:
-            hint = "an axis for the batch seems to be missing: x[None]"
-        elif len(shape) != item.rank or others:
-            hint = "give it this size, or trace the model on an example of the other size"
-            if others == [0]:
-                hint += "; the notes of ag.trace say why the size of the batch is fixed"
-        else:
-            hint = f"convert it: .to(torch.{_name(dtype)})"
-        raise GraphError(
-            "is not of the type that the graph was traced with",
-            where=where,
-            found=f"{_name(value.dtype)}[{', '.join(map(str, shape))}]",
-            expected=str(expected),
-            hint=hint,
-        )
+        return (module._parameters | module._buffers).get(name)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -195,7 +198,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a network, which compares its inputs with the graph's first."""
+    """Let the forward of a network compare its inputs with the graph's first."""
 
     @functools.wraps(forward)
     def compared(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +209,7 @@ def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
-    """The tensors inside of an argument, each with the way to it."""
+    """Return the tensors inside of an argument, each with the way to it."""
     match value:
         case Ref(name):
             return [(steps, name)]
@@ -218,7 +221,26 @@ def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
             return []
 
 
-def _inside(value: Any, step: int | str) -> Any:
-    if isinstance(step, str) and not isinstance(value, Mapping):
-        return getattr(value, step)
-    return value[step]
+def _inside(value: Any, step: int | str, label: str) -> Any:
+    try:
+        if isinstance(step, str) and not isinstance(value, Mapping):
+            return getattr(value, step)
+        return value[step]
+    except (AttributeError, LookupError, TypeError):
+        raise GraphError(
+            "is missing",
+            where=f"input {label}",
+            found=f"a {type(value).__name__} without {step!r}",
+            hint="pass tensors in the same structure as in the example that was traced",
+        ) from None
+
+
+def _remedy(value: Any, dtype: str) -> str:
+    """Say how a value becomes the tensor that an input has to be."""
+    if value is None:
+        return "to call it without this input, trace the model without it"
+    if isinstance(value, Mapping):
+        return "pass each tensor by name: module(**inputs)"
+    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return "pass each tensor as an argument: module(*inputs)"
+    return f"convert it: torch.as_tensor(value, dtype=torch.{dtype})"

@@ -33,9 +33,9 @@ from archgraph.ops.layers import TorchLayer
 from archgraph.ops.schema import schema
 from archgraph.ops.stacks import Stack, stack
 
-# What a block is given beside results and leaves: the batch size, the device of new tensors.
-BATCH, DEVICE = "batch size", "device"
-Need: TypeAlias = "Ref | Leaf | Mode | str"
+DEVICE = "device"  # of new tensors
+# What a block is called with: results, leaves, values that a mode decides, the batch size, DEVICE.
+Need: TypeAlias = "Ref | Leaf | Mode | Batch | str"
 Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
 Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
 
@@ -65,54 +65,58 @@ class ModulePlan:
 
     @staticmethod
     def of(graph: ArchGraph) -> ModulePlan:
-        """The plan of a graph.
+        """Return the plan of a graph.
 
-        1. Work is gathered by module path; a path inside of which another one has work or leaves
-           is not a layer.
-        2. Counters of batches, which layers advance themselves, are chains of additions of one.
-        3. A path is a layer where each of its operators is the same layer of ``torch.nn``, whose
-           parameters and buffers are the leaves of the path, all of them and no others.
+        1. Work and leaves are gathered by module path. A path inside of which another one has work
+           or leaves is not a layer.
+        2. A path is a layer where each of its operators is the same layer of ``torch.nn``, or all
+           are one recurrent layer, whose parameters and buffers are exactly the leaves of the path.
+        3. Layers advance their counters of batches themselves, so that the operators that do it go.
+           A norm under several names has one counter: all of its paths are layers, or none.
         """
-        paths: dict[str, list[Node]] = {}
+        paths: dict[str, list[Node]] = {}  # 1
         for node in graph.nodes:
             if node.op != "input":
                 paths.setdefault(node.scope, []).append(node)
-        owned: dict[str, dict[str, Param]] = {}
+        leaves: dict[str, dict[str, Param]] = {}
         for param in graph.params:
             for name in (param.name, *param.aliases):
                 path, _, last = name.rpartition(".")
-                owned.setdefault(path, {})[last] = param
-        inner = {outer for path in (*paths, *owned) for outer in ancestors(path)}
+                leaves.setdefault(path, {})[last] = param
+        inner = {"", *(outer for path in (*paths, *leaves) for outer in ancestors(path))}
         chains = _counters(graph)
         modes = tuple(specialise(graph, training=t).node for t in (False, True))
         layers: dict[str, TorchLayer] = {}
         calls: dict[str, tuple[Value, ...]] = {}
         stacks: dict[str, Stack] = {}
-        absorbed: set[str] = set()
-        for path, nodes in paths.items():
-            if path in inner or not path:
+        for path, nodes in paths.items():  # 2
+            if path in inner:
                 continue
-            own = owned.get(path, {})
-            found = _layers(graph, nodes, own, chains, modes)
-            if found:
-                layers[path] = layer = next(iter(found.values()))
-                calls |= {name: call.inputs for name, call in found.items()}
-                if layer.counts and layer.counter in own:
-                    absorbed |= {own[layer.counter].name}
-            elif (several := stack(graph, path, nodes)) and _owns(several.layer, own):
-                layers[path], stacks[path] = several.layer, several
+            tensors = leaves.get(path, {})
+            if by_operator := _layers(graph, nodes, tensors, chains, modes):
+                layers[path] = next(iter(by_operator.values()))
+                calls |= {name: layer.inputs for name, layer in by_operator.items()}
+            elif (recurrent := stack(graph, path, nodes)) and _are_leaves_of(
+                recurrent.layer, tensors
+            ):
+                layers[path], stacks[path] = recurrent.layer, recurrent
                 calls |= dict.fromkeys((n.name for n in nodes), ())
-                calls[nodes[0].name] = several.layer.inputs
-        for buffer in tuple(absorbed):  # a norm under several names: all of them count, or none
-            paths_of = {graph.node[name].scope for name in chains[buffer]}
-            if not paths_of <= layers.keys():
-                absorbed.discard(buffer)
-                for path in paths_of & layers.keys():
+                calls[nodes[0].name] = recurrent.layer.inputs
+        counted = {  # 3
+            leaves[path][layer.counter].name
+            for path, layer in layers.items()
+            if layer.counts and layer.counter in leaves[path]
+        }
+        for buffer in tuple(counted):
+            scopes = {graph.node[name].scope for name in chains[buffer]}
+            if not scopes <= layers.keys():
+                counted.remove(buffer)
+                for path in scopes & layers.keys():
                     del layers[path]
         calls = {name: inputs for name, inputs in calls.items() if graph.node[name].scope in layers}
-        counted = {name for buffer in absorbed for name in chains[buffer]}
-        work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in counted)
-        updates = tuple((k, v) for k, v in graph.updates if k not in absorbed)
+        absorbed = {name for buffer in counted for name in chains[buffer]}
+        work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in absorbed)
+        updates = tuple((k, v) for k, v in graph.updates if k not in counted)
         return ModulePlan(graph, layers, calls, stacks, work, updates, modes)
 
     # -- blocks -----------------------------------------------------------------------------------
@@ -123,77 +127,57 @@ class ModulePlan:
         spans: dict[str, list[list[int]]] = {}
         for index, node in enumerate(self.work):
             for path in (*ancestors(node.scope), node.scope):
-                known = spans.setdefault(path, [])
-                if known and known[-1][1] == index:
-                    known[-1][1] = index + 1
+                ends = spans.setdefault(path, [])
+                if ends and ends[-1][1] == index:
+                    ends[-1][1] = index + 1
                 else:
-                    known.append([index, index + 1])
+                    ends.append([index, index + 1])
         return {
-            path: tuple(
-                call for start, end in known for call in self._calls(path, self.work[start:end])
-            )
-            for path, known in spans.items()
+            path: tuple(call for start, end in ends for call in _calls(path, self.work[start:end]))
+            for path, ends in spans.items()
         }
-
-    def _calls(self, path: str, run: Stretch) -> Iterator[Stretch]:
-        """The calls that a stretch of work is: a module that is called twice uses a leaf twice."""
-        prefix = f"{path}."
-        uses = Counter(
-            leaf for n in run for leaf in dict.fromkeys(n.leaves()) if leaf.startswith(prefix)
-        )
-        count = min(uses.values(), default=1)
-        size, rest = divmod(len(run), count)
-        parts = [run[i * size : (i + 1) * size] for i in range(count)]
-        like = [[(n.op, n.scope, tuple(n.leaves())) for n in part] for part in parts]
-        same = count > 1 and not rest and all(part == like[0] for part in like)
-        yield from parts if same else (run,)
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
         """What reads each result, and as which value: an operator, or ``""`` for forward."""
-        found: dict[str, list[tuple[str, Value]]] = {}
-
-        def read(user: str, value: Value) -> None:
+        readers: dict[str, list[tuple[str, Value]]] = {}
+        values = [(node.name, value) for node in self.work for _, value in node.args]
+        for user, value in (*values, ("", self.graph.outputs)):
             for item in scalars(value):
                 for name in refs(item):
-                    found.setdefault(name, []).append((user, item))
-
-        for node in self.work:
-            for _, value in node.args:
-                read(node.name, value)
-        read("", self.graph.outputs)
-        return {name: tuple(users) for name, users in found.items()}
+                    readers.setdefault(name, []).append((user, item))
+        return {name: tuple(users) for name, users in readers.items()}
 
     @cached_property
     def order(self) -> Mapping[str, int]:
-        """The place of each operator in the order of work; inputs come before."""
+        """The number of each operator in the order of work; inputs come before."""
         inputs = {n.name: -1 for n in self.graph.nodes if n.op == "input"}
         return inputs | {n.name: index for index, n in enumerate(self.work)}
 
-    def results(self, path: str, run: Stretch) -> tuple[Value, ...]:
-        """The results of some work that are read outside of it, in order.
+    def results(self, path: str, run: Stretch) -> tuple[Ref | Mode, ...]:
+        """Return the results of some work that are read outside of it, in order.
 
         A value that is one thing in training and another in evaluation is one result if the work
-        has both, or can be given the other: the block decides by its own mode which it is.
+        has both, or can be called with the other: the block decides by its own mode which it is.
         """
         inside = {n.name for n in run}
-        found: dict[Value, None] = {}
-        stored = {
+        stored = {  # in buffers of other modules
             name
             for buffer, value in self.updates
             if not is_under(self.home[buffer], path)
             for name in refs(value)
         }
+        results: dict[Ref | Mode, None] = {}
         for node in run:
             read = [v for user, v in self.readers.get(node.name, ()) if user not in inside]
             read += [Ref(node.name)] if node.name in stored else []
             for value in read:
-                whole = isinstance(value, Mode) and self._is_one(value, run, inside)
-                found[value if whole else Ref(node.name)] = None
-        return tuple(found)
+                decides = isinstance(value, Mode) and self._has_sides(value, run, inside)
+                results[value if decides else Ref(node.name)] = None  # type: ignore[index]  # a Mode
+        return tuple(results)
 
-    def _is_one(self, value: Mode, run: Stretch, inside: Container[str]) -> bool:
-        """Whether some work has both sides of a value, or can be given the one that it lacks."""
+    def _has_sides(self, value: Mode, run: Stretch, inside: Container[str]) -> bool:
+        """Return whether some work has both sides of a value, or can be called with one of them."""
         start = self.order[run[0].name]
         return all(
             isinstance(side, Leaf)
@@ -202,91 +186,93 @@ class ModulePlan:
         )
 
     def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
-        """What some work reads from outside of it and of its path, in order of first use."""
+        """Return what some work reads from outside of it and of its path, in order of first use.
+
+        1. What its operators and layers are called with, and both sides of what it decides by its
+           mode. A value whose sides both come from outside is decided there.
+        2. The batch size, if no result among that tells it, and the device, if there is no result.
+        """
         inside = {n.name for n in run}
-        found: dict[Need, None] = {}
-        sizes = makes = False
+        needs: dict[Need, None] = {}
 
         def add(item: Value) -> None:
-            if isinstance(item, Ref) and item.name not in inside:
-                found[item] = None
-            elif isinstance(item, Leaf) and self.place(item.name, path) is None:
-                found[item] = None
-            elif isinstance(item, Mode):
-                if refs(item) and inside.isdisjoint(refs(item)):
-                    found[item] = None  # decided outside
-                else:
+            match item:
+                case Ref(name) if name not in inside:
+                    needs[item] = None
+                case Leaf(name) if self.local_name(name, path) is None:
+                    needs[item] = None
+                case Mode() if refs(item) and inside.isdisjoint(refs(item)):
+                    needs[item] = None
+                case Mode():
                     add(item.train)
                     add(item.eval)
 
-        for node in run:
-            operands = self.calls.get(node.name)
-            if operands is None:
-                operands = tuple(value for _, value in node.args)
-                makes = makes or makes_tensor(node)
-            for value in operands:
-                sizes = sizes or any(isinstance(item, Batch) for item in walk(value))
-                for item in scalars(value):
-                    add(item)
-        for result in self.results(path, run):
-            if isinstance(result, Mode):
-                add(result.train)
-                add(result.eval)
-        tensors = [name for item in found if (name := self.steady(item)) is not None]
+        operands: Value = tuple(
+            self.calls.get(n.name, tuple(value for _, value in n.args)) for n in run
+        )
+        for item in (*scalars(operands), *self.results(path, run)):  # 1
+            add(item)
+        tensors = [name for need in needs if (name := self.steady(need)) is not None]  # 2
+        sizes = any(isinstance(item, Batch) for item in walk(operands))
         if sizes and not any(map(self.is_batched, tensors)):
-            found[BATCH] = None
-        if makes and not tensors:
-            found[DEVICE] = None
-        return tuple(found)
+            needs[Batch()] = None
+        if not tensors and any(makes_tensor(n) for n in run if n.name not in self.calls):
+            needs[DEVICE] = None
+        return tuple(needs)
 
     def steady(self, need: Need) -> str | None:
-        """The result that a block is given in both modes; None if it is another thing."""
+        """Return the result that a need is in both modes; None if it is another thing."""
         names = refs(need) if isinstance(need, Ref | Mode) else []
-        given = isinstance(need, Mode) and len(names) == 2
-        return names[0] if given or (names and self.is_always(names[0])) else None
-
-    def is_always(self, name: str) -> bool:
-        """Whether an operator runs in both modes."""
-        return all(name in mode for mode in self.modes)
+        both = isinstance(need, Mode) and len(names) == 2
+        always = bool(names) and all(names[0] in mode for mode in self.modes)
+        return names[0] if both or always else None
 
     def is_batched(self, name: str) -> bool:
-        """Whether the first size of a result tells the batch size."""
+        """Return whether the first size of a result tells the batch size."""
         shape = self.graph.node[name].shape
         return bool(shape) and isinstance(shape[0], Batch) and shape[0].power == 1
 
-    def place(self, leaf: str, path: str) -> str | None:
-        """Where a leaf is, seen from a path; None if it is outside."""
+    def local_name(self, leaf: str, path: str) -> str | None:
+        """Return the name of a leaf as seen from a path; None if it is outside."""
         if not path:
             return leaf
-        param = self.graph.param[leaf]
-        inside = (n for n in (leaf, *param.aliases) if n.startswith(f"{path}."))
-        name = next(inside, None)
-        return None if name is None else name[len(path) + 1 :]
+        names = (leaf, *self.graph.param[leaf].aliases)
+        return next((n[len(path) + 1 :] for n in names if n.startswith(f"{path}.")), None)
 
     @cached_property
     def home(self) -> Mapping[str, str]:
         """The innermost block that can assign each buffer: no other work reads the buffer."""
         homes = {}
         for buffer, value in self.updates:
-            nodes = [self.graph.node[i.name] for i in walk(value) if isinstance(i, Ref)]
+            nodes = [self.graph.node[name] for name in refs(value)]
             readers = [n for n in self.work if buffer in n.leaves()] + nodes
-            read = any(isinstance(i, Leaf) and i.name == buffer for i in walk(self.graph.outputs))
-            paths = [*ancestors(nodes[0].scope), nodes[0].scope] if nodes and not read else []
-            inside = [
+            read = Leaf(buffer) in walk(self.graph.outputs)
+            paths = [*ancestors(nodes[0].scope)[1:], nodes[0].scope] if nodes and not read else []
+            blocks = [
                 path
                 for path in paths
-                if path
-                and len(self.runs.get(path, ())) == 1
+                if len(self.runs.get(path, ())) == 1
                 and path not in self.layers
-                and self.place(buffer, path) is not None
+                and self.local_name(buffer, path) is not None
                 and all(is_under(n.scope, path) for n in readers)
             ]
-            homes[buffer] = inside[-1] if inside else ""
+            homes[buffer] = blocks[-1] if blocks else ""
         return homes
 
 
+def _calls(path: str, run: Stretch) -> tuple[Stretch, ...]:
+    """Return the calls that a stretch of work is: a module called twice uses its leaves twice."""
+    prefix = f"{path}."
+    uses = Counter(leaf for n in run for leaf in {*n.leaves()} if leaf.startswith(prefix))
+    count = min(uses.values(), default=1)
+    size, rest = divmod(len(run), count)
+    parts = tuple(run[i * size : (i + 1) * size] for i in range(count))
+    first, *others = ([(n.op, n.scope, tuple(n.leaves())) for n in part] for part in parts)
+    return parts if not rest and all(part == first for part in others) else (run,)
+
+
 def scalars(value: Value) -> Iterator[Value]:
-    """Every scalar inside a value; what depends on the mode is one, unless it is a structure."""
+    """Yield every scalar of a value; what depends on the mode is one, unless it is a structure."""
     match value:
         case tuple():
             for item in value:
@@ -294,17 +280,17 @@ def scalars(value: Value) -> Iterator[Value]:
         case Record():
             for _, item in value.fields:
                 yield from scalars(item)
-        case Mode() if isinstance(value.train, tuple | Record | Mode) or isinstance(
-            value.eval, tuple | Record | Mode
+        case Mode(train, eval_) if any(
+            isinstance(v, tuple | Record | Mode) for v in (train, eval_)
         ):
-            yield from scalars(value.train)
-            yield from scalars(value.eval)
+            yield from scalars(train)
+            yield from scalars(eval_)
         case _:
             yield value
 
 
 def ancestors(path: str) -> list[str]:
-    """All paths around a path, the root (an empty one) first.
+    """Return all paths around a path, the root (an empty one) first.
 
     >>> ancestors("layer1.0.conv1")
     ['', 'layer1', 'layer1.0']
@@ -313,68 +299,82 @@ def ancestors(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(len(parts))]
 
 
+def joined(path: str, name: str) -> str:
+    """Return the path of a module or leaf inside of a path."""
+    return f"{path}.{name}" if path else name
+
+
 def is_under(path: str, outer: str) -> bool:
-    """Whether a path is another one or inside of it."""
+    """Return whether a path is another one or inside of it."""
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
+def child(node: Node, path: str) -> str | None:
+    """Return the module inside of a path that an operator belongs to; None: to the path itself."""
+    if node.scope == path:
+        return None
+    return node.scope[len(path) + 1 if path else 0 :].split(".")[0]
+
+
 def makes_tensor(node: Node) -> bool:
-    """Whether an operator makes a tensor on a device that it is told."""
+    """Return whether an operator makes a tensor on a device, which is an argument."""
     return node.op != "getitem" and schema(node.op).makes_tensor
 
 
 def _layers(
     graph: ArchGraph,
     nodes: Sequence[Node],
-    own: Mapping[str, Param],
+    leaves: Mapping[str, Param],
     chains: Mapping[str, tuple[str, ...]],
     modes: Modes,
 ) -> dict[str, TorchLayer]:
-    """The layer that all work of a path is, by operator; empty if that is not one layer.
+    """Return the layer that all work of a path is, by operator; empty if that is not one layer.
 
-    Beside it there may be items of its results, and tensors that are made for it (first states).
-    A layer trains as its own mode says: where the graph has a constant, only that mode has it.
+    1. Beside its operators there may be items of its results, tensors that are allocated for it
+       (first states), and the steps of its counter.
+    2. A layer trains as its mode says: where the graph has a constant, only that mode has it.
+    3. Each of its calls advances its counter once, where it has one.
     """
-    counting = {name for param in own.values() for name in chains.get(param.name, ())}
-    called = [
+    counting = {name for param in leaves.values() for name in chains.get(param.name, ())}
+    called = [  # 1
         n for n in nodes if n.name not in counting and n.op != "getitem" and not makes_tensor(n)
     ]
-    found = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
-    layer = next(iter(found.values()), None)
-    if layer is None or len(found) < len(called) or any(o != layer for o in found.values()):
+    layers = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
+    layer = next(iter(layers.values()), None)
+    if layer is None or len(layers) < len(called) or any(o != layer for o in layers.values()):
         return {}
-    for name, call in found.items():
+    for name, call in layers.items():  # 2
         flags = [t for t, mode in enumerate(modes) if name in mode]
         if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
             return {}
-    counter = own.get(layer.counter) if layer.counts else None
+    counter = leaves.get(layer.counter) if layer.counts else None  # 3
     steps = chains.get(counter.name, ()) if counter else ()
-    own_steps = [name for name in steps if graph.node[name].scope == nodes[0].scope]
-    counted = len(own_steps) == len(called) if counter else not counting
-    return found if counted and _owns(layer, own) else {}
+    here = [name for name in steps if graph.node[name].scope == nodes[0].scope]
+    counted = len(here) == len(called) if counter else not counting
+    return layers if counted and _are_leaves_of(layer, leaves) else {}
 
 
-def _owns(layer: TorchLayer, own: Mapping[str, Param]) -> bool:
-    """Whether the leaves of a path are exactly those of a layer, by name, shape and role."""
-    used = {name: value for name, value in layer.leaves.items() if value is not None}
-    for name, value in used.items():
-        param = own.get(name)
-        if param is None or value != Leaf(param.name):
+def _are_leaves_of(layer: TorchLayer, leaves: Mapping[str, Param]) -> bool:
+    """Return whether the leaves of a path are exactly those of a layer: name, shape and role."""
+    for name, value in layer.leaves.items():
+        if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
             return False
-    made = layer.made()
-    tensors = {**made._parameters, **made._buffers}
+    module = layer.module()
+    tensors = {**module._parameters, **module._buffers}
     return all(
         (tensor := tensors.get(name)) is not None
         and tuple(tensor.shape) == param.shape
-        and (name in made._parameters) == (param.role == "parameter")
-        and param.role != "constant"
-        for name, param in own.items()
+        and param.role == ("parameter" if name in module._parameters else "buffer")
+        for name, param in leaves.items()
     )
 
 
 def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Buffers that each call in training advances by one, and the operators that do it."""
-    chains = {}
+    """Return the buffers that each call in training advances by one, and the operators for it.
+
+    Such a buffer is a chain of additions of one, of which nothing else reads a result.
+    """
+    counters = {}
     stored = Counter(
         name for value in (graph.outputs, *(v for _, v in graph.updates)) for name in refs(value)
     )
@@ -390,5 +390,5 @@ def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
             chain.append(node.name)
             step = node.arg("self")
         if step == Leaf(buffer) and chain and sum(stored[name] for name in chain) == 1:
-            chains[buffer] = tuple(chain)
-    return chains
+            counters[buffer] = tuple(chain)
+    return counters

@@ -7,14 +7,15 @@ layer's own, and whether the module's path has no other work, is for the room th
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Size, Value, in_mode
 from archgraph.ops.costs import type_of
 from archgraph.ops.schema import schema
 
@@ -42,8 +43,9 @@ class TorchLayer:
     counts: bool = False
     flag: Value = field(default=None, compare=False)
 
-    def made(self) -> nn.Module:
-        """The module; its tensors are on the meta device."""
+    def module(self) -> nn.Module:
+        """Return the module; its tensors are on the meta device."""
+        # Layers without weights do not take a device.
         weighted = {"device": "meta"} if self.leaves else {}
         return self.kind(**self.options, **weighted)
 
@@ -52,46 +54,78 @@ LayerRule: TypeAlias = Callable[[ArchGraph, Node], TorchLayer | None]
 
 
 def _shape(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
-    """The shape of an operand, which may be another one in each mode; nothing without a type."""
+    """Return the shape of an operand (in training, if the modes differ); empty without a type."""
     type_ = type_of(graph, in_mode(value, True))
     return type_.shape if type_ is not None else ()
 
 
 def _leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """The shape of a leaf; nothing if the value is computed."""
+    """Return the shape of a leaf; empty if the value is computed."""
     return graph.param[value.name].shape if isinstance(value, Leaf) else ()
 
 
+def _arguments(node: Node, *names: str) -> dict[str, Any]:
+    """Return those of some arguments that differ from their defaults.
+
+    Layers have the defaults of their operators, so that the others need not be passed.
+    """
+    return {k: v for k, v in node.args if k in names}
+
+
+def _weights(node: Node) -> dict[str, Value]:
+    """Return the arguments of an operator that are a weight and a bias, if it has them."""
+    return {name: node.arg(name) for name in ("weight", "bias") if name in schema(node.op).by_name}
+
+
 def _each(value: Value, rank: int, default: int) -> Value:
-    """An argument that is one number for all dimensions, or one for each."""
+    """Return one number for each dimension; an argument may have one for all of them."""
     numbers = (default,) if value is None or value == () else value
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     return numbers * rank if len(numbers) == 1 else numbers
 
 
+def _one(value: Value) -> Value:
+    """Return one number where all dimensions have the same, as people write it."""
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+
 # -- layers with weights --------------------------------------------------------------------------
 
 
-def linear(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Linear``."""
-    weight, bias = node.arg("weight"), node.arg("bias")
-    shape = _leaf_shape(graph, weight)
-    if len(shape) != 2:
-        return None
-    options = {"in_features": shape[1], "out_features": shape[0], "bias": bias is not None}
-    return TorchLayer(nn.Linear, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
+def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> LayerRule:
+    """Return the rule of a layer with a weight, and a bias if the operator has one.
+
+    Args:
+        kind: The module's class.
+        sizes: Arguments of its constructor: the sizes of the weight, in order.
+        *inputs: Arguments of the operator that the layer is called with.
+    """
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        leaves = _weights(node)
+        shape = _leaf_shape(graph, leaves["weight"])
+        if len(shape) != len(sizes):
+            return None
+        options: dict[str, Any] = dict(zip(sizes, shape, strict=True))
+        if "bias" in leaves:
+            options["bias"] = leaves["bias"] is not None
+        return TorchLayer(kind, options, leaves, tuple(map(node.arg, inputs)))
+
+    return rule
 
 
-def bilinear(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Bilinear``."""
-    weight, bias = node.arg("weight"), node.arg("bias")
-    shape = _leaf_shape(graph, weight)
-    if len(shape) != 3:
+_table = weighted(nn.Embedding, ("num_embeddings", "embedding_dim"), "indices")
+
+
+def embedding(graph: ArchGraph, node: Node) -> TorchLayer | None:
+    """Return ``nn.Embedding``."""
+    layer, padding = _table(graph, node), node.arg("padding_idx", -1)
+    if layer is None or not isinstance(padding, int):
         return None
-    names = ("out_features", "in1_features", "in2_features")
-    options = dict(zip(names, shape, strict=True)) | {"bias": bias is not None}
-    inputs = (node.arg("input1"), node.arg("input2"))
-    return TorchLayer(nn.Bilinear, options, {"weight": weight, "bias": bias}, inputs)
+    options = _arguments(node, "scale_grad_by_freq", "sparse")
+    if padding >= 0:  # the operator's -1 is none, the layer's is the last row
+        options["padding_idx"] = padding
+    return replace(layer, options={**layer.options, **options})
 
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -99,141 +133,93 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``, by the rank of the kernel."""
-    return _convolution(graph, node, transposed=False)
-
-
-def transposed_convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.ConvTranspose1d`` to ``nn.ConvTranspose3d``, by the rank of the kernel."""
-    return _convolution(graph, node, transposed=True)
-
-
-def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> TorchLayer | None:
-    weight, bias, given = node.arg("weight"), node.arg("bias"), node.arg("input")
-    first, second, *kernel = _leaf_shape(graph, weight) or (0, 0)
+    """Return ``nn.Conv1d`` to ``3d`` or ``nn.ConvTranspose1d`` to ``3d``, by the kernel's rank."""
+    leaves, image = _weights(node), node.arg("input")
+    first, second, *kernel = _leaf_shape(graph, leaves["weight"]) or (0, 0)
     rank, groups = len(kernel), node.arg("groups", 1)
-    padding = node.arg("padding", schema(node.op).by_name["padding"].default)
+    arguments = schema(node.op).by_name
+    padding = node.arg("padding", arguments["padding"].default)
     if not 1 <= rank <= 3 or not isinstance(groups, int):
         return None
-    if len(_shape(graph, given)) != rank + 2:  # without a batch: other checks
+    if len(_shape(graph, image)) != rank + 2:  # a layer checks other things without a batch
         return None
-    ways = (first, second * groups) if transposed else (second * groups, first)
-    options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), ways, strict=True))
+    transposed = "output_padding" in arguments
+    channels = (first, second * groups) if transposed else (second * groups, first)
+    options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), channels, strict=True))
     options |= {
         "kernel_size": tuple(kernel),
         "stride": _each(node.arg("stride"), rank, 1),
         "padding": padding if isinstance(padding, str) else _each(padding, rank, 0),
         "dilation": _each(node.arg("dilation"), rank, 1),
         "groups": groups,
-        "bias": bias is not None,
+        "bias": leaves["bias"] is not None,
     }
     if transposed:
         options["output_padding"] = _each(node.arg("output_padding"), rank, 0)
     kind = (_TRANSPOSED if transposed else _CONVOLUTIONS)[rank - 1]
-    return TorchLayer(kind, options, {"weight": weight, "bias": bias}, (given,))
+    return TorchLayer(kind, options, leaves, (image,))
 
 
-def embedding(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Embedding``."""
-    weight = node.arg("weight")
-    shape, padding = _leaf_shape(graph, weight), node.arg("padding_idx", -1)
-    if len(shape) != 2 or not isinstance(padding, int):
-        return None
-    options: dict[str, Any] = {"num_embeddings": shape[0], "embedding_dim": shape[1]}
-    options |= {
-        "padding_idx": None if padding < 0 else padding,
-        "scale_grad_by_freq": node.arg("scale_grad_by_freq", False),
-        "sparse": node.arg("sparse", False),
-    }
-    return TorchLayer(nn.Embedding, options, {"weight": weight}, (node.arg("indices"),))
+def statistics(kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool) -> LayerRule:
+    """Return the rule of a norm that may have running statistics, used in evaluation alone.
+
+    Args:
+        kinds: The module's class by the rank of the input.
+        flag: Argument of the operator that says that it takes the statistics of its input.
+        counts: Whether the layer counts batches.
+    """
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        names = ("weight", "bias", "running_mean", "running_var")
+        leaves = {name: node.arg(name) for name in names}
+        affine, bias, tracks, variance = (leaves[name] is not None for name in names)
+        image = node.arg("input")
+        shape = _shape(graph, image)
+        kind = kinds.get(len(shape))
+        if kind is None or affine != bias or tracks != variance:
+            return None
+        options = {"num_features": shape[1], "affine": affine, "track_running_stats": tracks}
+        options |= _arguments(node, "eps", "momentum")
+        if tracks:
+            counter = "num_batches_tracked"
+            return TorchLayer(kind, options, leaves, (image,), counter, counts, node.arg(flag))
+        return TorchLayer(kind, options, leaves, (image,)) if node.arg(flag) is True else None
+
+    return rule
 
 
-def prelu(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.PReLU``."""
-    weight = node.arg("weight")
-    shape = _leaf_shape(graph, weight)
-    if len(shape) != 1:
-        return None
-    return TorchLayer(
-        nn.PReLU, {"num_parameters": shape[0]}, {"weight": weight}, (node.arg("self"),)
-    )
+def normalised(kind: type[nn.Module]) -> LayerRule:
+    """Return the rule of a norm over the last dimensions: ``nn.LayerNorm``, ``nn.RMSNorm``."""
 
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        leaves = _weights(node)
+        affine, bias = leaves["weight"] is not None, leaves.get("bias") is not None
+        if bias and not affine:
+            return None
+        options = _arguments(node, "normalized_shape", "eps") | {"elementwise_affine": affine}
+        if affine and "bias" in leaves:
+            options["bias"] = bias
+        return TorchLayer(kind, options, leaves, (node.arg("input"),))
 
-_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-_INSTANCE_NORMS = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
-
-
-def batch_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.BatchNorm1d`` to ``nn.BatchNorm3d``, by the rank of the input."""
-    return _statistics(graph, node, _BATCH_NORMS, "training", counts=True)
-
-
-def instance_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.InstanceNorm1d`` to ``nn.InstanceNorm3d``, by the rank of the input."""
-    return _statistics(graph, node, _INSTANCE_NORMS, "use_input_stats", counts=False)
-
-
-def _statistics(
-    graph: ArchGraph, node: Node, kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
-) -> TorchLayer | None:
-    """A norm that may keep running statistics, which are used in evaluation alone."""
-    names = ("weight", "bias", "running_mean", "running_var")
-    leaves: dict[str, Value] = {name: node.arg(name) for name in names}
-    affine, tracks = leaves["weight"] is not None, leaves["running_mean"] is not None
-    shape = _shape(graph, node.arg("input"))
-    kind = kinds.get(len(shape))
-    alike = affine == (leaves["bias"] is not None) and tracks == (leaves["running_var"] is not None)
-    if kind is None or not alike or not (tracks or node.arg(flag) is True):
-        return None
-    options: dict[str, Any] = {"num_features": shape[1]}
-    options |= {k: node.arg(k) for k in ("eps", "momentum")}
-    options |= {"affine": affine, "track_running_stats": tracks}
-    inputs = (node.arg("input"),)
-    if not tracks:
-        return TorchLayer(kind, options, leaves, inputs)
-    return TorchLayer(kind, options, leaves, inputs, "num_batches_tracked", counts, node.arg(flag))
-
-
-def layer_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.LayerNorm``."""
-    options: dict[str, Any] = {"eps": node.arg("eps", 1e-5)}
-    weight, bias = node.arg("weight"), node.arg("bias")
-    if weight is None and bias is not None:
-        return None
-    if weight is not None:
-        options["bias"] = bias is not None
-    return _normalised(nn.LayerNorm, node, options, {"weight": weight, "bias": bias})
-
-
-def rms_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.RMSNorm``."""
-    return _normalised(nn.RMSNorm, node, {"eps": node.arg("eps")}, {"weight": node.arg("weight")})
-
-
-def _normalised(
-    kind: type[nn.Module], node: Node, options: Mapping[str, Any], leaves: Mapping[str, Value]
-) -> TorchLayer:
-    shape = {"normalized_shape": node.arg("normalized_shape")}
-    affine = {"elementwise_affine": leaves["weight"] is not None}
-    return TorchLayer(kind, {**shape, **options, **affine}, leaves, (node.arg("input"),))
+    return rule
 
 
 def group_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.GroupNorm``."""
-    weight, bias = node.arg("weight"), node.arg("bias")
-    shape = _shape(graph, node.arg("input"))
-    if len(shape) < 2 or (weight is None) != (bias is None):
+    """Return ``nn.GroupNorm``."""
+    leaves, image = _weights(node), node.arg("input")
+    shape, affine = _shape(graph, image), leaves["weight"] is not None
+    if len(shape) < 2 or affine != (leaves["bias"] is not None):
         return None
-    options: dict[str, Any] = {"num_groups": node.arg("num_groups"), "num_channels": shape[1]}
-    options |= {"eps": node.arg("eps", 1e-5), "affine": weight is not None}
-    return TorchLayer(nn.GroupNorm, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
+    options = {"num_channels": shape[1], "affine": affine}
+    options |= _arguments(node, "num_groups", "eps")
+    return TorchLayer(nn.GroupNorm, options, leaves, (image,))
 
 
 _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
 
 
 def cell(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
-    """A cell of ``torch.nn`` that takes one step."""
+    """Return the rule of a cell that takes one step."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = {name: node.arg(argument) for name, argument in _CELL.items()}
@@ -250,78 +236,46 @@ def cell(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
 # -- layers without weights -----------------------------------------------------------------------
 
 
-def plain(kind: type[nn.Module], **names: tuple[str, Value]) -> LayerRule:
-    """A layer of one input, whose options are arguments of the operator.
-
-    Args:
-        kind: The module's class.
-        **names: Argument of the operator and its default, by the constructor's argument.
-    """
+def plain(kind: type[nn.Module]) -> LayerRule:
+    """Return the rule of a layer of one input, whose options are the operator's by name."""
+    names = frozenset(inspect.signature(kind).parameters)
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        options = {own: node.arg(name, default) for own, (name, default) in names.items()}
-        extra = {k for k, _ in node.args} - {name for name, _ in names.values()}
-        inputs = [node.arg(k) for k in ("self", "input") if k in extra]
-        known = len(extra) == len(inputs) == 1 and isinstance(inputs[0], Ref | Mode)
-        return TorchLayer(kind, options, inputs=tuple(inputs)) if known else None
+        (_, value), *others = node.args  # an operator has its input first
+        options = {k: _one(v) for k, v in others}
+        return TorchLayer(kind, options, inputs=(value,)) if options.keys() <= names else None
 
     return rule
 
 
+_hardtanh = plain(nn.Hardtanh)
+
+
 def hardtanh(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
-    low, high = node.arg("min_val", -1.0), node.arg("max_val", 1.0)
-    if (low, high) == (0, 6):
+    """Return ``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
+    if (node.arg("min_val"), node.arg("max_val")) == (0, 6):
         return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
-    return TorchLayer(nn.Hardtanh, {"min_val": low, "max_val": high}, inputs=(node.arg("self"),))
+    return _hardtanh(graph, node)
 
 
 _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 
 
 def dropout(kind: type[nn.Module] | None) -> LayerRule:
-    """A dropout that follows the mode; without a class, by the rank of its input."""
+    """Return the rule of a dropout that follows the mode; without a class, by its input's rank."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        given = node.arg("input")
-        own = kind or _FEATURES.get(len(_shape(graph, given)))
-        if own is None:
+        image = node.arg("input")
+        layer = kind or _FEATURES.get(len(_shape(graph, image)))
+        if layer is None:
             return None
-        return TorchLayer(own, {"p": node.arg("p")}, inputs=(given,), flag=node.arg("train"))
+        return TorchLayer(layer, {"p": node.arg("p")}, inputs=(image,), flag=node.arg("train"))
 
     return rule
-
-
-def pooling(kind: type[nn.Module]) -> LayerRule:
-    """A pooling over windows, whose stride is its kernel by default."""
-
-    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        options = {k: _one(v) for k, v in node.args if k != "self"}
-        options["stride"] = options.get("stride") or options["kernel_size"]
-        return TorchLayer(kind, options, inputs=(node.arg("self"),))
-
-    return rule
-
-
-def adaptive(kind: type[nn.Module]) -> LayerRule:
-    """A pooling to a size."""
-
-    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        return TorchLayer(
-            kind, {"output_size": _one(node.arg("output_size"))}, inputs=(node.arg("self"),)
-        )
-
-    return rule
-
-
-def _one(value: Value) -> Value:
-    """One number where all dimensions have the same, as people write it."""
-    same = isinstance(value, tuple) and len(set(value)) == 1
-    return value[0] if same and isinstance(value, tuple) else value
 
 
 def upsampling(mode: str) -> LayerRule:
-    """``nn.Upsample`` to a size or by a factor."""
+    """Return the rule of ``nn.Upsample`` to a size or by a factor."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options: dict[str, Any] = {"mode": mode}
@@ -329,30 +283,29 @@ def upsampling(mode: str) -> LayerRule:
         if (size is None) == (factor is None) or node.arg("input") is None:
             return None
         options |= {"size": size} if factor is None else {"scale_factor": _one(factor)}
-        if node.arg("align_corners") is not None:
-            options["align_corners"] = node.arg("align_corners")
+        options |= _arguments(node, "align_corners")
         return TorchLayer(nn.Upsample, options, inputs=(node.arg("input"),))
 
     return rule
 
 
 def reshape(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Flatten`` where some dimensions become one, ``nn.Unflatten`` where one becomes some."""
+    """Return ``nn.Flatten`` where dimensions become one, ``nn.Unflatten`` where one is split."""
     before, after = _shape(graph, node.arg("self")), node.shape
     joins = len(before) > len(after)
     longer, shorter = (before, after) if joins else (after, before)
     count = len(longer) - len(shorter) + 1
+    if count == 1:
+        return None
     for start in range(1, len(shorter)):  # from the second dimension: the batch is the first
-        middle = longer[start : start + count]
-        if any(not isinstance(s, int) for s in middle):
+        end = start + count
+        middle = [size for size in longer[start:end] if isinstance(size, int)]
+        joined = (*longer[:start], math.prod(middle), *longer[end:])
+        if len(middle) < count or joined != shorter:
             continue
-        whole = math.prod(s for s in middle if isinstance(s, int))
-        if (*longer[:start], whole, *longer[start + count :]) == shorter and count > 1:
-            last = start + count == len(longer)
-            if joins:
-                options = {"start_dim": start, "end_dim": -1 if last else start + count - 1}
-                return TorchLayer(nn.Flatten, options, inputs=(node.arg("self"),))
-            return TorchLayer(
-                nn.Unflatten, {"dim": start, "unflattened_size": middle}, inputs=(node.arg("self"),)
-            )
+        kind: type[nn.Module] = nn.Flatten if joins else nn.Unflatten
+        options: dict[str, Any] = {"dim": start, "unflattened_size": tuple(middle)}
+        if joins:
+            options = {"start_dim": start, "end_dim": -1 if end == len(longer) else end - 1}
+        return TorchLayer(kind, options, inputs=(node.arg("self"),))
     return None

@@ -7,7 +7,7 @@ that each layer has a hidden size of its own. Where all sizes agree, they are on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -42,7 +42,7 @@ class Stack:
 
 
 def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
-    """The recurrent layer that all work of a module path is, called once; None if it is not one.
+    """Return the recurrent layer that all work of a module path is, called once, if it is one.
 
     1. The options are read off the operators; two directions are tried where the number is even.
     2. The operators that a capture of this layer would write are listed, in order, and compared
@@ -55,14 +55,24 @@ def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
         return None
     start = graph.nodes.index(nodes[0])
     if graph.nodes[start : start + len(nodes)] != tuple(nodes):
-        return None  # other work in between: what the layer is given may not be there yet
-    for ways in (2, 1):
-        layers, rest = divmod(len(runs), ways)
-        if not rest:
-            found = _Writing(graph, path, nodes, runs, layers, ways).stack()
-            if found is not None:
-                return found
-    return None
+        return None  # other work in between: an argument of the layer may not be there yet
+    ways = (2, 1) if len(runs) % 2 == 0 else (1,)
+    stacks = (_Writing(graph, path, nodes, runs, len(runs) // way, way).stack() for way in ways)
+    return next((stack for stack in stacks if stack is not None), None)
+
+
+def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
+    """Say which recurrent layer some work is that is not one layer of ``torch.nn``, and its sizes.
+
+    Empty if it is none. ``torch.nn`` has one hidden size for all layers and directions; a cut may
+    leave several.
+    """
+    runs = [n for n in nodes if n.op in _KINDS]
+    if not runs:
+        return ""
+    kind, gates, _ = _KINDS[runs[0].op]
+    sizes = [graph.param[_leaves(run)[0].name].shape[0] // gates for run in runs if _leaves(run)]
+    return f"{kind.__name__} as single layers, hidden sizes {', '.join(map(str, sizes))}"
 
 
 @dataclass
@@ -70,8 +80,13 @@ class _Writing:
     """The operators of a recurrent layer as they are compared, one by one.
 
     Attributes:
-        known: What the operators of the capture are called in the graph.
-        at: How many operators of the path have been found.
+        graph: The graph.
+        path: Path of the layer.
+        nodes: All operators of the path.
+        runs: Those of them that are one layer and direction.
+        layers: How many layers there are.
+        ways: How many directions.
+        at: How many operators of the path have been compared.
     """
 
     graph: ArchGraph
@@ -80,7 +95,6 @@ class _Writing:
     runs: Sequence[Node]
     layers: int
     ways: int
-    known: dict[str, str] = field(default_factory=dict)
     at: int = 0
 
     @property
@@ -94,7 +108,7 @@ class _Writing:
         return 1 if self.first.arg("batch_first") is True else 0
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the layer's constructor."""
+        """Return the arguments of the layer's constructor."""
         _, gates, more = _KINDS[self.first.op]
         names = [leaf.name for leaf in _leaves(self.first)]
         inside, again, *_ = (self.graph.param[name].shape for name in names)
@@ -109,17 +123,17 @@ class _Writing:
         return options | more
 
     def stack(self) -> Stack | None:
-        """The layer, if its operators are those of the path."""
+        """Return the layer, if its operators are those of the path."""
         if any(len(_leaves(run)) < 2 or run.arg("train") != TRAINING for run in self.runs):
             return None
         options = self.options()
         if options.get("proj_size", 0) >= options["hidden_size"]:
             return None  # a cut may leave as many; torch.nn refuses that
         states = self.states()
-        found = self.compared(options) if states is not None else None
-        if found is None or self.at < len(self.nodes):
+        results = self.compared(options) if states is not None else None
+        if results is None or self.at < len(self.nodes):
             return None
-        output, last = found
+        output, last = results
         steps = self.steps(output, last)
         if steps is None:
             return None
@@ -133,27 +147,26 @@ class _Writing:
         return Stack(layer, output, last, steps)
 
     def states(self) -> tuple[Value, ...] | None:
-        """The first states that the layer is given: nothing if they are zeros, None if unclear."""
-        given = {n.name: n for n in self.nodes}
-        whole: list[Value] = []
-        for value in _states(self.first):
-            node = given.get(value.name) if isinstance(value, Ref) else None
-            if node is None:
-                if len(self.runs) > 1:
-                    return None
-                whole.append(value)
-            elif node.op == "aten.slice.Tensor":
-                whole.append(node.arg("self"))
-            elif node.op != "aten.zeros":
+        """Return the argument with the first states: none if they are zeros; None if unclear."""
+        inside = {n.name: n for n in self.nodes}
+        first = _states(self.first)
+        states: list[Value] = []
+        for value in first:
+            node = inside.get(value.name) if isinstance(value, Ref) else None
+            if node is None and len(self.runs) == 1:
+                states.append(value)
+            elif node is not None and node.op == "aten.slice.Tensor":
+                states.append(node.arg("self"))
+            elif node is None or node.op != "aten.zeros":
                 return None
-        if len(whole) not in (0, len(_states(self.first))):
+        if len(states) not in (0, len(first)):
             return None
-        return ((tuple(whole) if len(whole) > 1 else whole[0]),) if whole else ()
+        return ((tuple(states) if len(states) > 1 else states[0]),) if states else ()
 
     def compared(
         self, options: Mapping[str, Any]
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
-        """The sequence that comes out and the last states; None where an operator differs."""
+        """Return the results, sequence and last states; None where an operator differs."""
         sequence: Value = self.first.arg("input")
         kinds = len(_states(self.first))
         last: list[list[Value]] = [[] for _ in range(kinds)]
@@ -178,11 +191,11 @@ class _Writing:
     def steps(
         self, output: str | None, last: Sequence[str | None]
     ) -> dict[str, tuple[int, int]] | None:
-        """The operators that read one layer and direction's last state; None if others do."""
+        """Return the operators that read one layer's last state; None if others read a result."""
         inside = {n.name for n in self.nodes}
         outer = self.path.rpartition(".")[0]
         numbers = {run.name: at for at, run in enumerate(self.runs)}
-        found = {}
+        steps = {}
         results = set(self.graph.output_refs())
         for node in self.nodes:
             readers = [n for n in self.graph.users[node.name] if n not in inside]
@@ -193,19 +206,19 @@ class _Writing:
                 return None
             index = node.arg("index")
             assert isinstance(index, int)
-            step = ((self.time, -1), (0, 0))[min(index, 1)]
+            step = (0, 0) if index else (self.time, -1)  # of the states, of the sequence
             for name in readers:
                 reader = self.graph.node[name]
                 picked = reader.arg("dim", 0), reader.arg("index")
                 if reader.op != "aten.select.int" or picked != step or reader.scope != outer:
                     return None
-                found[name] = max(index - 1, 0), numbers[source.name]
-        return found
+                steps[name] = max(index - 1, 0), numbers[source.name]
+        return steps
 
     # -- operators --------------------------------------------------------------------------------
 
     def next(self, op: str, /, **args: Value) -> Value:
-        """The next operator of the path if it is this one; None otherwise."""
+        """Return the next operator of the path if it is this one; None otherwise."""
         node = self.nodes[self.at] if self.at < len(self.nodes) else None
         if node is None or node.op != op or any(node.arg(k) != v for k, v in args.items()):
             return None
@@ -213,7 +226,7 @@ class _Writing:
         return Ref(node.name)
 
     def called(self, run: Node, sequence: Value) -> bool:
-        """Whether the next operators are the first states and the call of one layer."""
+        """Return whether the next operators are the first states and the call of one layer."""
         for _ in _states(run):
             if self.next("aten.slice.Tensor") is None:
                 self.next("aten.zeros")
@@ -222,39 +235,39 @@ class _Writing:
         return alike and self.next(run.op, input=sequence) == Ref(run.name)
 
     def item(self, run: Node, index: int) -> Value:
-        """One result of a call, if anything reads it."""
+        """Return one result of a call, if anything reads it."""
         return self.next("getitem", source=Ref(run.name), index=index)
 
     def flipped(self, value: Value, way: int) -> Value:
-        """A sequence in the other direction of time."""
+        """Return a sequence, turned around for the second direction."""
         return self.next("aten.flip", self=value, dims=(self.time,)) if way else value
 
     def joined(self, parts: Sequence[Value], dim: int) -> Value:
-        """What several layers or directions give, side by side."""
+        """Return what several layers or directions give, side by side."""
         if len(parts) == 1:
             return parts[0]
         return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
 
     def dropped(self, outs: Sequence[Value], p: Value) -> Value:
-        """Dropout between two layers, over memory with time first."""
+        """Return the dropout between two layers, over memory with time first."""
         joined = self.joined([self.turned(out) for out in outs], -1)
         return self.turned(self.next("aten.dropout", input=joined, p=p, train=TRAINING))
 
     def turned(self, value: Value) -> Value:
-        """A sequence with time first, if it has the batch first."""
+        """Return a sequence with its first two dimensions swapped, if it has the batch first."""
         return self.next("aten.transpose.int", self=value) if self.time else value
 
 
 def _leaves(run: Node) -> list[Leaf]:
-    """The weights of one layer and direction."""
-    given = run.arg("params")
-    return [v for v in given if isinstance(v, Leaf)] if isinstance(given, tuple) else []
+    """Return the weights of one layer and direction."""
+    params = run.arg("params")
+    return [v for v in params if isinstance(v, Leaf)] if isinstance(params, tuple) else []
 
 
 def _states(run: Node) -> tuple[Value, ...]:
-    """The first states of one layer and direction."""
-    given = run.arg("hx")
-    return given if isinstance(given, tuple) else (given,)
+    """Return the first states of one layer and direction."""
+    states = run.arg("hx")
+    return states if isinstance(states, tuple) else (states,)
 
 
 def _name(value: Value) -> str | None:

@@ -33,6 +33,7 @@ from safetensors import SafetensorError
 
 from archgraph.errors import RunError
 from archgraph.files import write
+from archgraph.hints import listed
 from archgraph.plain import Json, differences, digest
 from archgraph.record import changes
 from archgraph.record.checkpoint import Checkpoint, Writer, each, load, reading
@@ -357,7 +358,7 @@ class RunRecord:
             raise RunError(
                 "the folder holds another experiment",
                 where=str(self.folder / "facts.json"),
-                found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
+                found=listed(changed),
                 hint="resume with the experiment that began it, or choose a new folder",
             )
         if before > _rounds(facts):

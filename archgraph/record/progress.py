@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.analysis.cost import cost
 from archgraph.federation import GLOBAL, World
+from archgraph.hints import listed
 from archgraph.plain import Json
 from archgraph.tables import Table, count
 
@@ -174,9 +175,8 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
             why = "all refused or failed" if read else "the strategy did not read the results"
             kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
     for kind, found in kinds.items():
-        named = [f"{name} ({_rounds(numbers)})" for name, numbers in found.items()][:NAMED]
-        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        yield f"{kind}: {', '.join(named)}{more}{first.get(kind, '')}"
+        rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in found.items())
+        yield f"{kind}: {listed(rounds, NAMED)}{first.get(kind, '')}"
 
 
 def idle(line: Mapping[str, Json]) -> bool:

@@ -9,12 +9,14 @@ import json
 import os
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from archgraph.errors import RunError
+from archgraph.language import ExperimentSpec
 from archgraph.reports.measures import (
     SPENT,
     Measure,
@@ -25,6 +27,7 @@ from archgraph.reports.measures import (
     tier_measure,
 )
 from archgraph.reports.runs import Log, RoundLine, read_run
+from archgraph.reports.settings import differing
 from archgraph.tables import Table, plural
 
 # What stands in no file of facts, or decides no figure.
@@ -116,8 +119,12 @@ class Comparison:
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Settings that are not the same in all groups: a text for each group."""
-        return _differences([group.settings for group in self.groups])
+        """Settings in which the groups differ: a text for each group.
+
+        Left out is what every group has at its default, or does not have: it follows from another
+        setting, such as the options of a scheme that only one of them uses.
+        """
+        return _differences([(group.runs[0], group.settings) for group in self.groups])
 
     def tables(self) -> tuple[Table, ...]:
         """A row per group; below, what the groups differ in."""
@@ -359,7 +366,7 @@ def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
     labels = [log.name for log, _ in named]
     for name in _repeated(labels):
         alike = [i for i, label in enumerate(labels) if label == name]
-        apart = list(_differences([named[i][1] for i in alike]).items())[:TOLD]
+        apart = list(_differences([named[i] for i in alike]).items())[:TOLD]
         for place, i in enumerate(alike):
             details = (
                 of[place] if key == "strategy" else f"{key.split('.')[-1]}={of[place]}"
@@ -378,22 +385,38 @@ def _repeated(labels: Sequence[str]) -> set[str]:
     return {label for label in labels if labels.count(label) > 1}
 
 
-def _differences(many: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+def _differences(many: Sequence[tuple[Log, Mapping[str, Any]]]) -> dict[str, tuple[str, ...]]:
     """Where plain values differ: a text for each, by the path of its keys.
 
-    Options of a strategy are compared where it is used: those of another mean something else.
+    1. Options of a strategy are compared where it is used: those of another mean something else.
+    2. Of the settings that differ, those count that some run does not have at its default.
     """
-    flat = [dict(_flat(value)) for value in many]
-    names = [_strategy(value) for value in many]
-    found = {}
+    flat = [dict(_flat(settings)) for _, settings in many]
+    names = [_strategy(settings) for _, settings in many]
+    different = {}
     for key in dict.fromkeys(key for values in flat for key in values):
         rows = tuple(values.get(key, NOTHING) for values in flat)
         owner = key.split(".")[0]
         pairs = zip(rows, names, strict=True)
-        compared = {text for text, name in pairs if name == owner or owner not in names}
+        compared = {text for text, name in pairs if name == owner or owner not in names}  # 1
         if len(compared) > 1:
-            found[key] = rows
-    return found
+            different[key] = rows
+    changed = {key for log, _ in many if different for key in _changed(log, different)}
+    return {key: rows for key, rows in different.items() if key in changed}  # 2
+
+
+def _changed(log: Log, keys: Iterable[str]) -> Iterator[str]:
+    """Which of these settings a run does not have at their defaults; all if it cannot be read."""
+    if log.experiment is None:
+        yield from keys
+        return
+    fields = ExperimentSpec.model_fields
+    changed = [setting.key for setting in differing(log.experiment)]
+    for key in keys:
+        field = fields.get(key.split(".")[0])  # options of a strategy have none
+        outer = tuple(name for name in changed if f"{key}.".startswith(f"{name}."))
+        if field is None or field.is_required() or outer:
+            yield key
 
 
 def _strategy(settings: Mapping[str, Any]) -> str:
@@ -424,7 +447,9 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(item, f"{path}.{key}")
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield path, text if len(text) <= BRIEF else text[: BRIEF - 1] + "…"
+        if len(text) > BRIEF and not isinstance(value, str):
+            text = f"{textwrap.shorten(text, BRIEF, placeholder=' …')} [{_digest(value)}]"
+        yield path, text
 
 
 def _digest(value: Any) -> str:

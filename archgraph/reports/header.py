@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from archgraph.fields import GLOBAL
+from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
 from archgraph.record.traffic import DOWN, UP, traffic
 from archgraph.reports.runs import Log, RoundLine, seconds
@@ -105,8 +106,7 @@ def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, st
     """Attack and privacy, where there is one."""
     bad = [client.label for client in log.clients if client.malicious]
     if spec is not None and spec.attack is not None and bad:
-        more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-        yield "malicious", f"{'; '.join(bad[:NAMED])}{more} ({spec.attack.kind})"
+        yield "malicious", f"{listed(bad, NAMED, '; ')} ({spec.attack.kind})"
     spent: RoundLine = log.rounds[-1].get("privacy") or {} if log.rounds else {}
     if spent:
         epsilon = spent.get("epsilon")

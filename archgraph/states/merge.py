@@ -13,7 +13,6 @@ of an entry are equal, its sum holds that value instead, so their mean is that v
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -38,7 +37,7 @@ from archgraph.states.updates import (
     check_update,
     expected_entries,
     finite,
-    unchanged,
+    unsummable,
 )
 
 # Fewer values than this are compared faster as they are.
@@ -111,8 +110,8 @@ class Merger:
     recently used are embedded. The old state is only referred to, and no update is stored.
 
     Args:
-        graph: The global architecture, or its signature. Its frozen parameters keep their old
-            values bit for bit.
+        graph: The global architecture, or its signature. Its frozen parameters and what
+            :func:`.unsummable` finds keep their old values bit for bit.
         state: The old global state.
         dtype: Of the sums; by default float32 for half precision, else the entry's own. In
             float64, means of float32 do not depend on the clients' order beyond their last
@@ -144,7 +143,8 @@ class Merger:
         graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
-        self._frozen = frozen(graph) if isinstance(graph, ArchGraph) else frozenset()
+        self._fixed = unsummable(graph, state)
+        self._frozen = self._fixed.keys() | (frozen(graph) if isinstance(graph, ArchGraph) else ())
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
@@ -215,11 +215,10 @@ class Merger:
         else:
             if skip:
                 state = {name: value for name, value in state.items() if name not in skip}
-            known = functools.partial(transfer.made_of, self._old)
+            fixed = transfer.covered(self._fixed)
             large = check_update(
-                transfer.target, state, finite=not trusted, optional=skip, known=known
+                transfer.target, state, finite=not trusted, optional=skip, fixed=fixed
             )
-            skip = unchanged(large).union(skip)
         if {value.device for value in state.values()} != {self._device}:
             state = {name: value.to(self._device) for name, value in state.items()}
         check_options(transfer, weight, scales, rows, skip, large)

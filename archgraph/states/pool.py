@@ -33,7 +33,7 @@ from archgraph.states.robust import Cut, distances, middle
 from archgraph.states.spill import Spill, StoredState
 from archgraph.states.state import Signature, State, accumulator, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import check_options, check_update, unchanged
+from archgraph.states.updates import check_options, check_update, unsummable
 
 # Values of all updates together that are in memory at a time; a row is never cut.
 SLAB = 2**20
@@ -102,7 +102,9 @@ class Pool:
         self.graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(self.graph)
         check_update(self.signature, state, finite=False)
-        self._frozen = frozen(self.graph) if isinstance(self.graph, ArchGraph) else frozenset()
+        self._fixed = unsummable(self.graph, state)
+        untrained = frozen(self.graph) if isinstance(self.graph, ArchGraph) else ()
+        self._frozen = self._fixed.keys() | untrained
         self._old = state
         self._slab = slab
         self._spill = Spill()
@@ -134,11 +136,10 @@ class Pool:
                 hint="Pool.add takes the transfer from the global architecture to the client's",
             )
         scales, rows, left_out = scales or {}, rows or {}, frozenset(skip)
-        known = functools.partial(transfer.made_of, self._old)
+        fixed = transfer.covered(self._fixed)
         large = check_update(
-            transfer.target, state, finite=not trusted, optional=left_out, known=known
+            transfer.target, state, finite=not trusted, optional=left_out, fixed=fixed
         )
-        left_out |= unchanged(large)
         check_options(transfer, weight, scales, rows, left_out, large)
         stored = self._spill.put({k: v for k, v in state.items() if k not in left_out})
         self.updates.append(PooledUpdate(client, transfer, stored, weight, scales, rows, left_out))

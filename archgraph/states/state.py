@@ -74,3 +74,23 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     """
     short = dtype.is_floating_point and dtype.itemsize < 4
     return torch.float32 if short else dtype
+
+
+def missing(name: str, state: State) -> dict[str, Any]:
+    """Say what a state has instead of a tensor, and what to do: parts of an error.
+
+    >>> missing("fc.bias", {"module.fc.bias": torch.zeros(2)})["hint"]
+    "remove the prefix 'module.', or read the state with ag.state_of"
+    """
+    if name in state:
+        return {"found": type(state[name]).__name__, "hint": "convert it: torch.as_tensor"}
+    for key, value in state.items():
+        if key.endswith(f".{name}"):  # of a wrapper: DataParallel, torch.compile
+            prefix = key.removesuffix(name)
+            hint = f"remove the prefix {prefix!r}, or read the state with ag.state_of"
+            return {"found": key, "hint": hint}
+        if isinstance(value, Mapping):
+            hint = f"pass the state inside of it: checkpoint[{key!r}]"
+            return {"found": f"a mapping {key!r}", "hint": hint}
+    hint = "ag.trace, ag.state_of and transfer.pull give complete states"
+    return {"found": None, "hint": hint}

@@ -29,7 +29,15 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Coverage, Slices
 from archgraph.states.dimension_map import DimMap
 from archgraph.states.entry import Entry
-from archgraph.states.state import Signature, Slot, State, accumulator, first_difference, signature
+from archgraph.states.state import (
+    Signature,
+    Slot,
+    State,
+    accumulator,
+    first_difference,
+    missing,
+    signature,
+)
 from archgraph.tables import Table
 
 # Rows of the table that a notebook shows.
@@ -208,9 +216,10 @@ class Transfer:
         assert value is not None
         return value
 
-    def made_of(self, state: State, name: str) -> Tensor | None:
-        """One entry of what :meth:`pull` gives; None: it does not come from the state."""
-        return None if self.entries[name].source is None else self.entry(name, state)
+    def covered(self, part: State) -> dict[str, Tensor]:
+        """The entries of what :meth:`pull` gives that come from some entries of the source."""
+        names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
+        return {name: self.entry(name, part) for name in names}
 
     def _made(self, name: str, state: State, seed: int, copy: bool, partial: bool) -> Tensor | None:
         """An entry of the target; None: what it comes from is missing."""
@@ -377,7 +386,8 @@ def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
         RewriteError: If the state lacks it or it has another shape.
     """
     if name not in state:
-        raise RewriteError("the state lacks an entry", where=name, expected=list(shape))
+        facts = missing(name, state)
+        raise RewriteError("the state lacks an entry", where=name, expected=list(shape), **facts)
     if tuple(state[name].shape) != tuple(shape):
         raise RewriteError(
             "the state does not fit the transfer",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from archgraph.errors import RejectedUpdate
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.ops.table import statistics
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer
 
@@ -38,13 +40,52 @@ def expected_entries(slots: Signature) -> tuple[ExpectedEntry, ...]:
     return tuple(map(ExpectedEntry, slots))
 
 
+@torch.no_grad()
+def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
+    """Return the entries of a state that no sum holds and that nothing changes: masks of −∞, say.
+
+    They are the leaves that are neither trained nor written by forward and have values that are
+    infinite or not below ``SUMMABLE``. A signature does not say which leaves these are.
+
+    Args:
+        graph: The architecture.
+        state: Its state; entries may be missing.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> class Causal(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+        ...
+        ...     def forward(self, x):
+        ...         return x + self.mask
+        >>> list(unsummable(*trace(Causal(), zeros(3, 2, 2))))
+        ['mask']
+    """
+    names = _unchanged(graph) if isinstance(graph, ArchGraph) else ()
+    here = {name: state[name] for name in names if name in state}
+    return {name: v for name, v in here.items() if not bool((v.abs() < SUMMABLE).all())}
+
+
+@per_graph
+def _unchanged(graph: ArchGraph) -> tuple[str, ...]:
+    """The leaves of real numbers that neither training nor forward changes."""
+    written = statistics(graph)
+    leaves = {p.name for p in graph.params if not p.trainable and p.name not in written}
+    types = {slot.name: slot.torch_dtype for slot in signature(graph) if slot.name in leaves}
+    # Types of one byte can be neither compared nor summed.
+    return tuple(n for n, type_ in types.items() if type_.is_floating_point and type_.itemsize > 1)
+
+
 def check_update(
     graph: ArchGraph | Signature,
     state: State,
     *,
     finite: bool = True,
     optional: Collection[str] = (),
-    known: Callable[[str], Tensor | None] = lambda name: None,
+    fixed: State = MappingProxyType({}),
 ) -> dict[str, float]:
     """Check that a state is one of this architecture, and fit for averaging.
 
@@ -53,8 +94,8 @@ def check_update(
         state: The update.
         finite: Whether to look for NaN and infinity (one pass over the values).
         optional: Entries that may be missing (what stays with the client).
-        known: What an entry was before, where that is known: it may be infinite if it still is
-            (a causal mask of −∞).
+        fixed: What :func:`unsummable` found in the state before: these values are not looked at
+            where they are still the same.
 
     Returns:
         The largest magnitude in each entry that has one of ``SUMMABLE`` or more; empty without
@@ -94,24 +135,12 @@ def check_update(
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
     large = {}
-    if finite:
-        for want in expected:
-            if not want.averaged:
-                continue
-            if (size := _magnitude(want.name, state[want.name], known)) >= SUMMABLE:
+    for want in expected if finite else ():
+        value, before = state[want.name], fixed.get(want.name)
+        if want.averaged and (before is None or not torch.equal(value, before.to(value.device))):
+            if (size := _magnitude(want.name, value)) >= SUMMABLE:
                 large[want.name] = size
     return large
-
-
-def unchanged(large: dict[str, float]) -> set[str]:
-    """Take infinite entries, which are what they were before, out of what ``check_update`` found.
-
-    No sum holds them: their mean is what they were.
-    """
-    names = {name for name, size in large.items() if size == math.inf}
-    for name in names:
-        del large[name]
-    return names
 
 
 def foreign(value: object) -> str | None:
@@ -162,7 +191,7 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _magnitude(name: str, value: Tensor, known: Callable[[str], Tensor | None]) -> float:
+def _magnitude(name: str, value: Tensor) -> float:
     """A bound on the magnitudes of an entry's values; the largest one where that matters."""
     # One NaN or infinity spoils the norm, so a finite norm proves all values finite and no larger,
     # in one pass that writes nothing. A norm can also overflow: then look at every value.
@@ -170,8 +199,7 @@ def _magnitude(name: str, value: Tensor, known: Callable[[str], Tensor | None]) 
     if norm < SUMMABLE or not value.numel():
         return norm
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
-    before = known(name) if infinite and not wrong else None
-    if (wrong or infinite) and (before is None or not torch.equal(value, before)):
+    if wrong or infinite:
         raise RejectedUpdate(
             "not finite",
             where=name,

@@ -144,8 +144,8 @@ def test_what_forward_changes_has_a_name():
     with restored(net) as changed:
         net(X)
         names = set(changed())
-    assert {"Net.last", "Net.history", "Net.nested", "Net.seen", "Options.rate"} <= names
-    assert {"Linear.calls", "Linear.last"} <= names
+    assert {"Net.last", "Net.history", "Net.nested['a']['b']", "Net.seen"} <= names
+    assert {"Net.options.rate", "Net.layer.calls", "Net.plain[0].last"} <= names
     assert not {"Net.training", "Net.array", "Net.lazy"} & names
 
 

@@ -357,6 +357,8 @@ def test_a_norm_that_no_output_depends_on_is_noted():
 def test_inputs_in_a_tuple():
     with pytest.raises(TraceError, match=r"one by one, ag\.trace\(model, x, y\), not in a tuple$"):
         ag.trace(nn.Linear(3, 2), (torch.randn(2, 3),))
+    with pytest.raises(TraceError, match=r"Bilinear: .* do not fit forward.*one by one"):
+        ag.trace(nn.Bilinear(3, 3, 2), [torch.randn(2, 3), torch.randn(2, 3)])
     graph, _ = ag.trace(nn.Identity(), (torch.randn(2, 3),))  # whose forward does take one
     assert len(graph.inputs) == 1
 
@@ -388,7 +390,7 @@ def test_weights_that_are_not_registered_are_noted_by_their_place():
     (note,) = graph.notes
     names = note.partition(":")[0]
     assert names == (
-        "hidden[0].weight, hidden[0].bias, more['a'][0][0].weight, more['a'][1], 1 more"
+        "inner.own.weight, hidden[0].weight, hidden[0].bias, more['a'][0][0].weight and 1 more"
     )
     assert "not trained" in note and "nn.ModuleList" in note
     assert ag.trace(nn.Linear(6, 3), torch.randn(3, 6)).graph.notes == ()

@@ -135,6 +135,35 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_no_width_cuts_a_word(monkeypatch: pytest.MonkeyPatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    labels = ("fashion_mnist_heterofl (scheme=iid, lr=0.05)", "quick (scheme=dirichlet)")
+    heads = ("experiment", "strategy", *(f"figure {i} %" for i in range(8)))
+    runs = Table(
+        "",
+        heads,
+        tuple((n, "inclusivefl", *["53.06"] * 8) for n in labels),
+        frozenset(range(2, 10)),
+    )
+    rows = (
+        ("data.partition.scheme", "iid", "equal_dirichlet"),
+        ("local.milestones", "[1, 2]", "–"),
+    )
+    for table in (runs, Table("", ("setting", *labels), rows)):
+        lines = str(table).splitlines()
+        assert max(map(len, lines)) <= columns
+        words = {
+            word
+            for cells in (table.columns, *table.rows)
+            for text in cells
+            for word in text.split()
+        }
+        assert {word for line in lines for word in line.split()} - {
+            "─" * len(line) for line in lines
+        } <= words
+
+
 @given(NAMES, st.lists(FIGURES, min_size=1, max_size=14), st.sampled_from([40, 60, 80, 120, 200]))
 def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], width: int):
     heads = ("experiment", *(f"figure that is no {i}" for i in range(len(figures))))

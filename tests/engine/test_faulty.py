@@ -65,6 +65,7 @@ def same(run: Run, reference: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_survives_three_of_ten_clients_of_a_kind(wrong, references, name, tmp_path):
     kind = KINDS[name]
@@ -134,6 +135,7 @@ def test_a_client_that_fedfa_would_scale_up_is_refused_and_the_run_goes_on(exper
     assert all(value.abs().max() < 100 for value in weights.values())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.verdict == "taken"])
 def test_without_a_bound_what_training_can_lead_to_is_taken(wrong, name):
     run = execute(wrong(Faulty(KINDS[name]), rounds=1))

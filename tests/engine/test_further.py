@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.display import page
 from archgraph.engine import prepare
 from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.evaluate import Evaluator
 from archgraph.federation import Outcome
-from archgraph.reports import read_run
+from archgraph.reports import page, read_run
 from archgraph.reports.header import header
 from archgraph.reports.run_tables import tiers
 

@@ -138,6 +138,7 @@ class Masked(nn.Module):
         ("heterofl", {"clip": "median"}),
         ("standalone", None),
         ("fedadp", None),
+        ("fedadp", {"median": {}}),
     ],
 )
 def test_a_mask_in_a_buffer_stays_as_it_is(fill, strategy, aggregate) -> None:
@@ -153,6 +154,20 @@ def test_a_mask_in_a_buffer_stays_as_it_is(fill, strategy, aggregate) -> None:
     assert all(torch.equal(model.state["mask"], state["mask"]) for model in done.models)
     if strategy != "standalone":  # whose clients keep all that they train
         assert not any(torch.equal(m.state["o.bias"], state["o.bias"]) for m in done.models)
+
+
+def test_a_frozen_parameter_may_be_a_mask_of_infinity() -> None:
+    net: Any = Masked(-math.inf)
+    mask = net.mask
+    del net.mask
+    net.mask = nn.Parameter(mask, requires_grad=False)
+    graph, state = traced = ag.trace(net, INPUTS[:2])
+    family = {"model": traced, "clients": [{"name": "a", "count": 3}]}
+    done = run(None, family=family, strategy={"heterofl": {}})
+    assert done.sound and not done.troubles
+    merger = ag.Merger(graph, state)
+    merger.add(ag.Transfer.identity(graph), state)
+    assert torch.equal(merger.result()[0]["mask"], mask)
 
 
 def test_mergers_take_a_mask_of_infinity_that_is_the_servers() -> None:

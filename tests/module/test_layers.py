@@ -496,6 +496,7 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     small = ag.take(graph, positions={first.name: [0, 2]})
     net = build(small.graph, small.transfer.pull(state))
     assert not isinstance(net.get_submodule("0.rnn"), nn.LSTM)
+    assert "(rnn): ArchBlock(LSTM as single layers, hidden sizes 2, 3)" in repr(net)
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
 
 
@@ -850,11 +851,14 @@ def test_named_results_have_an_order():
         (torch.randn(2, 3, 8, 9), r"float32\[2, 3, 8, 9\]"),
         (torch.randn(2, 3, 8, 8).double(), r"float64\[2, 3, 8, 8\]"),
         (torch.randn(2, 3, 8, 8, device="meta"), r"device.*meta"),
-        ([1.0], "not a tensor; found list"),
+        ([1.0], "not a tensor; found list.*torch.as_tensor"),
+        ([torch.zeros(3, 8, 8)], r"not a tensor; found list.*module\(\*inputs\)"),
+        ({"x": torch.zeros(3, 8, 8)}, r"not a tensor; found dict.*module\(\*\*inputs\)"),
+        (None, "not a tensor; found NoneType.*trace the model without it"),
     ],
 )
 def test_inputs_of_another_type_are_refused(net, x, found):
-    with pytest.raises(GraphError, match=rf"input x: .*{found}.*expected"):
+    with pytest.raises(GraphError, match=rf"input x: .*{found}"):
         net(x)
     with pytest.raises(ArchGraphError):
         net(x=x)
@@ -876,5 +880,7 @@ def test_nested_inputs_are_named():
     assert net({"ids": ids}, (y, y)).shape == (2, 3)
     with pytest.raises(GraphError, match=r"input batch\['ids'\]: .*int64\[2, 4\]"):
         net({"ids": torch.ones(2, 4, dtype=torch.int64)}, (y, y))
+    with pytest.raises(GraphError, match=r"batch\['ids'\]: is missing; found a dict without 'ids'"):
+        net({"id": ids}, (y, y))
     with pytest.raises(GraphError, match=r"input pair\[1\]: .*float64"):
         net({"ids": ids}, (y, y.double()))

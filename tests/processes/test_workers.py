@@ -622,7 +622,7 @@ COUNTED = """\
 import sys
 import torch
 import archgraph as ag
-from archgraph.engine import workers
+from archgraph.processes import workers
 
 class Counted(workers.Process):
     made = 0

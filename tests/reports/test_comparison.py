@@ -169,6 +169,40 @@ def test_options_of_one_strategy_are_compared(tmp_path: Path):
     assert comparison([tmp_path]).differences["fedfa.alpha"] == ("1", "2", "–")
 
 
+def test_what_follows_from_another_setting_is_not_a_difference(tmp_path: Path):
+    """A scheme has options of its own: those at their defaults are not listed."""
+    schemes: dict[str, dict[str, Any]] = {
+        "iid": {"scheme": "iid", "min_size": 1},
+        "dirichlet": {"scheme": "dirichlet", "alpha": 1.0, "min_size": 10, "balanced": False},
+    }
+    for name, scheme in schemes.items():
+        data = {"dataset": "digits", "partition": scheme}
+        folder = made(tmp_path / name, accuracies(0.5, 0.6), settings={"data": data})
+        spec = {
+            "archgraph": 1,
+            "name": "tiny",
+            "family": "f.yaml",
+            "strategy": {"fedfa": {}},
+            "rounds": 4,
+            "data": data,
+        }
+        (folder / "run.yaml").write_text(json.dumps(spec))
+    assert comparison([tmp_path]).differences == {
+        "data.partition.scheme": ("dirichlet", "iid"),
+        "data.partition.alpha": ("1.0", "–"),
+    }
+
+
+def test_long_values_are_cut_between_words_and_still_told_apart(tmp_path: Path):
+    for end in (40, 41):
+        steps = {"local": {"milestones": [*range(20), end]}}
+        made(tmp_path / str(end), accuracies(0.5, 0.6), settings=steps)
+    one, other = comparison([tmp_path]).differences["local.milestones"]
+    assert one != other
+    assert one.split(" … ")[0] == other.split(" … ")[0]
+    assert one.split(" … ")[0].endswith(" 12, 13,")
+
+
 def test_how_a_run_was_tested_is_part_of_what_it_is(tmp_path: Path):
     values = accuracies(0.5, 0.6)
     made(tmp_path / "a", values)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import listed
 from archgraph.rewrite.laws import difference, in_float64, to_float64
 from archgraph.rewrite.widen import refusals
 from archgraph.states import DimMap, State
@@ -449,8 +450,7 @@ def _reasons(found: Found, key: str) -> str:
     rows = [cells(("reason", "times", "models")), "|---|---|---|"]
     for text in sorted(count, key=lambda t: -count[t]):
         names = list(dict.fromkeys(models[text]))
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        rows.append(cells((text, str(count[text]), shown)))
+        rows.append(cells((text, str(count[text]), listed(names))))
     return "\n".join(rows) if count else "None."
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from archgraph.rewrite.laws import (
     random_inputs,
     random_state,
 )
+from tests.nets import Foreign
 from tests.zoo.handmade import EXPECTED, HANDMADE
 
 pytestmark = [
@@ -53,35 +56,38 @@ def _has_modes(model: nn.Module) -> bool:
     )
 
 
-# What today's operator table and capture cannot do; strict, so that a remedy removes its line.
-NOT_TRACED: dict[str, str] = {}
-NOT_FREE: dict[str, str] = {}
+@dataclass(frozen=True)
+class _Traced:
+    """A model of the collection, and what tracing it gave."""
+
+    name: str
+    foreign: Foreign
+    graph: ArchGraph
+    state: dict[str, torch.Tensor]
 
 
-def _xfail(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(reason=reason, strict=True)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=_xfail(NOT_TRACED[name]) if name in NOT_TRACED else ())
-        for name in HANDMADE
-    ],
-)
-def traced(request):
-    foreign = HANDMADE[request.param]()
-    found = ag.trace(
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", HANDMADE)
+def test_handmade_model(name: str, tmp_path: Path) -> None:
+    foreign = HANDMADE[name]()
+    graph, state = ag.trace(
         foreign.model, *foreign.args, train=_has_modes(foreign.model), **foreign.kwargs
     )
-    assert not any("could not be captured" in note for note in found.notes), found.notes
-    return request.param, foreign, found.graph, found.state
+    assert not any("could not be captured" in note for note in graph.notes), graph.notes
+    model = _Traced(name, foreign, graph, state)
+    for training in (False, True):
+        check_values(model, training)
+    check_text(model, tmp_path / "net.yaml")
+    check_half_trains(model)
+    check_mask_equals_take(model)
+    check_dropped_positions_mattered(model)
+    check_free_axes(model)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_the_built_module_is_the_original(traced, training):
-    _, foreign, graph, state = traced
-    original = HANDMADE[traced[0]]().model.train(training)
+def check_values(traced: _Traced, training: bool) -> None:
+    """The built module is the original: outputs, gradients, buffers."""
+    foreign, graph, state = traced.foreign, traced.graph, traced.state
+    original = HANDMADE[traced.name]().model.train(training)
     built = ag.build(graph, state).train(training)
     assert set(built.state_dict()) == set(original.state_dict())
     found: list[torch.Tensor] = []
@@ -106,15 +112,16 @@ def test_the_built_module_is_the_original(traced, training):
         torch.testing.assert_close(after[name], tensor, rtol=1e-5, atol=1e-5)
 
 
-def test_yaml_keeps_everything(traced, tmp_path):
-    _, _, graph, _ = traced
-    assert infer(graph) == graph
-    ag.save(graph, tmp_path / "net.yaml")
-    assert ag.load(tmp_path / "net.yaml") == graph
+def check_text(traced: _Traced, file: Path) -> None:
+    """YAML keeps everything."""
+    assert infer(traced.graph) == traced.graph
+    ag.save(traced.graph, file)
+    assert ag.load(file) == traced.graph
 
 
-def test_half_of_every_axis_trains_a_step(traced):
-    _, foreign, graph, state = traced
+def check_half_trains(traced: _Traced) -> None:
+    """Half of every axis trains a step."""
+    foreign, graph, state = traced.foreign, traced.graph, traced.state
     small = ag.take(graph, 0.5, allow_nothing=True)
     ag.check(small.graph)
     assert infer(small.graph) == small.graph
@@ -137,8 +144,9 @@ def _some(axis, rng):
     return np.sort(rng.permutation(axis.size)[: math.ceil(axis.size / 2)])
 
 
-def test_mask_equals_take(traced):
-    _, _, graph, _ = traced
+def check_mask_equals_take(traced: _Traced) -> None:
+    """A random half of all axes together, and of each alone."""
+    graph = traced.graph
     rng = np.random.default_rng(7)
     free = axes(graph).free
     together = {a.name: _some(a, rng) for a in free if not a.spans}
@@ -151,9 +159,9 @@ def test_mask_equals_take(traced):
         mask_equals_take(graph, alone, kept, tolerance=1e-9)  # spanned: that it runs
 
 
-def test_dropped_positions_mattered(traced):
+def check_dropped_positions_mattered(traced: _Traced) -> None:
     """The law would hold by accident if the output did not depend on what is cut."""
-    _, _, graph, _ = traced
+    graph = traced.graph
     kept = {
         a.name: np.arange(2 if a.role == "cell" else 1)  # more units than a projection has outputs
         for a in axes(graph).free
@@ -186,11 +194,9 @@ def _share(graph: ArchGraph) -> float:
     return covered / total
 
 
-def test_what_a_person_would_cut_is_free(traced, request):
-    name, _, graph, _ = traced
-    if name in NOT_FREE:
-        request.applymarker(_xfail(NOT_FREE[name]))
-    expected = EXPECTED[name]
+def check_free_axes(traced: _Traced) -> None:
+    """What a person would cut is free."""
+    graph, expected = traced.graph, EXPECTED[traced.name]
     solved = axes(graph)
     assert all(a.reason for a in solved.pinned)
     assert expected.because or (expected.share >= 0.9 and not expected.spanned)

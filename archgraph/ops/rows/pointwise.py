@@ -57,15 +57,11 @@ ROWS: Rows = {
     "hardtanh": _activation(PLAIN, layers.hardtanh, idempotent=True),
     **alike(("clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
     "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
-    "gelu": _activation(
-        PLAIN, plain(nn.GELU, approximate=("approximate", "none")), keeps_zero=True
-    ),
+    "gelu": _activation(PLAIN, plain(nn.GELU), keeps_zero=True),
     "silu": _activation(PLAIN, plain(nn.SiLU), keeps_zero=True),
     "tanh": _activation(PLAIN, plain(nn.Tanh), keeps_zero=True),
-    "elu": _activation(PLAIN, plain(nn.ELU, alpha=("alpha", 1.0)), keeps_zero=True),
-    "leaky_relu": _activation(
-        PLAIN, plain(nn.LeakyReLU, negative_slope=("negative_slope", 0.01)), keeps_zero=True
-    ),
+    "elu": _activation(PLAIN, plain(nn.ELU), keeps_zero=True),
+    "leaky_relu": _activation(PLAIN, plain(nn.LeakyReLU), keeps_zero=True),
     "sin": _activation(PLAIN, keeps_zero=True),
     "selu": _activation(_curve, plain(nn.SELU), keeps_zero=True),
     "hardswish": _activation(_curve, plain(nn.Hardswish), keeps_zero=True),
@@ -73,13 +69,11 @@ ROWS: Rows = {
     "sigmoid": _activation(PLAIN, plain(nn.Sigmoid)),
     **alike(("exp", "cos"), _activation(PLAIN)),
     "hardsigmoid": _activation(_curve, plain(nn.Hardsigmoid)),
-    "softplus": _activation(
-        _curve, plain(nn.Softplus, beta=("beta", 1.0), threshold=("threshold", 20.0))
-    ),
-    "celu": replace(_curve, layer=plain(nn.CELU, alpha=("alpha", 1.0))),
+    "softplus": _activation(_curve, plain(nn.Softplus)),
+    "celu": replace(_curve, layer=plain(nn.CELU)),
     "log_sigmoid": replace(_curve, layer=plain(nn.LogSigmoid)),
-    "hardshrink": replace(_curve, layer=plain(nn.Hardshrink, lambd=("lambd", 0.5))),
-    "softshrink": replace(_curve, layer=plain(nn.Softshrink, lambd=("lambd", 0.5))),
+    "hardshrink": replace(_curve, layer=plain(nn.Hardshrink)),
+    "softshrink": replace(_curve, layer=plain(nn.Softshrink)),
     **alike(("sqrt", "rsqrt"), _real),
     "pow.Tensor_Scalar": _real,
     **alike(
@@ -96,19 +90,19 @@ ROWS: Rows = {
         ),
         _curve,
     ),
-    "softmax": replace(_softmax, growth=_KNOWN, layer=plain(nn.Softmax, dim=("dim", None))),
-    "log_softmax": replace(_softmax, layer=plain(nn.LogSoftmax, dim=("dim", None))),
+    "softmax": replace(_softmax, growth=_KNOWN, layer=plain(nn.Softmax)),
+    "log_softmax": replace(_softmax, layer=plain(nn.LogSoftmax)),
     **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
     "real": replace(_curve, overwritten=views.component(0)),
     "imag": replace(_curve, overwritten=views.component(1)),
     **alike(("_conj", "_neg_view"), replace(_curve, overwritten=views.itself)),
-    "glu": Operator(rules.glu, zeros.first, layer=plain(nn.GLU, dim=("dim", -1))),
+    "glu": Operator(rules.glu, zeros.first, layer=plain(nn.GLU)),
     "prelu": Operator(
         rules.prelu,
         zeros.first,
         init={"weight": starts.quarter},
         pointwise=True,
-        layer=layers.prelu,
+        layer=layers.weighted(nn.PReLU, ("num_parameters",), "self"),
     ),
     # -- copies and casts
     "detach": replace(_copy, growth=_COPY),

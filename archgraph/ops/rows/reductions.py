@@ -73,13 +73,13 @@ ROWS: Rows = {
             _pool,
             growth=Growth(picks=kind == "max"),
             type=rule if rank == 2 else None,
-            layer=layer(getattr(nn, f"{name}Pool{rank}d")),
+            layer=layers.plain(getattr(nn, f"{name}Pool{rank}d")),
         )
         for rank in (1, 2, 3)
-        for kind, name, rule, layer in (
-            ("max", "Max", types.pooling(rank), layers.pooling),
-            ("avg", "Avg", types.pooling(rank), layers.pooling),
-            ("adaptive_avg", "AdaptiveAvg", types.adaptive_pooling, layers.adaptive),
+        for kind, name, rule in (
+            ("max", "Max", types.pooling(rank)),
+            ("avg", "Avg", types.pooling(rank)),
+            ("adaptive_avg", "AdaptiveAvg", types.adaptive_pooling),
         )
     },
     **{

@@ -54,21 +54,17 @@ ROWS: Rows = {
         shapes.pixel_shuffle,
         zeros.first,
         growth=_MOVES,
-        layer=layers.plain(nn.PixelShuffle, upscale_factor=("upscale_factor", None)),
+        layer=layers.plain(nn.PixelShuffle),
     ),
     "pixel_unshuffle": Operator(
         shapes.pixel_unshuffle,
         zeros.first,
         growth=_MOVES,
-        layer=layers.plain(nn.PixelUnshuffle, downscale_factor=("downscale_factor", None)),
+        layer=layers.plain(nn.PixelUnshuffle),
     ),
     **alike(
         ("channel_shuffle", "native_channel_shuffle"),
-        Operator(
-            shapes.channel_shuffle,
-            zeros.first,
-            layer=layers.plain(nn.ChannelShuffle, groups=("groups", None)),
-        ),
+        Operator(shapes.channel_shuffle, zeros.first, layer=layers.plain(nn.ChannelShuffle)),
     ),
     # -- positions repeated
     "expand": Operator(

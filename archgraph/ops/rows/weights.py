@@ -32,7 +32,7 @@ _transposed = Operator(
     sides=_IN_OUT,
     weighted=True,
     growth=Growth(affine={"weight": 1, "bias": 0}),
-    layer=layers.transposed_convolution,
+    layer=layers.convolution,
 )
 _embedding = Operator(
     rules.embedding,
@@ -75,7 +75,7 @@ ROWS: Rows = {
         weighted=True,
         growth=Growth(affine=_OUT, identity=starts.identity_linear),
         type=types.linear,
-        layer=layers.linear,
+        layer=layers.weighted(nn.Linear, ("out_features", "in_features"), "input"),
     ),
     "bilinear": Operator(
         contractions.bilinear,
@@ -83,7 +83,9 @@ ROWS: Rows = {
         init={"weight": starts.bilinear, "bias": starts.bilinear},
         sides={"weight": ("out", "in1", "in2"), "bias": ("out",)},
         weighted=True,
-        layer=layers.bilinear,
+        layer=layers.weighted(
+            nn.Bilinear, ("out_features", "in1_features", "in2_features"), "input1", "input2"
+        ),
     ),
     "embedding": _embedding,
     "embedding_bag": Operator(

@@ -154,7 +154,7 @@ def _in_object(net: Any, x: torch.Tensor) -> Any:
     return net.head(net.layer(x)) * (2 if net.settings.calls > 1 else 1)
 
 
-@net(_in_object, refused=rf"forward changes Settings\.calls, {LATER}")
+@net(_in_object, refused=rf"forward changes Net\.settings\.calls, {LATER}")
 def number_in_an_object(net):
     net.settings = Settings()
 
