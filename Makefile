@@ -3,16 +3,16 @@
 # test   everything that CI checks: style, types, layers, documentation, tests, doctests
 # full   all tests: every model, every malformed file, every way in which a client can misbehave
 # docs   builds the pages into docs/_build/html; a warning is an error
-# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), grows the
-#        foreign ones (docs/growth.md), generates them all (docs/hypernet.md) and exports the foreign ones
-#        (docs/onnx-zoo.md): another each
+# zoo    examines every model of the zoo and writes docs/measured/zoo.md (an hour on two cores), grows the
+#        foreign ones (docs/measured/growth.md), generates them all (docs/measured/hypernet.md) and exports the foreign ones
+#        (docs/measured/onnx-zoo.md): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
-# studies  runs what is missing of the papers' tables in size small, writes docs/results.md (seven hours
-#        on two cores in all, goes on where it stopped; needs data)
+# studies  runs what is missing of the papers' tables in size small, writes docs/measured/results (seven
+#        hours on two cores in all, goes on where it stopped; needs data)
 # bench  timings as ratios against baselines measured in the same run
 # trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
-#        of one core); writes the figures into docs/trust.md
+#        of one core); writes the figures into docs/measured/trust.md
 
 PYTHON ?= python3
 VENV   := .venv
@@ -52,12 +52,12 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
 zoo: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
+	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/measured/zoo.md
 	$(BIN)/python -m tests.zoo --exam growth --group torchvision --group transformers \
-	  --jobs $(JOBS) --write docs/growth.md
-	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/hypernet.md
+	  --jobs $(JOBS) --write docs/measured/growth.md
+	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/measured/hypernet.md
 	$(BIN)/python -m tests.zoo --exam onnx --group torchvision --group transformers \
-	  --jobs $(JOBS) --write docs/onnx-zoo.md
+	  --jobs $(JOBS) --write docs/measured/onnx-zoo.md
 
 # One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
 small: $(VENV)/.installed-dev
@@ -68,14 +68,14 @@ small: $(VENV)/.installed-dev
 
 studies: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/archgraph study --python specs/studies specs/ablations --workers $(JOBS) \
-	  -o docs/results.md
+	  -o docs/measured/results
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 trust: $(VENV)/.installed-dev
 	for script in kills fuzz mutants; do \
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/trust.md || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/measured/trust.md || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -231,7 +231,7 @@ def study(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write one page of all tables as Markdown, too."),
+        typer.Option("-o", "--output", metavar="DIR", help="Write a page for each paper, too."),
     ] = None,
 ) -> None:
     """Run published tables and put what was measured beside them.
@@ -245,12 +245,12 @@ def study(
     is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
     run failed or lacks its data set, 2 if nothing can begin without the data sets that are named.
 
-    A page that is there already (-o) keeps what it says about a study while fewer of the study's
-    runs are there than were when it was written.
+    Pages are Markdown: a summary in index.md, and a page for each paper (the first word of a
+    study's name). Pages that are there already (-o) keep what they say about a study while fewer of
+    the study's runs are there than were when they were written.
     """
     import archgraph
-    from archgraph.files import write
-    from archgraph.studies.studies import studies, without_part
+    from archgraph.studies.studies import studies, without_part, written_before
     from archgraph.studies.study_tables import study_tables, write_study
 
     asked = bool(only or seed) and not only_read
@@ -275,16 +275,15 @@ def study(
         return result
 
     try:
-        there = output is not None and output.is_file()
-        before = output.read_text(errors="replace") if output is not None and there else ""
-        done = studies(paths, one, size=size, page=before)
+        before = written_before(output) if output is not None else ""
+        done = studies(paths, one, size=size, pages=before)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None
     if len(done.results) > 1 or done.others:
         show_tables([t for t in (done.summary(), done.left()) if t.rows])
-    if output is not None:
-        wrote(write(output, done.markdown()))
+    for path in done.write(output) if output is not None else ():
+        wrote(path)
     if done.lacking or any(result.failed for result in done.results.values()):
         raise typer.Exit(DIFFERENT)
 

@@ -51,7 +51,7 @@ def carry(
     new optimiser.
     Learning rates and other settings are the new optimiser's own. A selection, a replication, its
     inverse and new blocks that are the identity train as the old network would have: what exactly
-    holds is said in ``docs/decisions/growth-optimisers.md``. Others change the function, so that
+    holds is said in ``docs/maintaining/states.md``. Others change the function, so that
     no moment is the right one: a sum in equal parts (``narrow`` as printed) adds it up.
 
     Args:

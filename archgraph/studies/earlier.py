@@ -1,4 +1,4 @@
-"""What a page of studies says about those whose runs are no longer there."""
+"""What pages of studies say about those whose runs are no longer there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DONE = re.compile(r"(?P<done>\d+) of \d+ cells? done")
 
 @dataclass(frozen=True)
 class EarlierStudy:
-    """What a page says about a study.
+    """What the pages say about a study.
 
     Attributes:
         size: In which size.
@@ -45,20 +45,23 @@ class EarlierStudy:
         return float(told) if told.isdecimal() else 0
 
 
-def earlier_studies(page: str) -> Mapping[str, EarlierStudy]:
-    """The studies of a page that :meth:`Studies.markdown` wrote, by name; of other text none.
+def earlier_studies(pages: str) -> Mapping[str, EarlierStudy]:
+    """Return the studies of pages that :meth:`Studies.pages` made, by name; of other text none.
+
+    Args:
+        pages: Their text, one after the other, the summary first.
 
     Example:
         >>> text = "## One|<!-- measured small 12ab -->|3 of 3 cells done.|<!-- /measured -->"
         >>> earlier_studies(text.replace("|", 2 * chr(10)))["One"].done
         3
     """
-    lines = (line for line in page.splitlines() if line.startswith("| "))
+    lines = (line for line in pages.splitlines() if line.startswith("| "))
     cells = (tuple(part.strip() for part in line.strip("| ").split(" | ")) for line in lines)
     rows: dict[str, tuple[str, ...]] = {}
     for row in cells:
         rows.setdefault(row[0], row)  # the summary comes first
     return {
         one["name"]: EarlierStudy(one["size"], one["stamp"], one["body"], rows.get(one["name"], ()))
-        for one in _SECTION.finditer(page)
+        for one in _SECTION.finditer(pages)
     }

@@ -110,7 +110,9 @@ class StudySpec(FromFile):
     """A published table: what its rows and columns change in one experiment, and its claims."""
 
     archgraph: Version = 1
-    study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
+    study: _Text = Field(
+        description="paper and table, e.g. RecipFL, Table 3; its first word names the page"
+    )
     about: str = Field(default="", description="what a reader of the table must know")
     experiment: _Changes = Field(description="keys of an experiment that all cells share")
     rows: Annotated[dict[str, _Changes], Field(min_length=1)] = Field(
@@ -149,6 +151,11 @@ class StudySpec(FromFile):
     sizes: dict[StudySizeName, StudySize] = Field(
         default={"paper": StudySize()}, description="paper: as published; small: for two cores"
     )
+
+    @property
+    def paper(self) -> str:
+        """The first word of the name. Studies with the same one share a page of results."""
+        return (re.findall(r"\w+", self.study) or ["studies"])[0]
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:

@@ -1,4 +1,4 @@
-"""Many studies: one page of what was measured, and of what was not."""
+"""Many studies: pages of what was measured, one for each paper, and of what was not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from archgraph.errors import DataError, RunError, SpecError
+from archgraph.files import write
 from archgraph.language.checking import yaml_files
 from archgraph.studies.earlier import EarlierStudy, earlier_studies
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
@@ -15,6 +16,7 @@ from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import study_markdown
 from archgraph.tables import Table
 
+INDEX = "index.md"
 KEPT = " *"
 _VERDICTS = ("holds", "does not hold", "undecided", "not measured")
 
@@ -28,7 +30,7 @@ class Studies:
         results: Of the studies that have it, by file.
         others: The studies that do not have it, or whose data are not there, by file.
         lacking: What data to fetch for these, by file.
-        earlier: What a page that was written before says, by the names of the studies.
+        earlier: What pages that were written before say, by the names of the studies.
     """
 
     size: StudySizeName
@@ -54,7 +56,7 @@ class Studies:
 
     @property
     def seconds(self) -> float:
-        """Of all finished runs, each counted once; of kept studies as the page has them."""
+        """Of all finished runs, each counted once; of kept studies as the pages have them."""
         each: dict[Path, float] = {}
         for result in self.results.values():
             if (one := self.kept.get(result.spec.study)) is not None:
@@ -84,7 +86,9 @@ class Studies:
             frozenset(range(1, 4 + len(_VERDICTS))),
             note="a run that several studies share is counted in each; minutes: of one process, "
             "added up over the runs; a claim counts once for each pair of cells that it compares"
-            + (f";{KEPT}: as this page had it, the runs are no longer there" if self.kept else ""),
+            + (
+                f";{KEPT}: as these pages had it, the runs are no longer there" if self.kept else ""
+            ),
         )
 
     def left(self) -> Table:
@@ -109,24 +113,56 @@ class Studies:
         every = self.results.values()
         return [one for one in every if bool(one.done or one.spec.study in self.kept) == shown]
 
-    def markdown(self) -> str:
-        """A page: the summary, every table with a figure, and what is left."""
-        parts = [
+    def pages(self) -> Mapping[str, str]:
+        """Return the pages as Markdown, by file name.
+
+        ``index.md`` is the summary; every other page has all tables of one paper with a figure.
+        """
+        papers: dict[str, list[StudyResult]] = {}
+        for result in self._shown(True):
+            papers.setdefault(result.spec.paper, []).append(result)
+        links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
+        index = [
             "# Published tables, measured",
             "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
             f"size {self.size} are done: measured beside printed, with the claims judged. "
-            "{doc}`studies` explains files and verdicts. Written by `make studies`, which goes on "
+            "{doc}`/studies` explains files and verdicts. Written by `make studies`, which goes on "
             f"where it stopped. All finished runs together took {self._hours()} of one process.",
+            *([f"One page for each paper: {links}."] if links else []),
             self.summary().markdown(),
             *self._begun_not(),
-            *(
-                study_markdown(result, self.kept.get(result.spec.study)).rstrip()
-                for result in self._shown(True)
-            ),
         ]
         if self.others:
-            parts += [f"## {self.left().title}", self.left().markdown()]
-        return "\n\n".join(parts) + "\n"
+            index += [f"## {self.left().title}", self.left().markdown()]
+        texts = {
+            _file(paper): [
+                f"# {paper}, measured",
+                *(study_markdown(one, self.kept.get(one.spec.study)).rstrip() for one in results),
+            ]
+            for paper, results in papers.items()
+        }
+        return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
+
+    def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """Write the pages into a folder, and return their paths, the summary last.
+
+        Raises:
+            RunError: If they cannot be written.
+        """
+        return tuple(write(Path(folder) / name, text) for name, text in self.pages().items())
+
+
+def written_before(folder: str | os.PathLike[str]) -> str:
+    """Return the text of all pages in a folder of :meth:`Studies.write`, the summary first.
+
+    Empty if there is no such folder.
+    """
+    files = sorted(Path(folder).glob("*.md"), key=lambda file: (file.name != INDEX, file.name))
+    return "\n\n".join(file.read_text(errors="replace") for file in files)
+
+
+def _file(paper: str) -> str:
+    return f"{paper.lower()}.md"
 
 
 def needs(spec: StudySpec) -> str:
@@ -162,7 +198,7 @@ def studies(
     run: Callable[[Path], StudyResult],
     *,
     size: StudySizeName = "small",
-    page: str = "",
+    pages: str = "",
 ) -> Studies:
     """Run studies one after the other.
 
@@ -170,8 +206,8 @@ def studies(
         paths: Study files, or folders of them.
         run: Runs one of them.
         size: The size; studies that do not have it are listed and not run.
-        page: What was written before: studies keep what it says while fewer of their runs are
-            there than were then.
+        pages: What was written before (:func:`written_before`): studies keep what it says while
+            fewer of their runs are there than were then.
 
     Raises:
         SpecError: If a file is not there or cannot be understood.
@@ -204,4 +240,4 @@ def studies(
             if len(lacking) == len(having):
                 raise
     others = {path: spec for path, spec in found.items() if path not in results}
-    return Studies(size, results, others, lacking, earlier_studies(page))
+    return Studies(size, results, others, lacking, earlier_studies(pages))

@@ -350,7 +350,7 @@ def test_a_round_of_all_clients_is_the_gaussian_mechanism():
 
 
 def test_the_published_table_is_what_a_run_accounts_for():
-    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "trust" / "epsilon.md").read_text()
     for noise, sampling in ((1.0, "poisson"), (4.0, "fixed")):
         privacy = private(noise=noise, sampling=sampling, delta=1e-6)
         spent = [epsilon(privacy, 100, clients, 100) for clients in (100, 1_000, 10_000, 100_000)]

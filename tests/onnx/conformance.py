@@ -1,4 +1,6 @@
-"""Published test cases of ONNX: ``python -m tests.onnx.conformance --write docs/onnx-cases.md``.
+"""Published test cases of ONNX.
+
+Write the page with ``python -m tests.onnx.conformance --write docs/measured/onnx-cases.md``.
 
 Each case is a small file with inputs and outputs. Its nodes are computed as they are while a file
 is captured, and the results compared with the published ones. What lies outside of the scope is
@@ -221,7 +223,8 @@ def page(found: Sequence[Outcome]) -> str:
     """The table as Markdown."""
     lines = [
         "# The published test cases of ONNX\n",
-        "Made by `python -m tests.onnx.conformance --write docs/onnx-cases.md` from the test data",
+        "Made by `python -m tests.onnx.conformance --write docs/measured/onnx-cases.md`",
+        "from the test data",
         f"of the package `onnx` {onnx.__version__}. Each case is computed by the rows of",
         "the table of operators, without a capture, and compared with the published result; the",
         "whole networks (light) are loaded by `ag.load`, and their graphs compared.\n",

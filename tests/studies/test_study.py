@@ -25,7 +25,7 @@ from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
 from archgraph.studies import files as study_files
 from archgraph.studies.spec import cells, load_study
-from archgraph.studies.studies import studies
+from archgraph.studies.studies import studies, written_before
 from archgraph.studies.study import StudyResult
 from archgraph.studies.study_tables import (
     CHANGED,
@@ -406,7 +406,7 @@ def test_check_begins_cells_once_that_start_alike(
     assert study_files._start(private) == private and study_files._start(spec) != spec
 
 
-def test_a_folder_of_studies_makes_one_page(
+def test_a_folder_of_studies_makes_a_page_for_each_paper(
     result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Runs that are there count once; a study without the size is listed with what it says."""
@@ -415,10 +415,11 @@ def test_a_folder_of_studies_makes_one_page(
     told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
     (folder / "a.yaml").write_text(told)
     (folder / "b.yaml").write_text(told.replace("Table 1", "Table 2"))
+    (folder / "d.yaml").write_text(told.replace("Somebody, Table 1", "Another's table"))
     left = STUDY.replace("Table 1", "Table 3").split("sizes:")[0]
     (folder / "c.yaml").write_text(left + "sizes: {paper: {about: Needs what nobody has.}}\n")
-    page = tmp_path / "page.md"
-    words = ["study", str(folder), "--only-read", "--out", str(place / "out"), "-o", str(page)]
+    pages = tmp_path / "pages"
+    words = ["study", str(folder), "--only-read", "--out", str(place / "out"), "-o", str(pages)]
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
@@ -432,15 +433,20 @@ def test_a_folder_of_studies_makes_one_page(
     assert first[4:] == tuple(
         str(verdicts.count(v)) for v in ("holds", "does not hold", "undecided", "not measured")
     )
-    text = page.read_text()
-    assert text == both.markdown() and text.count("Both are alike.") == 2
-    assert "| Somebody, Table 3 | Needs what nobody has. |" in text
-    assert "## Somebody, Table 1" in text and "Both are alike." not in study_markdown(result)
+    text = {file.name: file.read_text() for file in pages.iterdir()}
+    assert text == both.pages() and set(text) == {"index.md", "somebody.md", "another.md"}
+    assert "| Somebody, Table 3 | Needs what nobody has. |" in text["index.md"]
+    assert "[Somebody](somebody.md), [Another](another.md)" in text["index.md"]
+    assert text["somebody.md"].count("Both are alike.") == 2
+    assert "## Somebody" not in text["index.md"]
+    assert "## Somebody, Table 1" in text["somebody.md"]
+    assert text["another.md"].startswith("# Another, measured\n\n## Another's table\n")
+    assert "Both are alike." not in study_markdown(result)
     (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
     half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
     assert half.summary().rows[0][:2] == ("Somebody, Table 1", "0 of 8")
-    assert "## Somebody, Table 1" not in half.markdown()
-    assert "## Somebody, Table 2" in half.markdown()
+    assert "## Somebody, Table 1" not in half.pages()["somebody.md"]
+    assert "## Somebody, Table 2" in half.pages()["somebody.md"]
     (folder / "more").mkdir()
     (folder / "more" / "a.yaml").write_text(told)
     same = CliRunner().invoke(app, ["study", str(folder), "--out", str(place / "out")])
@@ -449,20 +455,20 @@ def test_a_folder_of_studies_makes_one_page(
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
 
 
-def test_a_page_keeps_what_is_no_longer_there(
+def test_pages_keep_what_is_no_longer_there(
     result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Runs that are gone leave the tables, claims, hours and findings that the page has."""
+    """Runs that are gone leave the tables, claims, hours and findings that the pages have."""
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "folder").mkdir()
-    file, page = tmp_path / "folder" / "a.yaml", tmp_path / "page.md"
+    file, pages = tmp_path / "folder" / "a.yaml", tmp_path / "pages"
     told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
 
     def written(out: Path, *more: str) -> str:
-        words = ["study", str(file), "--only-read", "--out", str(out), "-o", str(page), *more]
+        words = ["study", str(file), "--only-read", "--out", str(out), "-o", str(pages), *more]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-        return page.read_text()
+        return written_before(pages)
 
     file.write_text(told)
     whole, gone = written(place / "out"), tmp_path / "gone"
@@ -470,15 +476,15 @@ def test_a_page_keeps_what_is_no_longer_there(
     tables = whole[whole.index("<!-- measured") : whole.index("<!-- /measured")]
     assert tables in kept and "Both are alike." in kept and "8 of 8 cells done" in tables
     assert "| Somebody, Table 1 * |" not in kept and "| 8 of 8 * |" in kept
-    assert "as this page had it" in kept and "as this page had it" not in whole
+    assert "as these pages had it" in kept and "as these pages had it" not in whole
     assert written(gone) == kept  # again, and nothing changes
     hours = studies(
-        [file.parent], lambda file: ag.study(file, out=gone, only_read=True), page=whole
+        [file.parent], lambda file: ag.study(file, out=gone, only_read=True), pages=whole
     )
     assert hours.seconds == pytest.approx(sum(result.seconds.values()), abs=30.0)  # half a minute
     assert written(place / "out") == whole  # the runs are back
     file.write_text(told.replace("Both are alike.", "They are not."))
-    assert "They are not." in written(gone) and CHANGED not in page.read_text()
+    assert "They are not." in written(gone) and CHANGED not in written_before(pages)
     file.write_text(told.replace("lr: 0.1", "lr: 0.3"))
     changed = written(gone)
     assert CHANGED in changed and tables in changed and written(gone) == changed
@@ -493,7 +499,8 @@ def test_a_page_keeps_what_is_no_longer_there(
     for lost in (tmp_path / "some" / "runs").glob("*-seed1"):
         shutil.rmtree(lost)
     assert tables in written(tmp_path / "some")
-    page.write_text("something else")
+    for page in pages.iterdir():
+        page.write_text("something else")
     assert "4 of 8 cells done" in written(tmp_path / "some")
 
 
@@ -505,12 +512,13 @@ def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):
     other = short.replace("Table 1", "Table 2").replace("Standalone:", "Alone:")
     (tmp_path / "folder" / "b.yaml").write_text(other.replace("than: Standalone", "than: Alone"))
     words = ["study", str(tmp_path / "folder"), "--out", str(tmp_path / "out"), "--only"]
-    page = tmp_path / "page.md"
-    done = CliRunner().invoke(app, [*words, "Alone | clean", "-o", str(page)])
+    pages = tmp_path / "pages"
+    done = CliRunner().invoke(app, [*words, "Alone | clean", "-o", str(pages)])
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 1
-    assert "| Somebody, Table 1 | 0 of 4 |" in page.read_text()  # read before
-    assert "| Somebody, Table 2 | 1 of 4 |" in page.read_text()
+    summary = (pages / "index.md").read_text()
+    assert "| Somebody, Table 1 | 0 of 4 |" in summary  # read before
+    assert "| Somebody, Table 2 | 1 of 4 |" in summary
     nothing = CliRunner().invoke(app, [*words, "Nobody"])
     assert nothing.exit_code == 2 and "names no cell" in nothing.output
     (tmp_path / "folder" / "b.yaml").unlink()

@@ -4,8 +4,9 @@ A warm process collects the related tests once. Each test then runs once with ev
 announcing itself. Each mutant runs in a fork, with the changed code put into the live functions:
 the tests of its room that reach its statement, cheapest first, until one fails.
 
-``--write docs/trust.md`` replaces the figures there. With ``--log`` an interrupted run goes on:
-what the file says counts while the changed file and the tests that it rests on are as they were.
+``--write docs/measured/trust.md`` replaces the figures there. With ``--log`` an interrupted run
+goes on: what the file says counts while the changed file and the tests that it rests on are as they
+were.
 """
 
 from __future__ import annotations

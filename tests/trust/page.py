@@ -1,4 +1,4 @@
-"""The figures of ``docs/trust.md``, each block written by its command."""
+"""The figures of ``docs/measured/trust.md``, each block written by its command."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/zoo.md``.
+"""Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/measured/zoo.md``.
 
-With ``--exam growth`` models are widened, deepened and split instead of cut (``docs/growth.md``),
-with ``--exam hypernet`` their weights are generated (``docs/hypernet.md``), with ``--exam onnx``
-they are exported (``docs/onnx-zoo.md``).
+With ``--exam growth`` models are widened, deepened and split instead of cut
+(``docs/measured/growth.md``), with ``--exam hypernet`` their weights are generated
+(``docs/measured/hypernet.md``), with ``--exam onnx`` they are exported
+(``docs/measured/onnx-zoo.md``).
 Each model runs in a process of its own, bounded in memory and time. With ``--log`` an interrupted
 run goes on where it stopped.
 """
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="begin no model after this time; those left are said to be not examined",
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table (docs/zoo.md)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table")
     parser.add_argument(
         "--keep",
         action="store_true",

@@ -1,4 +1,4 @@
-"""The zoo's reports as text: a line on the terminal, the page ``docs/zoo.md``."""
+"""The zoo's reports as text: a line on the terminal, the page ``docs/measured/zoo.md``."""
 
 from __future__ import annotations
 
