@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 def reads_elsewhere(model: torch.nn.Module, program: torch.export.ExportedProgram) -> bool:
     """Return whether a constant of a program may be a leaf of the model."""
     leaves = {t.untyped_storage().data_ptr() for _, _, t in _leaves(model) if not t.is_meta}
-    constants = (t for t in program.constants.values() if isinstance(t, torch.Tensor))
+    buffers = {*program.graph_signature.buffers}  # outside of the state: constants, and leaves
+    constants = (t for k, t in program.constants.items() if torch.is_tensor(t) and k not in buffers)
     return any(not t.is_meta and t.untyped_storage().data_ptr() in leaves for t in constants)
 
 

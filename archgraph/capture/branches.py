@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from archgraph.capture.places import running
+from archgraph.capture.surroundings import replaced
 from archgraph.capture.tape import Note
 
 Ends: TypeAlias = tuple[float, float]  # the lowest and the highest result that a call may have
@@ -49,8 +50,7 @@ class Decided:
 @contextlib.contextmanager
 def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Iterator[None]:
     """Let forward branch on a tensor where one way alone is possible; what is left out is noted."""
-    tensor: Any = torch.Tensor
-    original, read = tensor.__bool__, tensor.item
+    original, read = torch.Tensor.__bool__, torch.Tensor.item
     constants = _Constants(model)
 
     def known(self: torch.Tensor, *, single: bool) -> Any:
@@ -85,11 +85,8 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
             found.node.shape_env.var_to_range[found.node.expr] = ValueRanges(low, high)
         return found
 
-    tensor.__bool__, tensor.item = decide, item
-    try:
+    with replaced(((torch.Tensor, "__bool__", decide), (torch.Tensor, "item", item))):
         yield
-    finally:
-        del tensor.__bool__, tensor.item
     notes += [
         f"a branch goes by the values of {name}: the graph has the one for those that it holds now "
         f"({where})"

@@ -24,11 +24,11 @@ from archgraph.capture.examples import (
 )
 from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
 from archgraph.capture.places import is_own, place
+from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import neutral, quiet, reachable, spelt_forward, watched
 from archgraph.capture.tape import Note
-from archgraph.ops.fakes import short_ways
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _export(
         where = place(type(model).forward)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
-            stack.enter_context(short_ways())
+            stack.enter_context(quicker(open_sizes=shapes is not None))
             stack.enter_context(deciding(model, notes, decided))
             stack.enter_context(restored(model))
             stack.enter_context(_known(model))

@@ -140,7 +140,7 @@ def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
     """
     functions = _Functions()
     inference = torch.inference_mode
-    replaced = (
+    attributes = (
         (torch.autograd.function, "_is_setup_context_defined", functions.begin),
         (checkpoint.CheckpointFunction, "apply", lambda run, _, *args: run(*args)),
         (TracerBase, "_filter_traceback_frames", functions.frames),
@@ -150,12 +150,12 @@ def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
         *((torch, name, _noting(getattr(torch, name), asked)) for name in _AUTOCAST),
     )
-    with _replaced(replaced), _drawing(notes, where):
+    with replaced(attributes), _drawing(notes, where):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Attributes of classes with other values, for a while."""
     before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
     for holder, name, new in attributes:

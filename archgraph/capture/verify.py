@@ -322,23 +322,23 @@ class _Verification:
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
     ) -> Iterator[_Difference]:
-        least = None if self._same_operators(actual, expected) else 0.0
+        allowed = _none if self._same_operators(actual, expected) else tolerance
         if call.cast:
-            least = tolerance(torch.bfloat16)
+            allowed = _rounded
         ours, theirs = list(actual.outputs.values()), expected.outputs
         if len(ours) != len(theirs):
             yield _Difference("output", "", f"{len(ours)} tensors instead of {len(theirs)}")
             return
         for value, (name, other) in zip(ours, theirs.items(), strict=True):
-            yield from _beyond("output", name, value, other, least)
+            yield from _beyond("output", name, value, other, allowed)
         if call.backward:
             for name, gradient in expected.gradients.items():
                 own = actual.gradients.get(name)
-                yield from _beyond("gradient", name, own, gradient, least, expected.floor)
+                yield from _beyond("gradient", name, own, gradient, allowed, expected.floor)
         buffers = dict(self.built.named_buffers(remove_duplicate=False))
         for name, buffer in self.model.named_buffers():
             if name in buffers and name.rpartition(".")[0] not in self.unread:
-                yield from _beyond("buffer", name, buffers[name], buffer, least)
+                yield from _beyond("buffer", name, buffers[name], buffer, allowed)
 
     def _same_operators(self, actual: _Results, expected: _Results) -> bool:
         """Whether both compute the same on memory in the same order: then bits agree."""
@@ -482,10 +482,10 @@ def _beyond(
     name: str,
     actual: torch.Tensor | None,
     expected: torch.Tensor | None,
-    least: float | None,
+    allowed: Callable[[torch.dtype], float],
     floor: Callable[[], float] = float,
 ) -> Iterator[_Difference]:
-    """The difference of a tensor that is off by more than its tolerance; ``least``: None for 0."""
+    """The difference of a tensor that is off by more than is allowed for its dtype."""
     if actual is None and expected is None:
         return
     if actual is None or expected is None:
@@ -497,7 +497,7 @@ def _beyond(
         yield _Difference(kind, name, " instead of ".join(types))
         return
     gap = difference(actual, expected, floor)
-    if gap > (0.0 if least is None else max(least, tolerance(expected.dtype))):
+    if gap > allowed(expected.dtype):
         yield _Difference(kind, name, f"differs by {gap:.1e} of its largest value")
 
 
@@ -505,6 +505,16 @@ def tolerance(dtype: torch.dtype) -> float:
     """How far results of other operators may be apart, relative to the largest value."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
+    return 0.0
+
+
+def _rounded(dtype: torch.dtype) -> float:
+    """How far results may be apart under autocast."""
+    return max(tolerance(torch.bfloat16), tolerance(dtype))
+
+
+def _none(dtype: torch.dtype) -> float:
+    """How far results of the same operators on the same memory may be apart."""
     return 0.0
 
 

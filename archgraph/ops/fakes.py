@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._prims_common import (
+    infer_size,
+    is_contiguous_or_false,
+    make_contiguous_strides_for,
+)
 from torch._subclasses import FakeTensor
-from torch._subclasses.fake_impls import get_fast_op_impls
+from torch._subclasses.fake_impls import _view_meta, get_fast_op_impls
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,13 +34,37 @@ def _evaluation(mode: Any, input: torch.Tensor, *rest: Any) -> Results:
     return _training(mode, input, None, None, None, None, False)
 
 
-_WAYS = {
-    torch.ops.aten._native_batch_norm_legit.default: _training,
-    torch.ops.aten._native_batch_norm_legit_no_training.default: _evaluation,
-}
+def _layer_norm(mode: Any, input: torch.Tensor, shape: Any, *rest: Any) -> Results:
+    """Result and statistics of a layer norm: the decomposition takes a dozen operators.
+
+    The result is contiguous, as kernels make it; that of the decomposition is only sometimes.
+    """
+    exact = input.device.type == "cpu"  # elsewhere statistics are in single precision at least
+    dtype = input.dtype if exact else torch.promote_types(input.dtype, torch.float32)
+    with mode:
+        sizes = (*input.shape[: -len(shape)], *[1] * len(shape))
+        mean, deviation = (input.new_empty(sizes, dtype=dtype) for _ in range(2))
+        return torch.empty_like(input, memory_format=torch.contiguous_format), mean, deviation
+
+
+def _view(mode: Any, input: FakeTensor, shape: Any) -> Any:
+    """A view of contiguous memory: torch's goes from axis to axis."""
+    with mode:
+        sizes = infer_size(shape, input.numel())
+        same = statically_known_true(math.prod(sizes) == input.numel())
+        if same and is_contiguous_or_false(input):
+            return input.as_strided(sizes, make_contiguous_strides_for(sizes))
+        return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
 _ATEN: Any = torch.ops.aten
+_WAYS: dict[Any, Callable[..., Any]] = {
+    _ATEN._native_batch_norm_legit.default: _training,
+    _ATEN._native_batch_norm_legit_no_training.default: _evaluation,
+    _ATEN.native_layer_norm.default: _layer_norm,
+    _ATEN.view.default: _view,
+    _ATEN._unsafe_view.default: _view,
+}
 _SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 

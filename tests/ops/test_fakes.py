@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,68 @@ def test_a_short_way_gives_the_outline_of_the_long_one(training, dtype, layout):
     expected = outlines(training, dtype, layout)
     with short_ways():
         assert outlines(training, dtype, layout) == expected
+
+
+def shaped(size, order, work):
+    """Shapes, dtypes and strides of an operator's results, the batch size a symbol."""
+    axes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (len(size) - 1)]
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        x = torch.empty(size)
+        x = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+        results = work(x.permute(order))
+    results = results if isinstance(results, tuple) else (results,)
+    return [(str(tuple(t.shape)), t.dtype, str(t.stride())) for t in results]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3)])
+@pytest.mark.parametrize("last", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_layer_norm_has_the_outline_of_a_real_one(order, last, dtype, affine):
+    def work(x):
+        sizes = [int(n) for n in x.shape[-last:]]
+        weight, bias = (torch.empty(sizes, dtype=dtype) if affine else None for _ in range(2))
+        results = torch.native_layer_norm(x.to(dtype), sizes, weight, bias, 1e-5)
+        return [(tuple(map(int, t.shape)), t.dtype, tuple(map(int, t.stride()))) for t in results]
+
+    expected = work(torch.empty(4, 3, 5, 6).permute(order))
+    with short_ways(), FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        axes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3]
+        x = torch.empty(4, 3, 5, 6)
+        x = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+        assert work(x.permute(order)) == expected
+
+
+VIEWS = (
+    lambda x: x.view(x.shape[0], -1),
+    lambda x: x.view(-1),
+    lambda x: x.view(-1, 6),
+    lambda x: x.view(x.shape[0], 3, 1, 5, 2, 3),
+    lambda x: x.view(x.shape[0] * 3, 5, 6),
+    lambda x: x[1:].view(-1, 30),
+    lambda x: x[:, 1:].view(-1, 2, 15, 2),
+    lambda x: x.sum().view(1, 1),
+)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_the_outline_of_the_long_one(view):
+    expected = shaped((4, 3, 5, 6), (0, 1, 2, 3), view)
+    with short_ways():
+        assert shaped((4, 3, 5, 6), (0, 1, 2, 3), view) == expected
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 0, 1, 2)])
+def test_a_view_that_is_none_raises_the_same_error(order):
+    def work(x):
+        return x.view(-1, 15)
+
+    messages = []
+    for way in (contextlib.nullcontext(), short_ways()):
+        with way, pytest.raises(Exception) as caught:
+            shaped((4, 3, 5, 6), order, work)
+        messages.append((type(caught.value), str(caught.value)))
+    assert messages[0] == messages[1]
 
 
 def sequences(kind, first, **options):
@@ -70,5 +134,6 @@ def test_the_short_ways_are_taken_and_taken_back():
     before = dict(get_fast_op_impls())
     with short_ways():
         added = get_fast_op_impls().keys() - before.keys()
-        assert len(added) == 2 and all("batch_norm" in str(op) for op in added)
+        names = ("batch_norm", "layer_norm", "view")
+        assert len(added) == 5 and all(any(n in str(op) for n in names) for op in added)
     assert get_fast_op_impls() == before

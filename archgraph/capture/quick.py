@@ -1,0 +1,117 @@
+"""A quicker ``torch.export`` of the same program.
+
+Left out is what it computes several times or for nobody: arithmetic on open sizes, whose results
+are remembered; the cache of stand-in tensors, which computes these sizes anew; frames and lines of
+code that no stack trace is asked for; Python code of graphs that nothing calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
+
+from archgraph.capture.places import is_users
+from archgraph.capture.surroundings import replaced
+from archgraph.ops.fakes import short_ways
+
+# Arithmetic on sizes that most operators ask for.
+_ARITHMETIC = (
+    "_add", "_sub", "_mul", "_int_floordiv", "_sym_max", "_sym_min",
+    "_eq", "_ne", "_ge", "_gt", "_le", "_lt", "_and_", "_or_", "_sym_and", "_sym_or",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def quicker(open_sizes: bool) -> Iterator[None]:
+    """Let exports do without needless work; ``open_sizes``: a size of the inputs is a symbol."""
+    results: dict[Any, SymNode] = {}
+    methods = vars(SymNode)
+    attributes = (
+        *((SymNode, k, _remembering(k, methods[k], results)) for k in _ARITHMETIC if k in methods),
+        (proxy, "CapturedTraceback", _Frames),
+        (GraphModule, "recompile", _compile_later),
+    )
+    uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+    with short_ways(), replaced(attributes), uncached if open_sizes else contextlib.nullcontext():
+        yield
+
+
+def _remembering(
+    name: str, compute: Callable[[SymNode, Any], Any], results: dict[Any, Any]
+) -> Callable[[SymNode, Any], Any]:
+    """An operation on sizes whose results depend on the expressions alone.
+
+    What these stand for has a version. While operations on sizes are recorded, each is a call.
+    """
+
+    @functools.wraps(compute)
+    def remembered(self: SymNode, other: Any) -> Any:
+        if get_proxy_mode():
+            return compute(self, other)
+        sizes: Any = self.shape_env
+        kinds = self.pytype, other.pytype
+        key = name, self._expr, other._expr, kinds, sizes, _version(sizes)
+        if key not in results:
+            results[key] = compute(self, other)
+        return results[key]
+
+    return remembered
+
+
+def _version(sizes: Any) -> int:
+    """The version of what open sizes stand for; older releases of torch count more than that."""
+    counter = getattr(sizes, "_replacements_version_counter", None)
+    version: int = sizes._version_counter if counter is None else counter
+    return version
+
+
+class _Frames:
+    """Instead of torch's stack of a call: the user's frames and those of forwards, in order."""
+
+    @staticmethod
+    def extract() -> _Frames:
+        """The stack is taken at once."""
+        return _Frames()
+
+    def summary(self) -> traceback.StackSummary:
+        """Frames without their lines of code."""
+        frames = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" or is_users(code.co_filename):
+                frames.append(_frame(code.co_filename, frame.f_lineno, code.co_name))
+            frame = frame.f_back
+        return traceback.StackSummary.from_list(frames[::-1])
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
+    return traceback.FrameSummary(file, line, name, lookup_line=False, line="")
+
+
+_compile = GraphModule.recompile
+
+
+def _compile_later(module: GraphModule) -> None:
+    """Instead of ``recompile``: a graph becomes Python code when it is called."""
+    codegen: Any = module.graph._codegen
+    if hasattr(codegen, "pytree_info"):
+        module._in_spec = codegen.pytree_info.in_spec
+        module._out_spec = codegen.pytree_info.out_spec
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        _compile(self)
+        return self.forward(*args, **kwargs)
+
+    type(module).forward = forward  # every graph module has a class of its own
