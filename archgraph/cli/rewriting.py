@@ -25,7 +25,7 @@ from archgraph.cli.arguments import (
 )
 from archgraph.cli.output import say, show_item, wrote
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.registry import ROWS
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites

@@ -25,8 +25,8 @@ from archgraph.language.model import AuthoredModel
 from archgraph.language.yaml import read_document
 from archgraph.relate.align import align
 from archgraph.relate.join import join
-from archgraph.rewrite.insert import initialised
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.insert import initialised
+from archgraph.rewrites.registry import ROWS
 from archgraph.states import Rewritten, State
 from archgraph.tables import Table, count
 

@@ -12,7 +12,7 @@ from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.registry import ROWS
 
 # A file beside this one, or a model written in place.
 ModelSource = str | dict[str, Json]

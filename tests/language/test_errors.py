@@ -14,7 +14,7 @@ from archgraph.language import load, load_experiment, load_family, load_model
 from archgraph.language.lowering.build import _Lowering
 from archgraph.language.yaml import parse_document
 from archgraph.limits import LIMITS
-from archgraph.rewrite.registry import BY_NAME
+from archgraph.rewrites.registry import BY_NAME
 
 GOOD = """\
 archgraph: 1

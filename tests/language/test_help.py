@@ -16,7 +16,7 @@ from archgraph.language.family import Rewrites
 from archgraph.language.model import AuthoredModel
 from archgraph.language.steps import STEPS
 from archgraph.language.yaml import parse_document
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.registry import ROWS
 
 TOPICS = explained.topics()
 # An image, tokens, words.
