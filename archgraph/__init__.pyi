@@ -31,6 +31,7 @@ from .graph.text import parse as parse
 from .language import load as load
 from .language import load_experiment as load_experiment
 from .language import load_family as load_family
+from .language import rewrite as rewrite
 from .language import save as save
 from .module.build import build as build
 from .module.build import load_state as load_state

@@ -7,7 +7,6 @@ from .catalogue import strategy_table as strategy_table
 from .contribution import Contribution as Contribution
 from .family import Family as Family
 from .family import resolve as resolve
-from .family import rewritten as rewritten
 from .learning import TASKS as TASKS
 from .learning import LearningTask as LearningTask
 from .masks import masks as masks

@@ -34,7 +34,7 @@ from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.rewrites.registry import ROWS
+from archgraph.rewrites.registry import rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -118,7 +118,7 @@ class Topic:
 def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
     """Keys that several mappings share, and that stand with another topic."""
     if model is MemberSpec:
-        return Rewrites.model_fields
+        return rows()
     return DataSpec.model_fields if model in DOORS.values() else ()
 
 
@@ -266,7 +266,7 @@ def _rewrites() -> Iterator[Topic]:
     """The rewrites, in the order in which they are done."""
     described = Rewrites.model_json_schema()
     known = described["$defs"]
-    for row in ROWS:
+    for row in rows().values():
         entry = described["properties"][row.name]
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
@@ -362,7 +362,7 @@ _NOUNS = {
 
 def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     """What a JSON schema admits, in words."""
-    if entry is True or not entry:
+    if entry is True:
         return "anything"
     if "$ref" in entry:
         name = entry["$ref"].rpartition("/")[2]
@@ -379,7 +379,9 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
         return str(entry["const"])
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
-    kind = entry.get("type", "")
+    kind = entry.get("type")
+    if kind is None:
+        return "anything"
     if kind == "array":
         inner = entry.get("items") or (entry.get("prefixItems") or [{}])[0]
         return f"list of {_type(inner, known, plural=True)}"

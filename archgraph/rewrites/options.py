@@ -1,4 +1,4 @@
-"""What rewrites are asked for in files: the types of their keys' values.
+"""What rewrites are asked for in files and by keywords: the types of the values.
 
 A short form stands for the option that is given most often: ``take: 0.5`` for
 ``take: {shares: 0.5}``, ``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms have
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 
 from archgraph.fields import Base, Count, Mistake, Natural
+from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 
 
@@ -35,6 +36,10 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _or_graph(value: Any, read: Callable[[Any], Any]) -> Any:
+    return value if isinstance(value, ArchGraph) else read(value)
+
+
 CheckedShare = Annotated[
     float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
 ]
@@ -49,6 +54,8 @@ BlockNames = Annotated[
 SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
+# In a call from Python an architecture may be the value; no schema or message speaks of it.
+OrGraph = WrapValidator(_or_graph)
 AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
@@ -114,7 +121,7 @@ class EndsAfter(Base):
     """Options of ``ends_after``."""
 
     section: str = Field(description="the last section or block that stays")
-    head: Count | None = Field(
+    head: Annotated[Count, OrGraph] | None = Field(
         default=None,
         description="number of classes: a mean over positions, a linear layer; without it the exit "
         "that add_exits put there, and those before it",
@@ -154,9 +161,19 @@ Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 NumberBySection = dict[str, Count]
+
+
+class Steps(tuple[Json, ...]):
+    """Steps of a model, which are read once it is known what they take."""
+
+    __slots__ = ()
+
+
 StepList = Annotated[
     tuple[Json, ...],
     Field(min_length=1),
+    AfterValidator(Steps),
+    OrGraph,
     # Steps belong to the language of models, which reads them once the section's result is known.
     WithJsonSchema({"type": "array", "items": {"title": "Step"}, "minItems": 1}),
 ]
