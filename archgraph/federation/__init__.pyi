@@ -18,6 +18,9 @@ from .objectives import Objective as Objective
 from .objectives import Penalty as Penalty
 from .objectives import TaskLoss as TaskLoss
 from .objectives import mask_absent as mask_absent
+from .options import Averaging as Averaging
+from .options import Masking as Masking
+from .options import Weighted as Weighted
 from .outputs import Logits as Logits
 from .outputs import Predict as Predict
 from .pairwise import PairwiseProducts as PairwiseProducts

@@ -29,7 +29,7 @@ from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
 from archgraph.language.aggregate import RULES, AggregateSpec
 from archgraph.language.data import DOORS, DataSpec
-from archgraph.language.experiment import STRATEGIES, installed_strategy
+from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
@@ -289,13 +289,13 @@ def _strategy(name: str) -> Topic:
     """An installed strategy: fields of its class, and what the docstring says about each."""
     cls = installed_strategy(name).load()
     sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
-    _, _, described = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-    sentences = dict(re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE))
+    sentences: dict[str, str] = {}
+    for base in reversed(cls.__mro__):  # what several strategies share is described in their base
+        _, _, described = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        sentences |= re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE)
     types = typing.get_type_hints(cls)
     options = []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
+    for field in strategy_options(cls):
         schema = pydantic.TypeAdapter(types[field.name]).json_schema()
         default = _yaml(field.default)
         if field.default is field.default_factory is dataclasses.MISSING:

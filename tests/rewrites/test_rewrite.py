@@ -191,6 +191,11 @@ def test_a_rewrite_of_the_users_is_named_in_a_file(graph, here, value, options):
     assert in_a_file(asked, python=True) == chain
 
 
+def test_train_only_names_what_a_rewrite_of_the_users_adds(graph):
+    both = ag.rewrite(graph, train_only="*.step_size", python={"archgraph:add_step_sizes": True})
+    assert both == ag.add_step_sizes(graph) >> (lambda g: ag.train_only(g, "*.step_size"))
+
+
 def test_verify_reaches_a_rewrite_of_the_users(graph, here):
     asked = {"own_rewrites:smooth": {"only": "verified"}}
     ag.rewrite(graph, python=asked, verify=True)
