@@ -29,7 +29,7 @@ SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 demo: $(VENV)/.installed
 	$(BIN)/python -m archgraph demo
 
-QUICK := $(addprefix tests/,graph layout module states rewrite laws \
+QUICK := $(addprefix tests/,graph layout module states rewrites laws \
 	 'docs/test_snippets.py::test_snippets[README.md]')
 
 quick: $(VENV)/.installed-dev

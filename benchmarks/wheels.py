@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 import archgraph as ag
 from archgraph.errors import ArchGraphError
 from archgraph.onnx.session import TOLERANCES, distance, run, session
-from archgraph.rewrite.laws import outputs, random_inputs
+from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
 
 PACKAGES = ("rapidocr-onnxruntime", "silero-vad", "magika")

@@ -28,7 +28,7 @@ from archgraph.cli import app
 from archgraph.data.source import DATASETS, source
 from archgraph.federation.catalogue import strategy_table
 from archgraph.language.aggregate import rule_table
-from archgraph.rewrite.registry import rewrite_table
+from archgraph.rewrites.registry import rewrite_table
 
 HERE = Path(__file__).parent
 OUT = HERE / "_generated"

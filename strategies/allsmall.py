@@ -8,62 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Model,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class AllSmall(Strategy):
+class AllSmall(fl.Averaging, fl.Masking):
     """Options of AllSmall.
 
     Attributes:
         tier: Whose architecture all clients run; None: the one with the fewest parameters, of
             equals the first.
-        weights: Weight of a client: its number of examples, or 1.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> AllSmall().needs_global
         False
     """
 
-    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
-    year: ClassVar[int | None] = 2024
-    serves: ClassVar[Serves] = ("any",)
-    averages: ClassVar[bool] = True
+    paper = "How Few Davids Improve One Goliath"
+    year = 2024
+    serves = ("any",)
+    needs_global = False
+
     tier: str | None = None
-    weights: Weights = "examples"
-    norm: Literal["averaged", "local", "static"] = "averaged"
-    mask_absent: bool = False
 
-    needs_global: ClassVar[bool] = False
-
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """The small architecture's first weights.
 
         Raises:
             RunError: If ``tier`` names an unknown tier.
         """
-        return ServerState().with_group("global", self.small(world).state)
+        return fl.ServerState().with_group("global", self.small(world).state)
 
-    def small(self, world: World) -> Tier:
+    def small(self, world: fl.World) -> fl.Tier:
         """The architecture that all clients run.
 
         Raises:
@@ -71,9 +48,9 @@ class AllSmall(Strategy):
         """
         return world.by_size[0] if self.tier is None else world.tier(self.tier)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The small model, whatever the client could run."""
-        return part(
+        return fl.part(
             world,
             state,
             client,
@@ -83,13 +60,15 @@ class AllSmall(Strategy):
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """The mean over all clients."""
         graph = self.small(world).graph
-        return group_means(world, state, (Contribution.of(r, graph, self.weights) for r in results))
+        return fl.group_means(
+            world, state, (fl.Contribution.of(r, graph, self.weights) for r in results)
+        )
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The small model, once for each kind of client: strong and weak are compared."""
-        small = Model(self.small(world).graph, state.group("global"))
-        return by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)
+        small = fl.Model(self.small(world).graph, state.group("global"))
+        return fl.by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

@@ -22,35 +22,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Json,
-    Model,
-    PairwiseProducts,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    option,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class ClusteredFL(Strategy):
+class ClusteredFL(fl.Averaging, fl.Masking):
     """Options of Clustered-FL.
 
     Attributes:
@@ -59,46 +40,41 @@ class ClusteredFL(Strategy):
         mean_norm: ε_1: a cluster is split if the norm of its mean update is below, ...
         largest_norm: ε_2: ... and that of its largest one above.
         after: Rounds before the first split.
-        weights: Weight of a client: 1, or its number of examples.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> ClusteredFL().mean_norm
         0.4
     """
 
-    paper: ClassVar[str] = "Clustered Federated Learning"
-    year: ClassVar[int | None] = 2020
-    serves: ClassVar[Serves] = ("any",)
-    averages: ClassVar[bool] = True
-    split: bool = True
-    mean_norm: float = option(0.4, least=0)
-    largest_norm: float = option(1.6, least=0)
-    after: int = option(20, least=0)
-    weights: Weights = "uniform"
-    norm: Literal["averaged", "static", "local"] = "averaged"
-    mask_absent: bool = False
+    paper = "Clustered Federated Learning"
+    year = 2020
+    serves = ("any",)
+    needs_global = False
 
-    needs_global: ClassVar[bool] = False
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    split: bool = True
+    mean_norm: float = fl.option(0.4, least=0)
+    largest_norm: float = fl.option(1.6, least=0)
+    after: int = fl.option(20, least=0)
+    weights: fl.Weights = "uniform"
+
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "sattler": {"split": True},
         "by_architecture": {"split": False},
     }
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """A cluster for each architecture, with the first weights of its first tier."""
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
-        state = ServerState().with_values(clusters=[order.index(digest) for digest in digests])
+        state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
         for number, digest in enumerate(order):
             first = next(tier for tier in world.tiers if tier.graph.digest == digest)
             state = state.with_group(f"cluster/{number}", first.state)
         return state
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``θ_c`` of the client's cluster."""
-        return part(
+        return fl.part(
             world,
             state,
             client,
@@ -109,17 +85,17 @@ class ClusteredFL(Strategy):
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """The mean within each cluster; then clusters in disagreement are split.
 
         Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
         have returned something.
         """
-        products = PairwiseProducts()
+        products = fl.PairwiseProducts()
         judged = self.split and round > self.after
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
                 graph = world.tier_of(result.client).graph
                 if judged:
@@ -131,29 +107,29 @@ class ClusteredFL(Strategy):
                     }
                     products.add(result.client, update)
                 group = f"cluster/{state.values['clusters'][result.client]}"
-                yield Contribution.of(result, graph, self.weights, group=group)
+                yield fl.Contribution.of(result, graph, self.weights, group=group)
 
-        merged = group_means(world, state, contributions())
+        merged = fl.group_means(world, state, contributions())
         return self._split(merged, products) if judged else merged
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each tier; where its clients are in several clusters, each client's own version."""
 
-        def model(tier: Tier) -> Model:
-            return Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
 
         clusters = state.values["clusters"]
-        for tested in by_tier(world, state, norm=self.norm, model=model, whole=False):
+        for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             if len({clusters[client] for client in tested.clients}) > 1:
                 own = _Versions(self, state)
                 tested = dataclasses.replace(tested, states=own)
             yield tested
 
-    def _weights(self, state: ServerState, client: int) -> State:
+    def _weights(self, state: fl.ServerState, client: int) -> fl.State:
         """Weights of a client's cluster."""
         return state.group(f"cluster/{state.values['clusters'][client]}")
 
-    def _split(self, state: ServerState, products: PairwiseProducts) -> ServerState:
+    def _split(self, state: fl.ServerState, products: fl.PairwiseProducts) -> fl.ServerState:
         """The state with clusters split whose clients have converged together, but not each."""
         clusters = list(state.values["clusters"])
         for number in range(max(clusters) + 1):
@@ -175,9 +151,9 @@ class _Versions:
     """Weights of each client's cluster."""
 
     strategy: ClusteredFL
-    state: ServerState
+    state: fl.ServerState
 
-    def __call__(self, client: int) -> State:
+    def __call__(self, client: int) -> fl.State:
         return self.strategy._weights(self.state, client)
 
 

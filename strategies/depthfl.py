@@ -23,38 +23,18 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    Examples,
-    Json,
-    Logits,
-    Outcome,
-    Program,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Train,
-    Weights,
-    Work,
-    World,
-    by_tier,
-    covered_mean,
-    option,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class DepthFL(Strategy):
+class DepthFL(fl.Averaging):
     """Options of DepthFL.
 
     Attributes:
@@ -62,25 +42,22 @@ class DepthFL(Strategy):
         ramp: Round from which on distillation has its full weight.
         alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
             0: FedAvg.
-        weights: Weight of a client: 1, or its number of examples.
-        norm: What becomes of running statistics.
 
     Example:
         >>> DepthFL(alpha=0).distil
         True
     """
 
-    paper: ClassVar[str] = "DepthFL"
-    year: ClassVar[int | None] = 2023
-    serves: ClassVar[Serves] = ("exits",)
-    averages: ClassVar[bool] = True
-    distil: bool = True
-    ramp: int = option(300, least=1)
-    alpha: float = option(0.1, least=0)
-    weights: Weights = "uniform"
-    norm: Literal["averaged", "static", "local"] = "averaged"
+    paper = "DepthFL"
+    year = 2023
+    serves = ("exits",)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    distil: bool = True
+    ramp: int = fl.option(300, least=1)
+    alpha: float = fl.option(0.1, least=0)
+    weights: fl.Weights = "uniform"
+
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"distil": True, "alpha": 0.1},
         "fedavg": {"alpha": 0},
         "without_distillation": {"distil": False},
@@ -89,7 +66,7 @@ class DepthFL(Strategy):
         ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
     )
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``W`` at the start.
 
         Raises:
@@ -108,32 +85,32 @@ class DepthFL(Strategy):
                     "`ends_after: {section: SECTION}`; scalefl serves narrower clients, too, "
                     "nefl and fedfa those without exits",
                 )
-        return ServerState().with_group("global", world.state)
+        return fl.ServerState().with_group("global", world.state)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The first sections and their exits."""
         ramp = self.ramp if self.distil else None
         graph = world.tier_of(client).graph
-        train = Train(MutualDistillation(ag.exits(graph), ramp))
-        program: Program = Dynamic(train, self.alpha) if self.alpha else train
-        return part(world, state, client, program=program, norm=self.norm)
+        train = fl.Train(MutualDistillation(ag.exits(graph), ramp))
+        program: fl.Program = Dynamic(train, self.alpha) if self.alpha else train
+        return fl.part(world, state, client, program=program, norm=self.norm)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """The mean over the clients that have an entry, corrected by ``h`` (FedDyn).
 
         ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``, for m clients in all.
         """
         trained: collections.Counter[str | None] = collections.Counter()
 
-        def counted() -> Iterator[Result]:
+        def counted() -> Iterator[fl.Result]:
             for result in results:
                 assert result.transfer is not None  # of part()
                 trained.update(entry.source for entry in result.transfer.entries.values())
                 yield result
 
-        merged = covered_mean(world, state, counted(), weights=self.weights)
+        merged = fl.covered_mean(world, state, counted(), weights=self.weights)
         if not self.alpha:
             return merged
         old, new, h = (s.group(g) for s, g in ((state, "global"), (merged, "global"), (state, "h")))
@@ -145,9 +122,9 @@ class DepthFL(Strategy):
                 new[name] = new[name] - h[name] / self.alpha
         return merged.with_group("global", new).with_group("h", h)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model and every depth; the answer is the mean of its exits' logits."""
-        for model in by_tier(world, state, norm=self.norm, idle=True):
+        for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 
 
@@ -163,7 +140,7 @@ class MeanLogits:
 
     def __call__(self, outputs: Any) -> Tensor:
         """``[batch, classes]``."""
-        return torch.stack([Logits(name)(outputs) for name in self.exits]).mean(0)
+        return torch.stack([fl.Logits(name)(outputs) for name in self.exits]).mean(0)
 
 
 @dataclass(frozen=True)
@@ -178,9 +155,9 @@ class MutualDistillation:
     exits: tuple[str, ...]
     ramp: int | None = 300
 
-    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+    def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Mean over the minibatch."""
-        answers = [work.learning.predictions(outputs, Logits(name)) for name in self.exits]
+        answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:
             return value
@@ -202,10 +179,10 @@ class Dynamic:
         alpha: α.
     """
 
-    train: Train
+    train: fl.Train
     alpha: float
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train with the penalty, then ``∇L_k ← ∇L_k - α (W_k - W)``."""
         penalty = Regularisation(self.alpha)
         outcome = dataclasses.replace(self.train, penalty=penalty)(work)
@@ -228,7 +205,7 @@ class Regularisation:
 
     alpha: float
 
-    def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
+    def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
         """Its value at the parameters."""
         terms = []
         for name, value in parameters.items():

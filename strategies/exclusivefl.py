@@ -9,62 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Model,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class ExclusiveFL(Strategy):
+class ExclusiveFL(fl.Averaging, fl.Masking):
     """Options of ExclusiveFL.
-
-    Attributes:
-        weights: Weight of a client: its number of examples, or 1.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> ExclusiveFL().needs_global
         False
     """
 
-    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
-    year: ClassVar[int | None] = 2024
-    serves: ClassVar[Serves] = ("any",)
-    averages: ClassVar[bool] = True
-    weights: Weights = "examples"
-    norm: Literal["averaged", "local", "static"] = "averaged"
-    mask_absent: bool = False
+    paper = "How Few Davids Improve One Goliath"
+    year = 2024
+    serves = ("any",)
+    needs_global = False
 
-    needs_global: ClassVar[bool] = False
-
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """First weights of each architecture: those of the first tier that has it."""
-        state = ServerState()
+        state = fl.ServerState()
         for tier in reversed(world.tiers):
             if world.clients_of(tier.name):
                 state = state.with_group(tier.graph.digest, tier.state)
         return state
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The model of the client's group."""
         tier = world.tier_of(client)
-        return part(
+        return fl.part(
             world,
             state,
             client,
@@ -75,20 +49,20 @@ class ExclusiveFL(Strategy):
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """In each group the mean over its clients; a group without results stays as it is."""
         contributions = (
-            Contribution.of(result, graph, self.weights, group=graph.digest)
+            fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results
             for graph in [world.tier(result.tier).graph]
         )
-        return group_means(world, state, contributions)
+        return fl.group_means(world, state, contributions)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each tier's model: that of its group."""
 
-        def model(tier: Tier) -> Model:
-            return Model(tier.graph, state.group(tier.graph.digest))
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, state.group(tier.graph.digest))
 
-        return by_tier(world, state, norm=self.norm, model=model, whole=False)
+        return fl.by_tier(world, state, norm=self.norm, model=model, whole=False)

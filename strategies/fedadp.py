@@ -37,33 +37,14 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Json,
-    Model,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    part,
-    seeded,
-)
+from archgraph import federation as fl
 
 Mode = Literal["paper", "net2net"]
 Lacks = Mapping[str, Sequence[str]]  # blocks by section
 
 
 @dataclass(frozen=True)
-class FedADP(Strategy):
+class FedADP(fl.Averaging, fl.Masking):
     """Options of FedADP.
 
     Attributes:
@@ -74,32 +55,26 @@ class FedADP(Strategy):
         approximate: Where a client's model cannot be grown without changing its function, widen it
             all the same, and take blocks that cannot start as the identity from the old global
             model. Otherwise such a family is refused.
-        weights: Weight of a client: its number of examples (Eq. 2), or 1.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> FedADP(narrow="net2net").norm
         'averaged'
     """
 
-    paper: ClassVar[str] = "FedADP"
-    year: ClassVar[int | None] = 2025
-    serves: ClassVar[Serves] = ("width", "depth")
-    averages: ClassVar[bool] = True
+    paper = "FedADP"
+    year = 2025
+    serves = ("width", "depth")
+
     narrow: Mode = "paper"
     redraw: bool = False
     approximate: bool = False
-    weights: Weights = "examples"
-    norm: Literal["averaged", "local", "static"] = "averaged"
-    mask_absent: bool = False
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {},
         "net2net": {"narrow": "net2net"},
     }
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``ω^0`` (Algorithm 1, line 2).
 
         Raises:
@@ -108,11 +83,11 @@ class FedADP(Strategy):
         """
         for tier in world.tiers:
             self.fit(world, tier)
-        return ServerState().with_group("global", world.state).with_values(drawn=0)
+        return fl.ServerState().with_group("global", world.state).with_values(drawn=0)
 
     def begin(
-        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
+    ) -> fl.ServerState:
         """Each architecture of the round is made once, however many clients run it."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
@@ -120,11 +95,11 @@ class FedADP(Strategy):
             state = state.with_group(f"sent/{name}", fit.sent(weights))
         return state
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
         tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
-        return part(
+        return fl.part(
             world,
             state,
             client,
@@ -134,8 +109,8 @@ class FedADP(Strategy):
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
         Merging copies again goes by those that the sum was made with: ``drawn`` says in which round
@@ -151,8 +126,8 @@ class FedADP(Strategy):
         return state.with_group("global", merged).with_values(drawn=drawn)
 
     def merged(
-        self, world: World, old: State, results: Iterable[Result], drawn: int = 0
-    ) -> tuple[State, Mapping[str, Tensor]]:
+        self, world: fl.World, old: fl.State, results: Iterable[fl.Result], drawn: int = 0
+    ) -> tuple[fl.State, Mapping[str, Tensor]]:
         """The mean of the grown models, and what it covers; nothing without results.
 
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
@@ -170,7 +145,7 @@ class FedADP(Strategy):
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph)
+        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             merger.add(
@@ -184,43 +159,43 @@ class FedADP(Strategy):
         return merger.result()
 
     def _each_grown(
-        self, world: World, state: ServerState, results: Iterable[Result], drawn: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], drawn: int
+    ) -> fl.ServerState:
         """The mean where every client's model counts by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph)
+        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         arrived = False
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             nonlocal arrived
             for result in results:
                 arrived = True
                 fit = self.fit(world, world.tier_of(result.client), drawn)
                 grown = fit.grown({**fit.blank, **result.state}, old)
-                one = Contribution.of(result, world.graph, self.weights)
+                one = fl.Contribution.of(result, world.graph, self.weights)
                 yield one._replace(transfer=identity, state=grown, skip=left_out)
 
-        state = group_means(world, state, contributions())
+        state = fl.group_means(world, state, contributions())
         return state.with_values(drawn=drawn) if arrived else state
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model, and each architecture's on the data of the clients that run it."""
         weights = state.group("global")
 
-        def model(tier: Tier) -> Model:
+        def model(tier: fl.Tier) -> fl.Model:
             fit = self.fit(world, tier, state.values["drawn"])
-            return Model(fit.graph, fit.sent(weights))
+            return fl.Model(fit.graph, fit.sent(weights))
 
-        return by_tier(world, state, norm=self.norm, model=model)
+        return fl.by_tier(world, state, norm=self.norm, model=model)
 
-    def fit(self, world: World, tier: Tier, drawn: int = 0) -> Fit:
+    def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> Fit:
         """How a tier is reached from the global model, and the global model from it.
 
         Raises:
             RunError: As in :meth:`init`; names the tier.
         """
         # Equal architectures share their copies, tiers or not.
-        draw = seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)
+        draw = fl.seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)
         seed = int(torch.randint(2**62, (), generator=draw))
         try:
             return fit(world.graph, tier.graph, tier.transfer, self.narrow, seed, self.approximate)
@@ -244,7 +219,7 @@ class Fit:
     widened: ag.Transfer
     undo: bool
 
-    def sent(self, whole: State) -> State:
+    def sent(self, whole: fl.State) -> fl.State:
         """The client's state from the global one."""
         if not self.undo:
             return self.frame.down.pull(whole)
@@ -259,7 +234,7 @@ class Fit:
                 sums[origin] = mean.to(wide[name].dtype)
         return self.frame.shorter.pull(sums)
 
-    def grown(self, own: State, old: State) -> State:
+    def grown(self, own: fl.State, old: fl.State) -> fl.State:
         """The global state from the client's; what cannot be made of it is the old global's."""
         grown = self.up.pull(own, copy=False)
         if self.exact:
@@ -288,7 +263,7 @@ class Fit:
         return ag.Transfer.identity(self.graph)
 
     @functools.cached_property
-    def blank(self) -> State:
+    def blank(self) -> fl.State:
         """A state of the client's shapes that takes no memory, for entries without updates."""
         return {
             s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in self.same.target
@@ -325,7 +300,7 @@ def fit(
     wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
     small = {axis.name: axis.size for axis in slim}
     index = {
-        axis.name: copies(small[axis.name], axis.size, seeded(seed, axis.name))
+        axis.name: copies(small[axis.name], axis.size, fl.seeded(seed, axis.name))
         for axis in wide
         if small.get(axis.name, axis.size) < axis.size
     }

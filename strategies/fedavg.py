@@ -17,49 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Weights,
-    World,
-    covered_mean,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class FedAvg(Strategy):
+class FedAvg(fl.Averaging, fl.Masking):
     """Options of FedAvg.
-
-    Attributes:
-        weights: Weight of a client: its number of examples (paper), or 1.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> FedAvg(weights="uniform").norm
         'averaged'
     """
 
-    paper: ClassVar[str] = (
-        "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-    )
-    year: ClassVar[int | None] = 2017
-    serves: ClassVar[Serves] = ("one",)
-    averages: ClassVar[bool] = True
-    weights: Weights = "examples"
-    norm: Literal["averaged", "local", "static"] = "averaged"
-    mask_absent: bool = False
+    paper = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    year = 2017
+    serves = ("one",)
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``w_0`` (Algorithm 1, *Server executes*: initialize).
 
         Raises:
@@ -73,22 +49,22 @@ class FedAvg(Strategy):
                     found="an architecture other than the global one",
                     hint="give all clients the global model, or use heterofl or fedfa",
                 )
-        return ServerState().with_group("global", world.state)
+        return fl.ServerState().with_group("global", world.state)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``w_t`` to client ``k`` (*for each client … ClientUpdate*)."""
-        return part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
+        return fl.part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """``w_{t+1} = Σ n_k w^k / Σ n_k`` (the last step of a round)."""
-        return covered_mean(world, state, results, weights=self.weights)
+        return fl.covered_mean(world, state, results, weights=self.weights)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model, on every client's data too."""
-        policy = NormPolicy(self.norm)
-        yield Evaluated(
+        policy = fl.NormPolicy(self.norm)
+        yield fl.Evaluated(
             name="global",
             graph=world.graph,
             state=state.group("global"),

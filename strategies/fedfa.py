@@ -34,31 +34,8 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
+from archgraph import federation as fl
 from archgraph.errors import RejectedUpdate
-from archgraph.federation import (
-    Evaluated,
-    Json,
-    Model,
-    Objective,
-    Outcome,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Weights,
-    Work,
-    World,
-    by_tier,
-    covered_mean,
-    module_of,
-    option,
-    part,
-    seeded,
-)
 
 Variant = Literal["both", "depth", "width"]
 Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
@@ -70,7 +47,7 @@ STEEPEST = 2.0**20
 
 
 @dataclass(frozen=True)
-class FedFA(Strategy):
+class FedFA(fl.Averaging, fl.Masking):
     """Options of FedFA.
 
     Attributes:
@@ -84,57 +61,53 @@ class FedFA(Strategy):
         inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
         rms: Divide the norm by the root of the number of weights it counts.
         scale_vectors: Scale all parameters, not only the weights that layers multiply with.
-        weights: Weight of a client: its number of examples (paper), or 1.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training (§5.1).
-        norm: What becomes of running statistics.
 
     Example:
         >>> FedFA(percentile=0.9).inner
         'abs'
     """
 
-    paper: ClassVar[str] = "Federated Learning with Flexible Architectures"
-    year: ClassVar[int | None] = 2024
-    serves: ClassVar[Serves] = ("width", "depth")
-    averages: ClassVar[bool] = True
+    paper = "Federated Learning with Flexible Architectures"
+    year = 2024
+    serves = ("width", "depth")
+
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico"] = "family"
-    limited: float = option(0.5, least=0, most=1)
+    limited: float = fl.option(0.5, least=0, most=1)
     scale: bool = True
-    percentile: float = option(0.95, above=0, most=1)
+    percentile: float = fl.option(0.95, above=0, most=1)
     inner: Literal["abs", "central"] = "abs"
     rms: bool = False
     scale_vectors: bool = False
-    weights: Weights = "examples"
-    mask_absent: bool = True
-    norm: Literal["static", "averaged", "local"] = "static"
+    mask_absent: bool = True  # §5.1
+    norm: Literal["averaged", "local", "static"] = "static"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"choice": "zico"},
         "appendix_e": {"choice": "zico", "inner": "central"},
     }
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``M_G^0`` (Algorithm 1, line 3), and architectures that do not need a score (1-2)."""
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
             smallest, *others = world.by_size
             limited = self._limited(world)
-            draw = seeded(world.seed, "fedfa choice")
+            draw = fl.seeded(world.seed, "fedfa choice")
             for client in range(len(tiers)):
                 pick = int(torch.randint(max(len(others), 1), (), generator=draw))
                 tiers[client] = (smallest if client in limited or not others else others[pick]).name
         for name in set(tiers):
             _fit(world, name, self.variant)
-        return ServerState().with_group("global", world.state).with_values(tiers=tiers)
+        return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
-    def survey(self, world: World, state: ServerState) -> Iterable[Task]:
+    def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
         """Clients that are not limited score all architectures on their data (line 2)."""
         if self.choice != "zico":
             return
         weights = state.group("global")
         candidates = {
-            tier.name: Model(one.graph, one.down.pull(weights, copy=False))
+            tier.name: fl.Model(one.graph, one.down.pull(weights, copy=False))
             for tier in world.tiers
             for one in [_fit(world, tier.name, self.variant)]
         }
@@ -142,15 +115,17 @@ class FedFA(Strategy):
         limited = self._limited(world)
         for client in world.clients:
             if client.id not in limited:
-                yield Task(
+                yield fl.Task(
                     client=client.id,
                     graph=smallest.graph,
                     state=smallest.state,
-                    program=ZiCo(TaskLoss(mask_absent=self.mask_absent)),
+                    program=ZiCo(fl.TaskLoss(mask_absent=self.mask_absent)),
                     others=candidates,
                 )
 
-    def surveyed(self, world: World, state: ServerState, results: Iterable[Result]) -> ServerState:
+    def surveyed(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result]
+    ) -> fl.ServerState:
         """Each client's best architecture; equal scores: the smaller one."""
         tiers = list(state.values["tiers"])
         for result in results:
@@ -158,15 +133,15 @@ class FedFA(Strategy):
             tiers[result.client] = max(scores, key=scores.__getitem__)
         return state.with_values(tiers=tiers)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``M_c^t`` from ``M_G^t`` (lines 7-9, Algorithm 3)."""
         tier = world.tier(state.values["tiers"][client])
         fit = _fit(world, tier.name, self.variant)
         tier = dataclasses.replace(tier, graph=fit.graph, transfer=fit.down)
         mask = self.mask_absent
-        return part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
+        return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
-    def examine(self, world: World, result: Result) -> State:
+    def examine(self, world: fl.World, result: fl.Result) -> fl.State:
         """``n_c`` of every scaled layer of the grafted model (lines 12, 18).
 
         Raises:
@@ -190,11 +165,11 @@ class FedFA(Strategy):
         return norms
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Graft, scale and average in one pass (lines 11-22)."""
 
-        def grafted(result: Result) -> Result:
+        def grafted(result: fl.Result) -> fl.Result:
             """A client's model at the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
             norms = result.findings or self.examine(world, result)
@@ -207,10 +182,10 @@ class FedFA(Strategy):
                 findings=norms,
             )
 
-        def norms(result: Result) -> dict[str, float]:
+        def norms(result: fl.Result) -> dict[str, float]:
             return {name: float(norm) for name, norm in result.findings.items()}
 
-        return covered_mean(  # lines 17, 19, 20, 22
+        return fl.covered_mean(  # lines 17, 19, 20, 22
             world,
             state,
             map(grafted, results),
@@ -218,19 +193,19 @@ class FedFA(Strategy):
             sizes=norms if self.scale else None,
         )
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model, and each architecture's on the data of the clients that run it."""
         weights = state.group("global")
 
-        def model(tier: Tier) -> Model:
+        def model(tier: fl.Tier) -> fl.Model:
             fit = _fit(world, tier.name, self.variant)
-            return Model(fit.graph, fit.down.pull(weights, copy=False))
+            return fl.Model(fit.graph, fit.down.pull(weights, copy=False))
 
-        return by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
+        return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
 
-    def _limited(self, world: World) -> frozenset[int]:
+    def _limited(self, world: fl.World) -> frozenset[int]:
         """The clients that have resources for the smallest architecture only."""
-        order = torch.randperm(len(world.clients), generator=seeded(world.seed, "fedfa limited"))
+        order = torch.randperm(len(world.clients), generator=fl.seeded(world.seed, "fedfa limited"))
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
     def _scaled(self, graph: ag.ArchGraph) -> frozenset[str]:
@@ -330,15 +305,15 @@ class ZiCo:
         objective: Loss whose gradients are taken.
     """
 
-    objective: Objective = field(default_factory=TaskLoss)
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Score every further model: metric ``zico/NAME``."""
         size = max(1, min(work.local.batch, work.data.examples // 2))
         batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
         scores = {}
         for name, model in work.others.items():
-            module = module_of(model, work.device).train()
+            module = fl.module_of(model, work.device).train()
             gradients: list[dict[str, Tensor]] = []
             for batch in batches:
                 module.zero_grad(set_to_none=True)
@@ -353,7 +328,7 @@ class ZiCo:
                     }
                 )
             scores[f"zico/{name}"] = zico(gradients)
-        return Outcome(
+        return fl.Outcome(
             state=work.state, others={k: m.state for k, m in work.others.items()}, metrics=scores
         )
 
@@ -394,7 +369,7 @@ class Fit:
     up: ag.Transfer
 
 
-def _fit(world: World, name: str, variant: Variant) -> Fit:
+def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
     tier = world.tier(name)
     return fit(world.graph, tier.graph, tier.transfer, variant)
 

@@ -27,36 +27,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    Examples,
-    Model,
-    Objective,
-    Outcome,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Work,
-    World,
-    by_tier,
-    cut,
-    descend,
-    module_of,
-    option,
-    seeded,
-    state_of,
-)
+from archgraph import federation as fl
 
 SENT = ("features", "logits", "targets", "ids")
 
 
 @dataclass(frozen=True)
-class FedGKT(Strategy):
+class FedGKT(fl.Strategy):
     """Options of FedGKT.
 
     Attributes:
@@ -73,21 +50,22 @@ class FedGKT(Strategy):
         3.0
     """
 
-    paper: ClassVar[str] = "Group Knowledge Transfer"
-    year: ClassVar[int | None] = 2020
-    serves: ClassVar[Serves] = ("split",)
+    paper = "Group Knowledge Transfer"
+    year = 2020
+    serves = ("split",)
+
     after: str | None = None
-    alpha: float = option(1.0, least=0)
-    temperature: float = option(3.0, above=0)
-    server_epochs: int = option(1, least=1)
-    server_batch: int = option(64, least=2)
-    server_lr: float = option(0.01, above=0)
+    alpha: float = fl.option(1.0, least=0)
+    temperature: float = fl.option(3.0, above=0)
+    server_epochs: int = fl.option(1, least=1)
+    server_batch: int = fl.option(64, least=2)
+    server_lr: float = fl.option(0.01, above=0)
 
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes"
     )
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``W_s`` of the global model's first weights.
 
         Raises:
@@ -107,12 +85,12 @@ class FedGKT(Strategy):
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",
                 )
-        return ServerState().with_group("server", server.transfer.pull(world.state))
+        return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``z_s`` of the client's examples, once there are such; the model stays with it."""
         tier = world.tier_of(client)
-        return Task(
+        return fl.Task(
             client=client,
             graph=tier.graph,
             state=tier.state,
@@ -121,7 +99,7 @@ class FedGKT(Strategy):
             extras=state.group(f"logits/{client}"),
         )
 
-    def examine(self, world: World, result: Result) -> None:
+    def examine(self, world: fl.World, result: fl.Result) -> None:
         """See whether what a client sent belongs to its examples, one by one.
 
         Raises:
@@ -147,8 +125,8 @@ class FedGKT(Strategy):
                 )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Train ``f_s`` on the features of this round; its logits go back by the examples' ids."""
         arrived = {result.client: result.extras for result in results}
         sent = dict(sorted(arrived.items()))  # whoever came first
@@ -156,13 +134,13 @@ class FedGKT(Strategy):
             return state
         everything = {name: torch.cat([extras[name] for extras in sent.values()]) for name in SENT}
         graph = self._server(world).graph
-        draw = seeded(world.seed, "fedgkt server", round)
+        draw = fl.seeded(world.seed, "fedgkt server", round)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(draw.initial_seed())
-            module = module_of(Model(graph, state.group("server")), world.device).train()
+            module = fl.module_of(fl.Model(graph, state.group("server")), world.device).train()
             steps = torch.optim.SGD(module.parameters(), lr=self.server_lr, momentum=0.9)
             for _ in range(self.server_epochs):
-                for rows in cut(
+                for rows in fl.cut(
                     torch.randperm(len(everything["ids"]), generator=draw), self.server_batch
                 ):
                     batch = {k: v[rows].to(world.device) for k, v in everything.items()}
@@ -176,39 +154,39 @@ class FedGKT(Strategy):
                 answers = [self._answers(world, module, x.to(world.device)).cpu() for x in parts]
             logits = {"ids": extras["ids"], "logits": torch.cat(answers)}
             state = state.with_group(f"logits/{client}", logits)
-        return state.with_group("server", state_of(module))
+        return state.with_group("server", fl.state_of(module))
 
-    def server_loss(self, world: World, module: nn.Module, batch: State) -> Tensor:
+    def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
         """``l_s`` of a minibatch of features."""
         answers = self._answers(world, module, batch["features"])
         hard = world.learning.loss(answers, batch["targets"])
         return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Of each tier what its clients have alone, then their extractors with ``f_s``."""
 
-        def alone(tier: Tier) -> Model:
-            return Model(tier.graph, tier.state)
+        def alone(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, tier.state)
 
-        def whole(tier: Tier) -> Model:
+        def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = halves(tier.graph).extractor, self._server(world).graph
             own = {name: tier.state[name] for name in extractor.state_names}
-            return Model(ag.chain([extractor, server]), own | state.group("server"))
+            return fl.Model(ag.chain([extractor, server]), own | state.group("server"))
 
-        yield from by_tier(world, state, model=alone, kept=True, whole=False)
-        for tested in by_tier(world, state, model=whole, kept=True, whole=False):
-            yield Evaluated(
+        yield from fl.by_tier(world, state, model=alone, kept=True, whole=False)
+        for tested in fl.by_tier(world, state, model=whole, kept=True, whole=False):
+            yield fl.Evaluated(
                 f"{tested.name}+server", tested.graph, tested.state, tested.clients, kept=True
             )
 
-    def _after(self, world: World) -> str:
+    def _after(self, world: fl.World) -> str:
         return self.after or ag.structure(world.graph).sections[0].name
 
-    def _server(self, world: World) -> ag.Rewritten:
+    def _server(self, world: fl.World) -> ag.Rewritten:
         """The global model behind the cut."""
         return ag.split(world.graph, after=self._after(world))[1]
 
-    def _answers(self, world: World, module: nn.Module, features: Tensor) -> Tensor:
+    def _answers(self, world: fl.World, module: nn.Module, features: Tensor) -> Tensor:
         return world.learning.predictions(module(features))
 
 
@@ -277,12 +255,12 @@ class Group:
 
     alpha: float
     temperature: float
-    objective: Objective = field(default_factory=TaskLoss)
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, then send features, logits and targets of every example, each with its id."""
         parts = [
-            module_of(Model(part, {k: work.state[k] for k in part.state_names}), work.device)
+            fl.module_of(fl.Model(part, {k: work.state[k] for k in part.state_names}), work.device)
             for part in halves(work.graph)
         ]
         extractor, classifier = (part.train() for part in parts)
@@ -290,7 +268,7 @@ class Group:
         # By the example's id: batches come in another order in each epoch.
         place = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
 
-        def loss(examples: Examples) -> Tensor:
+        def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
             value = self.objective(outputs, examples, work)
             known = [row for row, i in enumerate(examples.ids.tolist()) if i in place]
@@ -302,9 +280,9 @@ class Group:
                 value = value + share * self.alpha * taught(answers, teacher, self.temperature)
             return value
 
-        metrics = descend(work, parameters, loss)
-        state = {name: value for part in parts for name, value in state_of(part).items()}
-        return Outcome(
+        metrics = fl.descend(work, parameters, loss)
+        state = {name: value for part in parts for name, value in fl.state_of(part).items()}
+        return fl.Outcome(
             state={name: state[name] for name in work.graph.state_names},
             keep=work.keep,
             extras=_told(work, extractor.eval(), classifier.eval()),
@@ -312,7 +290,7 @@ class Group:
         )
 
 
-def _told(work: Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
+def _told(work: fl.Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
     """What a client tells the server of all its examples, as its trained model sees them."""
 
     def each() -> Iterator[tuple[Tensor, ...]]:

@@ -26,40 +26,13 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Examples,
-    Model,
-    NormPolicy,
-    Objective,
-    Outcome,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Weights,
-    Work,
-    World,
-    by_tier,
-    descend,
-    group_means,
-    identity_of,
-    module_of,
-    option,
-    reservoir,
-    seeded,
-    state_of,
-)
+from archgraph import federation as fl
 
 Step = Literal["sum", "projection", "sequential"]
 Place = str | Mapping[str, str] | None
@@ -67,7 +40,7 @@ PARTS = ("extractor", "intermediate layers", "classifier")
 
 
 @dataclass(frozen=True)
-class FedIN(Strategy):
+class FedIN(fl.Weighted):
     """Options of FedIN.
 
     Attributes:
@@ -85,7 +58,6 @@ class FedIN(Strategy):
         capacity: Pairs that the server holds of each client.
         store: Which ones: a ``reservoir`` of all that it was ever sent, or the ``latest``.
         sample: Pairs that it sends to the clients of a round.
-        weights: Weight of a client in the average: 1 (Eqs. 4-5), or its number of examples.
         norm: What becomes of the extractor's and the classifier's running statistics; those of
             intermediate layers stay with the client.
 
@@ -94,26 +66,25 @@ class FedIN(Strategy):
         2.0
     """
 
-    paper: ClassVar[str] = "FedIN"
-    year: ClassVar[int | None] = 2023
-    serves: ClassVar[Serves] = ("depth", "split")
-    averages: ClassVar[bool] = True
+    paper = "FedIN"
+    year = 2023
+    serves = ("depth", "split")
+    needs_global = False
+
     after: Place = None
     before: Place = None
     step: Step = "sum"
-    multiplier: float = option(2.0, least=0)
+    multiplier: float = fl.option(2.0, least=0)
     aggregate: bool = True
     in_training: bool = True
-    upload: int | None = option(None, least=1)
-    capacity: int = option(64, least=1)
+    upload: int | None = fl.option(None, least=1)
+    capacity: int = fl.option(64, least=1)
     store: Literal["reservoir", "latest"] = "reservoir"
-    sample: int = option(64, least=2)
-    weights: Weights = "uniform"
+    sample: int = fl.option(64, least=2)
+    weights: fl.Weights = "uniform"  # Eqs. 4-5
     norm: Literal["averaged", "local"] = "averaged"
 
-    needs_global: ClassVar[bool] = False
-
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``w_e`` and ``w_c`` of the first tier; an empty server dataset.
 
         Raises:
@@ -129,21 +100,21 @@ class FedIN(Strategy):
             _agree(first.name, cut, tier.name, self._cut(tier))
         initial = first.state
         return (
-            ServerState()
+            fl.ServerState()
             .with_group("shared", {name: initial[name] for name in self._shared(cut)})
             .with_values(seen=[0] * len(world.clients), started=[False] * len(world.clients))
         )
 
     def begin(
-        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
+    ) -> fl.ServerState:
         """Draw ``S`` from the server dataset (line 6)."""
         stored = [min(seen, self.capacity) for seen in state.values["seen"]]
         # Batch statistics need two.
         if not self.in_training or sum(stored) < 2:
             return state
         ends = torch.tensor(stored).cumsum(0)
-        draw = seeded(world.seed, "fedin sample", round)
+        draw = fl.seeded(world.seed, "fedin sample", round)
         drawn = torch.randperm(int(ends[-1]), generator=draw)[: self.sample].sort().values
         owner = torch.searchsorted(ends, drawn, right=True)
         sample: dict[str, Tensor] = {}
@@ -157,13 +128,13 @@ class FedIN(Strategy):
                 torch.index_select(tensor, 0, rows, out=part)
         return state.with_group("sample", sample)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``(S, w_e, w_c)`` to client k (line 7); before it has weights of its own, those too."""
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)
         weights = state.group("shared")
-        return Task(
+        return fl.Task(
             client=client,
             graph=tier.graph,
             state={
@@ -183,52 +154,52 @@ class FedIN(Strategy):
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
-        same = identity_of(world.tiers[0].graph, tuple(state.group("shared")))
+        same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
         seen, started = list(state.values["seen"]), list(state.values["started"])
         stores: dict[str, Tensor] = {}
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
                 client = result.client
                 cut = self._cut(world.tier_of(client))
                 names, fixed = self._mapped(world, cut), ag.frozen(cut.graph)
                 ends = {first: result.state[name] for first, name in names.items()}
                 skip = frozenset(first for first, name in names.items() if name in fixed)
-                yield Contribution(
+                yield fl.Contribution(
                     client, "shared", same.source, same, ends, result.weight(self.weights), skip
                 )
                 started[client] = True
                 if self.in_training:
                     new = {name: result.extras[name] for name in cut.features}
-                    draw = seeded(world.seed, "fedin store", round, client)
+                    draw = fl.seeded(world.seed, "fedin store", round, client)
                     old = state.group(f"store/{client}")
                     if self.store == "latest":
                         stored = _latest([old, new] if old else [new], self.capacity)
                     else:
-                        stored = reservoir(old, new, seen[client], self.capacity, draw)
+                        stored = fl.reservoir(old, new, seen[client], self.capacity, draw)
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
                     seen[client] += _rows(new)
 
-        merged = group_means(world, state, contributions()).with_group("sample", {})
-        return ServerState({**merged.tensors, **stores}, merged.values).with_values(
+        merged = fl.group_means(world, state, contributions()).with_group("sample", {})
+        return fl.ServerState({**merged.tensors, **stores}, merged.values).with_values(
             seen=seen, started=started
         )
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each tier with the intermediate layers of the clients that run it."""
         weights = state.group("shared")
 
-        def model(tier: Tier) -> Model:
+        def model(tier: fl.Tier) -> fl.Model:
             names = self._mapped(world, self._cut(tier))
             ends = {name: weights[first] for first, name in names.items()}
-            return Model(tier.graph, {**tier.state, **ends})
+            return fl.Model(tier.graph, {**tier.state, **ends})
 
-        return by_tier(world, state, model=model, kept=True, whole=False, idle=True)
+        return fl.by_tier(world, state, model=model, kept=True, whole=False, idle=True)
 
-    def _places(self, tier: Tier) -> tuple[str | None, str | None]:
+    def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
         """Where a tier is cut, as far as the options say."""
         after, before = (
             names.get(tier.name) if isinstance(names, Mapping) else names
@@ -236,7 +207,7 @@ class FedIN(Strategy):
         )
         return after, before
 
-    def _cut(self, tier: Tier) -> Cut:
+    def _cut(self, tier: fl.Tier) -> Cut:
         """A tier's architecture in three parts."""
         try:
             return cut(tier.graph, *self._places(tier))
@@ -248,14 +219,14 @@ class FedIN(Strategy):
         """Entries that the server averages, by a tier's own names."""
         if not self.aggregate:
             return ()
-        local = NormPolicy(self.norm).kept(cut.graph)
+        local = fl.NormPolicy(self.norm).kept(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
-    def _mapped(self, world: World, cut: Cut) -> dict[str, str]:
+    def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:
         """The first tier's name of each shared entry → this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
-    def examine(self, world: World, result: Result) -> None:
+    def examine(self, world: fl.World, result: fl.Result) -> None:
         """See whether a client's features are what it was asked for.
 
         Raises:
@@ -495,9 +466,9 @@ class InTraining:
     step: Step = "sum"
     multiplier: float = 2.0
     upload: int | None = None
-    objective: Objective = field(default_factory=TaskLoss)
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, and return the state and the latest features."""
         chain = Chain.of(cut(work.graph, self.after, self.before), work)
         middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
@@ -508,7 +479,7 @@ class InTraining:
         distances: list[Tensor] = []
         conflicts = 0
 
-        def local(examples: Examples) -> Tensor:
+        def local(examples: fl.Examples) -> Tensor:
             features, outputs = chain(*examples.inputs)
             if wanted:
                 latest.append(features)
@@ -537,16 +508,16 @@ class InTraining:
                 parameter.grad = gradient
 
         together = count > 0 and self.step != "sequential"
-        metrics = descend(work, chain.parameters, local, revise=revise if together else None)
+        metrics = fl.descend(work, chain.parameters, local, revise=revise if together else None)
         if count > 0 and self.step == "sequential":
             every = work.local.model_copy(update={"fraction": 1.0})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
-            descend(pairs, middle, lambda examples: distance(examples.ids))
+            fl.descend(pairs, middle, lambda examples: distance(examples.ids))
         if distances:
             metrics["in_loss"] = float(torch.stack(distances).mean())
         if together and self.step == "projection":
             metrics["conflicts"] = conflicts / max(len(distances), 1)
-        return Outcome(
+        return fl.Outcome(
             state=chain.state(), keep=work.keep, extras=_latest(latest, wanted), metrics=metrics
         )
 
@@ -576,11 +547,11 @@ class Pairs:
     examples: int
     histogram: tuple[int, ...] = ()
 
-    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[fl.Examples]:
         """One pass in a drawn order, in pieces of one length up to one."""
         order = torch.randperm(self.examples, generator=generator)
         for ids in order.tensor_split(max(self.examples // size, 1)):
-            yield Examples((), ids, ids)
+            yield fl.Examples((), ids, ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,10 +569,12 @@ class Chain:
     parameters: Mapping[str, nn.Parameter]
 
     @staticmethod
-    def of(cut: Cut, work: Work) -> Chain:
+    def of(cut: Cut, work: fl.Work) -> Chain:
         """The modules in training mode, with a copy of the work's state."""
         modules = tuple(
-            module_of(Model(p, {k: work.state[k] for k in p.state_names}), work.device).train()
+            fl.module_of(
+                fl.Model(p, {k: work.state[k] for k in p.state_names}), work.device
+            ).train()
             for p in cut.parts
         )
         tensors: dict[str, Tensor | None] = {}
@@ -649,7 +622,7 @@ class Chain:
         """State of the whole, as it travels."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
-            values |= state_of(module)
+            values |= fl.state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
     def _run(self, place: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,23 +26,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    Json,
-    Model,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    covered_mean,
-    option,
-    part,
-)
+from archgraph import federation as fl
 
 
 @functools.lru_cache(maxsize=64)
@@ -66,15 +50,13 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
 
 
 @dataclass(frozen=True)
-class FedRolex(Strategy):
+class FedRolex(fl.Averaging, fl.Masking):
     """Options of FedRolex.
 
     Attributes:
         step: How many positions the window moves in a round.
         direction: Where it moves. ``backward``: in round t it begins t - 1 positions before the
             first, as in the official code.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
-        weights: Weight of a client: 1, or its number of examples.
         norm: What becomes of running statistics. They cannot stay with a client: its window moves.
 
     Example:
@@ -82,22 +64,21 @@ class FedRolex(Strategy):
         1
     """
 
-    paper: ClassVar[str] = "FedRolex"
-    year: ClassVar[int | None] = 2022
-    serves: ClassVar[Serves] = ("width",)
-    averages: ClassVar[bool] = True
-    step: int = option(1, least=0)
+    paper = "FedRolex"
+    year = 2022
+    serves = ("width",)
+
+    step: int = fl.option(1, least=0)
     direction: Literal["forward", "backward"] = "forward"
-    mask_absent: bool = False
-    weights: Weights = "uniform"
+    weights: fl.Weights = "uniform"
     norm: Literal["static", "averaged"] = "static"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"direction": "forward"},
         "official_code": {"direction": "backward", "mask_absent": True},
     }
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``Θ^(0)``.
 
         Raises:
@@ -112,35 +93,37 @@ class FedRolex(Strategy):
                     expected="a tier with `take` alone",
                     hint="fedfa, nefl and fedadp serve shallower clients, too",
                 )
-        return ServerState().with_group("global", world.state).with_values(round=1)
+        return fl.ServerState().with_group("global", world.state).with_values(round=1)
 
     def begin(
-        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
+    ) -> fl.ServerState:
         """Take note of j, on which the windows depend that are tested."""
         return state.with_values(round=round)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``θ_n^(j)`` to client n (lines 5-7)."""
         tier = self._rolled(world, world.tier_of(client), round)
-        return part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
+        return fl.part(
+            world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm
+        )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Every entry: the mean over the clients whose windows cover it (line 11)."""
-        return covered_mean(world, state, results, weights=self.weights)
+        return fl.covered_mean(world, state, results, weights=self.weights)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model, and each tier's window of the round."""
 
-        def model(tier: Tier) -> Model:
+        def model(tier: fl.Tier) -> fl.Model:
             rolled = self._rolled(world, tier, state.values["round"])
-            return Model(rolled.graph, rolled.transfer.pull(state.group("global"), copy=False))
+            return fl.Model(rolled.graph, rolled.transfer.pull(state.group("global"), copy=False))
 
-        return by_tier(world, state, norm=self.norm, model=model, idle=True)
+        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
-    def _rolled(self, world: World, tier: Tier, round: int) -> Tier:
+    def _rolled(self, world: fl.World, tier: fl.Tier, round: int) -> fl.Tier:
         """A tier with the window of a round."""
         start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
         rolled = window(world.graph, tier.transfer, start)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,45 +29,16 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Examples,
-    Model,
-    NormPolicy,
-    Objective,
-    Outcome,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Weights,
-    Work,
-    World,
-    by_tier,
-    check_statistics,
-    descend,
-    group_means,
-    identity_of,
-    module_of,
-    part,
-    state_of,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class FjORD(Strategy):
+class FjORD(fl.Weighted, fl.Masking):
     """Options of FjORD.
 
     Attributes:
         distil: Train the client's own width in every step, and the drawn one to answer like it
             (§3.2, temperature 1).
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
-        weights: Weight of a client: its number of examples, or 1.
         norm: What becomes of running statistics. ``per_width``: each width has its own.
             ``static``: they are recomputed for evaluation.
 
@@ -76,16 +47,14 @@ class FjORD(Strategy):
         'per_width'
     """
 
-    paper: ClassVar[str] = "FjORD"
-    year: ClassVar[int | None] = 2021
-    serves: ClassVar[Serves] = ("width", "depth")
-    averages: ClassVar[bool] = True
+    paper = "FjORD"
+    year = 2021
+    serves = ("width", "depth")
+
     distil: bool = False
-    mask_absent: bool = False
-    weights: Weights = "examples"
     norm: Literal["per_width", "static"] = "per_width"
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``w^0``, and the statistics of every width.
 
         Raises:
@@ -99,28 +68,28 @@ class FjORD(Strategy):
                 found=f"the task {world.learning.name}",
                 expected="a task with classes, or distil: false",
             )
-        state = ServerState().with_group("global", world.state)
+        state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             widths(world.by_size, tier.name)
             own = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", own)
         return state
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The model of width ``p_max``, and the statistics of all widths up to it."""
         tier = world.tier_of(client)
         own = widths(world.by_size, tier.name)
-        objective = TaskLoss(mask_absent=self.mask_absent)
+        objective = fl.TaskLoss(mask_absent=self.mask_absent)
         program = OrderedDropout(own, self.distil, objective)
         statistics = {
             f"{width.name}/{name}": value
             for width in own
             for name, value in state.group(f"statistics/{width.name}").items()
         }
-        task = part(world, state, client, program=program, norm="static")
+        task = fl.part(world, state, client, program=program, norm="static")
         return replace(task, extras=statistics)
 
-    def examine(self, world: World, result: Result) -> None:
+    def examine(self, world: fl.World, result: fl.Result) -> None:
         """See whether statistics are what they should be, width by width.
 
         Raises:
@@ -128,43 +97,43 @@ class FjORD(Strategy):
         """
         if self.norm == "per_width":
             for width in widths(world.by_size, result.tier):
-                check_statistics(width.graph, _of(width, result.extras), width.name)
+                fl.check_statistics(width.graph, _of(width, result.extras), width.name)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Of every entry the mean over the clients that have it; statistics width by width."""
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
-                whole = Contribution.of(result, world.graph, self.weights)
+                whole = fl.Contribution.of(result, world.graph, self.weights)
                 yield whole
                 for width in widths(world.by_size, result.tier):
                     names = tuple(state.group(f"statistics/{width.name}"))
-                    same = identity_of(width.graph, names)
+                    same = fl.identity_of(width.graph, names)
                     own, group = _of(width, result.extras), f"statistics/{width.name}"
                     if names:
-                        yield Contribution(
+                        yield fl.Contribution(
                             result.client, group, same.source, same, own, whole.weight
                         )
 
-        return group_means(world, state, contributions())
+        return fl.group_means(world, state, contributions())
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Every width with its statistics; the largest is what is shown as the global model."""
 
-        def model(tier: Tier) -> Model:
+        def model(tier: fl.Tier) -> fl.Model:
             weights = tier.transfer.pull(state.group("global"), copy=False)
-            return Model(tier.graph, weights | state.group(f"statistics/{tier.name}"))
+            return fl.Model(tier.graph, weights | state.group(f"statistics/{tier.name}"))
 
         norm: Literal["static", "averaged"] = "static" if self.norm == "static" else "averaged"
-        statistics = NormPolicy(norm).evaluation
-        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
-        yield from by_tier(world, state, norm=norm, model=model, whole=False, idle=True)
+        statistics = fl.NormPolicy(norm).evaluation
+        yield fl.Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from fl.by_tier(world, state, norm=norm, model=model, whole=False, idle=True)
 
     def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
         """Running statistics that the server holds for a width."""
-        return NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
+        return fl.NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
 
 
 class Width(NamedTuple):
@@ -182,7 +151,7 @@ class Width(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _widths(tiers: tuple[Tier, ...]) -> tuple[Width, ...]:
+def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
     """Architectures from the smallest to the last, each as a part of the last."""
     last = tiers[-1]
     made = []
@@ -197,7 +166,7 @@ def _widths(tiers: tuple[Tier, ...]) -> tuple[Width, ...]:
     return tuple(made)
 
 
-def widths(sizes: tuple[Tier, ...], name: str) -> tuple[Width, ...]:
+def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
     """The widths that a client of a tier trains: all up to its own, as parts of its own.
 
     Args:
@@ -211,7 +180,7 @@ def widths(sizes: tuple[Tier, ...], name: str) -> tuple[Width, ...]:
     return _widths(tuple(replace(tier, source={}) for tier in sizes[: own + 1]))
 
 
-def _of(width: Width, extras: State) -> dict[str, Tensor]:
+def _of(width: Width, extras: fl.State) -> dict[str, Tensor]:
     """What belongs to a width."""
     prefix = f"{width.name}/"
     return {k.removeprefix(prefix): v for k, v in extras.items() if k.startswith(prefix)}
@@ -229,26 +198,26 @@ class OrderedDropout:
 
     widths: tuple[Width, ...]
     distil: bool = False
-    objective: Objective = field(default_factory=TaskLoss)
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, and return the state and the statistics of each width."""
-        whole = module_of(work)
+        whole = fl.module_of(work)
         parameters = dict(whole.named_parameters())
         modules = {
-            width.name: module_of(
-                Model(width.graph, width.transfer.pull(work.state) | _of(width, work.extras)),
+            width.name: fl.module_of(
+                fl.Model(width.graph, width.transfer.pull(work.state) | _of(width, work.extras)),
                 work.device,
             ).train()
             for width in self.widths
         }
         own = self.widths[-1]
 
-        def outputs(width: Width, examples: Examples) -> object:
+        def outputs(width: Width, examples: fl.Examples) -> object:
             sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
             return functional_call(modules[width.name], sliced, examples.inputs)
 
-        def loss(examples: Examples) -> Tensor:
+        def loss(examples: fl.Examples) -> Tensor:
             drawn = int(torch.randint(len(self.widths), (), generator=work.generator))
             width = self.widths[drawn]
             answers = outputs(width, examples)
@@ -261,11 +230,11 @@ class OrderedDropout:
             hard = self.objective(taught, examples, work)
             return hard + functional.cross_entropy(logits, wanted.detach().softmax(-1))
 
-        metrics = descend(work, parameters, loss)
+        metrics = fl.descend(work, parameters, loss)
         statistics = {
             name: value
             for width in self.widths
-            for inner, value in state_of(modules[width.name]).items()
+            for inner, value in fl.state_of(modules[width.name]).items()
             if (name := f"{width.name}/{inner}") in work.extras
         }
-        return Outcome(state_of(whole), work.keep, extras=statistics, metrics=metrics)
+        return fl.Outcome(fl.state_of(whole), work.keep, extras=statistics, metrics=metrics)

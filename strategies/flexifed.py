@@ -31,25 +31,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Json,
-    Model,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    part,
-)
+from archgraph import federation as fl
 
 Sharing = Literal["basic", "clustered", "max"]
 Match = Literal["operator", "name"]
@@ -57,7 +39,7 @@ Unit = Literal["layer", "block"]
 
 
 @dataclass(frozen=True)
-class FlexiFed(Strategy):
+class FlexiFed(fl.Averaging, fl.Masking):
     """Options of FlexiFed.
 
     Attributes:
@@ -68,36 +50,31 @@ class FlexiFed(Strategy):
             parameter names and shapes.
         unit: What is compared: layers one by one (paper), or blocks as wholes, so that the end of a
             short Transformer does not count as the start of another one's next layer.
-        weights: Weight of a client: 1, or its number of examples.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> FlexiFed().sharing
         'max'
     """
 
-    paper: ClassVar[str] = "FlexiFed"
-    year: ClassVar[int | None] = 2023
-    serves: ClassVar[Serves] = ("any",)
-    averages: ClassVar[bool] = True
+    paper = "FlexiFed"
+    year = 2023
+    serves = ("any",)
+    needs_global = False
+
     sharing: Sharing = "max"
     match: Match = "operator"
     unit: Unit = "layer"
-    weights: Weights = "uniform"
-    norm: Literal["averaged", "local", "static"] = "averaged"
-    mask_absent: bool = False
+    weights: fl.Weights = "uniform"
 
-    needs_global: ClassVar[bool] = False
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"sharing": "max"},
         "as_in_FedADP": {"sharing": "clustered"},
         "as_in_FedFA": {"norm": "static", "mask_absent": True},
     }
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """Who shares what; a shared layer starts as in the first architecture that has it."""
-        alike: dict[ag.ArchGraph, list[Tier]] = {}
+        alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
             if world.clients_of(tier.name):
                 alike.setdefault(tier.graph, []).append(tier)
@@ -114,22 +91,22 @@ class FlexiFed(Strategy):
                 for name, entry in transfer.entries.items():
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
         shared = {t.name: own for own, ts in zip(bounds, alike.values(), strict=True) for t in ts}
-        return ServerState(tensors, {"runs": shared})
+        return fl.ServerState(tensors, {"runs": shared})
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The layers that the client shares; the others it has."""
         tier = world.tier_of(client)
         weights, own = self._weights(state, tier)
         mask = self.mask_absent
-        task = part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
+        task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
         return dataclasses.replace(task, kept=own)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Every run: the mean over the clients that have it."""
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
                 client = world.clients[result.client]
                 graph = world.tier(client.name).graph
@@ -137,19 +114,19 @@ class FlexiFed(Strategy):
                 for number, transfer in self._runs(graph, state.values["runs"][client.name]):
                     shared = {name: result.state[name] for name in transfer.entries}
                     out = skip & transfer.entries.keys()
-                    yield Contribution(
+                    yield fl.Contribution(
                         client.id, f"trie/{number}", transfer.source, transfer, shared, weight, out
                     )
 
-        return group_means(world, state, contributions())
+        return fl.group_means(world, state, contributions())
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each architecture's model, with what its clients have for themselves."""
 
-        def model(tier: Tier) -> Model:
-            return Model(tier.graph, self._weights(state, tier)[0])
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, self._weights(state, tier)[0])
 
-        for tested in by_tier(world, state, norm=self.norm, model=model, whole=False):
+        for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             own = self._weights(state, world.tier(tested.name))[1]
             yield dataclasses.replace(tested, kept=bool(own))
 
@@ -158,11 +135,11 @@ class FlexiFed(Strategy):
     ) -> Iterator[tuple[int, ag.Transfer]]:
         """The runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
-        own = NormPolicy(self.norm).kept(graph)
+        own = fl.NormPolicy(self.norm).kept(graph)
         transfers = renamed(graph, self.match, self.unit, cuts, own)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
-    def _weights(self, state: ServerState, tier: Tier) -> tuple[State, frozenset[str]]:
+    def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
         """Weights of an architecture, and the entries of it that each client has for itself."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):

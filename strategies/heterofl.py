@@ -20,33 +20,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import (
-    Client,
-    Evaluated,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    covered_mean,
-    part,
-    seeded,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class HeteroFL(Strategy):
+class HeteroFL(fl.Averaging, fl.Masking):
     """Options of HeteroFL.
 
     Attributes:
@@ -54,9 +38,7 @@ class HeteroFL(Strategy):
             with the family's counts as odds.
         rates: Width rate of tiers by name; the others' are measured (see :func:`rate_of`).
         scaler: Divide by the rate in training mode, after every weighted operator.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
         label_rows: Merge rows that belong to a label only from clients that own the label.
-        weights: Weight of a client: 1 (official code), or its number of examples.
         norm: What becomes of running statistics; ``averaged`` and ``local`` need ``scaler`` off
             where a narrow tier has running statistics: its tests would take those of scaled
             activations.
@@ -66,17 +48,17 @@ class HeteroFL(Strategy):
         'static'
     """
 
-    paper: ClassVar[str] = "HeteroFL"
-    year: ClassVar[int | None] = 2021
-    serves: ClassVar[Serves] = ("width",)
-    averages: ClassVar[bool] = True
+    paper = "HeteroFL"
+    year = 2021
+    serves = ("width",)
+
     mode: Literal["fix", "dynamic"] = "fix"
     rates: Mapping[str, float] = field(default_factory=dict)
     scaler: bool = True
     mask_absent: bool = True
     label_rows: bool = True
-    weights: Weights = "uniform"
-    norm: Literal["static", "averaged", "local"] = "static"
+    weights: fl.Weights = "uniform"  # as the official code does
+    norm: Literal["averaged", "local", "static"] = "static"
 
     def __post_init__(self) -> None:
         """Check that rates are rates, and that kept statistics fit the next round."""
@@ -93,7 +75,7 @@ class HeteroFL(Strategy):
                 expected="static or averaged",
             )
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``W_g`` at the start, and who runs which tier.
 
         Raises:
@@ -104,7 +86,7 @@ class HeteroFL(Strategy):
             world.tier(name)
         stored = self.scaler and self.norm != "static"
         for tier in world.tiers:
-            statistics = NormPolicy("static").left_out(tier.graph)
+            statistics = fl.NormPolicy("static").left_out(tier.graph)
             if stored and statistics and self._rate(tier) < 1:
                 raise ag.RunError(
                     "statistics of scaled activations do not fit tests, which do not scale",
@@ -113,14 +95,14 @@ class HeteroFL(Strategy):
                     expected="norm: static; or scaler: false",
                 )
         return (
-            ServerState()
+            fl.ServerState()
             .with_group("global", world.state)
             .with_values(tiers=[c.name for c in world.clients])
         )
 
     def begin(
-        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
+    ) -> fl.ServerState:
         """Dynamic mode: draw the rates of all clients anew."""
         if self.mode == "fix":
             return state
@@ -130,37 +112,37 @@ class HeteroFL(Strategy):
             torch.tensor(odds, dtype=torch.float64),
             len(world.clients),
             replacement=True,
-            generator=seeded(world.seed, "heterofl rates", round),
+            generator=fl.seeded(world.seed, "heterofl rates", round),
         )
         return state.with_values(tiers=[names[i] for i in drawn.tolist()])
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
         mask = self.mask_absent
-        task = part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
+        task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
         return replace(task, graph=scaled(tier.graph, self._rate(tier))) if self.scaler else task
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Every entry: the mean over the clients that cover it (second inner loop)."""
 
-        def rows(result: Result) -> Mapping[str, Tensor]:
+        def rows(result: fl.Result) -> Mapping[str, Tensor]:
             return self._rows(world.tier(result.tier), world.clients[result.client])
 
         chosen = rows if self.label_rows else None
-        return covered_mean(world, state, results, weights=self.weights, rows=chosen)
+        return fl.covered_mean(world, state, results, weights=self.weights, rows=chosen)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model, and each tier's on the data of the clients that run it."""
-        return by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
+        return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
-    def _rate(self, tier: Tier) -> float:
+    def _rate(self, tier: fl.Tier) -> float:
         """Width rate of a tier, as given or measured."""
         return self.rates.get(tier.name) or rate_of(tier)
 
-    def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor]:
+    def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
         """0/1 over the rows of label-wise entries; none where the client owns every label."""
         if all(client.histogram):
             return {}
@@ -174,7 +156,7 @@ def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
     return ag.add_scaler(graph, rate).graph
 
 
-def rate_of(tier: Tier) -> float:
+def rate_of(tier: fl.Tier) -> float:
     """Width rate of a tier: kept over all positions of its largest narrowed dimension.
 
     Rounding up to whole channels distorts the largest dimension least.

@@ -22,82 +22,57 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Model,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    identity_of,
-    option,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class InclusiveFL(Strategy):
+class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
         beta: Share of the deeper model's layers in the step of a shallower model's last layer; 0:
             no momentum distillation.
-        weights: Weight of a client: its number of examples, or 1.
-        norm: What becomes of running statistics.
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> InclusiveFL().beta
         0.2
     """
 
-    paper: ClassVar[str] = "No One Left Behind"
-    year: ClassVar[int | None] = 2022
-    serves: ClassVar[Serves] = ("depth",)
-    averages: ClassVar[bool] = True
-    beta: float = option(0.2, least=0, most=1)
-    weights: Weights = "examples"
-    norm: Literal["averaged", "static", "local"] = "averaged"
-    mask_absent: bool = False
+    paper = "No One Left Behind"
+    year = 2022
+    serves = ("depth",)
 
-    def init(self, world: World) -> ServerState:
+    beta: float = fl.option(0.2, least=0, most=1)
+
+    def init(self, world: fl.World) -> fl.ServerState:
         """The shared layers, and each size's own.
 
         Raises:
             RunError: If a tier is narrower from the input on, or lacks other layers than the last
                 of a section.
         """
-        state = ServerState().with_group("global", world.state)
+        state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             own = prefix(world.graph, world.tiers, tier).own
             state = state.with_group(f"tier/{tier.name}", tier.transfer.only(own).pull(world.state))
         return state
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The shared layers, with what the client's size has for itself."""
         tier = world.tier_of(client)
         weights = self._weights(state, tier)
         mask = self.mask_absent
-        task = part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
+        task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
         return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).own)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Means; then the last layer of each size moves by ``(1 - β) g + β m``.
 
         ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
@@ -106,18 +81,18 @@ class InclusiveFL(Strategy):
         """
         seen: set[str] = set()
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
                 seen.add(result.tier)
-                yield Contribution.of(result, world.graph, self.weights)
+                yield fl.Contribution.of(result, world.graph, self.weights)
                 names = tuple(state.group(f"tier/{result.tier}"))
                 if names:
                     graph = world.tier(result.tier).graph
-                    same, group = identity_of(graph, names), f"tier/{result.tier}"
+                    same, group = fl.identity_of(graph, names), f"tier/{result.tier}"
                     own = {name: result.state[name] for name in names if name in result.state}
-                    policy = NormPolicy(self.norm)
+                    policy = fl.NormPolicy(self.norm)
                     local = policy.left_out(graph) | ag.frozen(graph)
-                    yield Contribution(
+                    yield fl.Contribution(
                         result.client,
                         group,
                         same.source,
@@ -127,37 +102,37 @@ class InclusiveFL(Strategy):
                         local & set(names),
                     )
 
-        merged = group_means(world, state, contributions())
+        merged = fl.group_means(world, state, contributions())
         after = merged
         for small, large in itertools.pairwise(world.by_size):
             if self.beta and {small.name, large.name} <= seen:
                 after = self._distilled(world, state, merged, after, small, large)
         return after
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Every size; the largest is what is shown as the global model."""
 
-        def model(tier: Tier) -> Model:
-            return Model(tier.graph, self._weights(state, tier))
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, self._weights(state, tier))
 
-        statistics = NormPolicy(self.norm).evaluation
-        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
-        yield from by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
+        statistics = fl.NormPolicy(self.norm).evaluation
+        yield fl.Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
-    def _weights(self, state: ServerState, tier: Tier) -> State:
+    def _weights(self, state: fl.ServerState, tier: fl.Tier) -> fl.State:
         """A size's weights: what is shared, and what is its own."""
         shared = tier.transfer.pull(state.group("global"), copy=False)
         return shared | state.group(f"tier/{tier.name}")
 
     def _distilled(
         self,
-        world: World,
-        before: ServerState,
-        merged: ServerState,
-        after: ServerState,
-        small: Tier,
-        large: Tier,
-    ) -> ServerState:
+        world: fl.World,
+        before: fl.ServerState,
+        merged: fl.ServerState,
+        after: fl.ServerState,
+        small: fl.Tier,
+        large: fl.Tier,
+    ) -> fl.ServerState:
         """The state with the last layers of a size moved by what the next deeper one has learnt."""
         old, new = (self._weights(state, large) for state in (before, merged))
         moved = after.group(f"tier/{small.name}")
@@ -189,7 +164,7 @@ def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
     return {leaf for name in nodes for leaf in graph.node[name].leaves()} & set(graph.state_names)
 
 
-def _kept(graph: ag.ArchGraph, tier: Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """What a tier has of the global model, from the input on.
 
     Returns:
@@ -232,7 +207,7 @@ def _kept(graph: ag.ArchGraph, tier: Tier) -> tuple[dict[str, tuple[str, ...]], 
 
 
 @functools.lru_cache(maxsize=256)
-def _prefixes(graph: ag.ArchGraph, tiers: tuple[Tier, ...]) -> dict[str, Prefix]:
+def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Prefix]:
     """What every tier shares and has for itself, by name."""
     found = {tier.name: _kept(graph, tier) for tier in tiers}
     kept = {name: blocks for name, (blocks, _) in found.items()}
@@ -262,7 +237,7 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[Tier, ...]) -> dict[str, Prefix]
     return made
 
 
-def prefix(graph: ag.ArchGraph, tiers: tuple[Tier, ...], tier: Tier) -> Prefix:
+def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:
     """What a tier shares and has for itself.
 
     Raises:
@@ -273,7 +248,7 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[Tier, ...], tier: Tier) -> Prefix:
 
 
 def extra(
-    graph: ag.ArchGraph, tiers: tuple[Tier, ...], small: Tier, large: Tier
+    graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], small: fl.Tier, large: fl.Tier
 ) -> dict[str, list[str]]:
     """For entries of a size's last layers, those of the next deeper one that they learn from.
 

@@ -29,28 +29,7 @@ from typing import ClassVar, Literal
 import torch
 
 import archgraph as ag
-from archgraph.federation import (
-    Contribution,
-    Evaluated,
-    Json,
-    Model,
-    NormPolicy,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    Tier,
-    Weights,
-    World,
-    by_tier,
-    group_means,
-    identity_of,
-    option,
-    part,
-    seeded,
-)
+from archgraph import federation as fl
 
 Steps = Literal["learnable", "constant", "off"]
 Initial = Literal["ones", "ode"]
@@ -59,7 +38,7 @@ Norm = Literal["per_submodel", "averaged", "static", "local"]
 
 
 @dataclass(frozen=True)
-class NeFL(Strategy):
+class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
@@ -70,7 +49,6 @@ class NeFL(Strategy):
         inconsistent: Which norm layers each submodel has for itself. ``auto``: those with running
             statistics (§IV-B1; layer norms do better when shared, §V-B4). ``norms``: all.
         spread: How many sizes below and above its own a client may draw in a round (§V-A3).
-        weights: Weight of a client: 1, or its number of examples.
         norm: What becomes of running statistics: ``per_submodel``: as of their layer; else they are
             averaged over all submodels, recomputed for evaluation, or stay with the client.
 
@@ -79,18 +57,18 @@ class NeFL(Strategy):
         2
     """
 
-    paper: ClassVar[str] = "NeFL"
-    year: ClassVar[int | None] = 2025
-    serves: ClassVar[Serves] = ("width", "depth")
-    averages: ClassVar[bool] = True
+    paper = "NeFL"
+    year = 2025
+    serves = ("width", "depth")
+
     steps: Steps = "learnable"
     initial: Initial = "ones"
     inconsistent: Inconsistent = "auto"
-    spread: int = option(2, least=0)
-    weights: Weights = "uniform"
+    spread: int = fl.option(2, least=0)
+    weights: fl.Weights = "uniform"
     norm: Norm = "per_submodel"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"steps": "learnable", "initial": "ones", "inconsistent": "auto", "spread": 2},
         "paper_nl": {"steps": "constant"},
         "paper_do": {"initial": "ode"},
@@ -119,32 +97,32 @@ class NeFL(Strategy):
                 expected="spread 0, or another norm",
             )
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
 
         Raises:
             RewriteError: If a residual sum of a submodel has no single branch to scale.
         """
-        state = ServerState().with_group("global", world.state)
+        state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             submodel = self._submodel(world, tier)
             own = submodel.transfer.only(submodel.own).pull(world.state)
             state = state.with_group(f"submodel/{tier.name}", own)
         return state
 
-    def drawn(self, world: World, client: int, round: int) -> Tier:
+    def drawn(self, world: fl.World, client: int, round: int) -> fl.Tier:
         """The submodel that a client trains in a round: uniform around its own size (§V-A3)."""
         sizes = world.by_size
         own = [tier.name for tier in sizes].index(world.clients[client].name)
         near = sizes[max(own - self.spread, 0) : own + self.spread + 1]
-        draw = seeded(world.seed, "nefl submodel", round, client)
+        draw = fl.seeded(world.seed, "nefl submodel", round, client)
         return near[int(torch.randint(len(near), (), generator=draw))]
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """A submodel for the client (Algorithm 1)."""
         tier = self.drawn(world, client, round)
         submodel = self._submodel(world, tier)
-        task = part(
+        task = fl.part(
             world,
             state,
             client,
@@ -155,39 +133,39 @@ class NeFL(Strategy):
         return replace(task, skip=submodel.own | submodel.unmerged)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
 
-        def contributions() -> Iterator[Contribution]:
+        def contributions() -> Iterator[fl.Contribution]:
             for result in results:
-                consistent = Contribution.of(result, world.graph, self.weights)
+                consistent = fl.Contribution.of(result, world.graph, self.weights)
                 group = f"submodel/{result.tier}"
                 submodel = self._submodel(world, world.tier(result.tier))
                 graph = submodel.graph
                 names = tuple(name for name in graph.state_names if name in submodel.own)
-                same = identity_of(graph, names)
+                same = fl.identity_of(graph, names)
                 own = {name: result.state[name] for name in names}
                 # A mean of equal numbers need not be that number.
                 still = ag.frozen(graph) & own.keys()
-                yield Contribution(
+                yield fl.Contribution(
                     result.client, group, same.source, same, own, consistent.weight, still
                 )
                 yield consistent
 
-        return group_means(world, state, contributions())
+        return fl.group_means(world, state, contributions())
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
 
-        def model(tier: Tier) -> Model:
-            return Model(self._submodel(world, tier).graph, self._state(world, state, tier))
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
 
-        statistics = NormPolicy(self.norm).evaluation
-        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
-        yield from by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
+        statistics = fl.NormPolicy(self.norm).evaluation
+        yield fl.Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
-    def _submodel(self, world: World, tier: Tier) -> Submodel:
+    def _submodel(self, world: fl.World, tier: fl.Tier) -> Submodel:
         return submodel(
             world.graph,
             tier.graph,
@@ -198,7 +176,7 @@ class NeFL(Strategy):
             self.norm,
         )
 
-    def _state(self, world: World, state: ServerState, tier: Tier) -> State:
+    def _state(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.State:
         """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
         weights = self._submodel(world, tier).transfer.pull(state.group("global"), copy=False)
         return weights | state.group(f"submodel/{tier.name}")
@@ -246,8 +224,8 @@ def submodel(
     own = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
-        own -= NormPolicy("static").left_out(rewritten.graph)
-        unmerged = NormPolicy(norm).left_out(rewritten.graph)
+        own -= fl.NormPolicy("static").left_out(rewritten.graph)
+        unmerged = fl.NormPolicy(norm).left_out(rewritten.graph)
     # What does not come from the global state (step sizes) belongs to this submodel alone.
     own |= {
         name for name, entry in rewritten.transfer.entries.items() if entry.source is None
@@ -270,8 +248,8 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
         >>> len(own_norms(graph, "norms")), len(own_norms(graph, "none"))
         (7, 0)
     """
-    norms = NormPolicy("per_submodel").left_out(graph)
-    statistics = NormPolicy("static").left_out(graph)
+    norms = fl.NormPolicy("per_submodel").left_out(graph)
+    statistics = fl.NormPolicy("static").left_out(graph)
     match inconsistent:
         case "norms":
             return norms

@@ -28,35 +28,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    Examples,
-    Json,
-    Logits,
-    Model,
-    Outcome,
-    Predict,
-    Result,
-    ServerState,
-    Serves,
-    State,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Train,
-    Work,
-    World,
-    descend,
-    module_of,
-    option,
-    state_of,
-)
+from archgraph import federation as fl
 from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
 
 Divergence = Literal["small_large", "large_small"]
 OWN, SMALL = "own", "small"
-LOGITS = Logits()
+LOGITS = fl.Logits()
 # Options that are the hypernetwork's own, by the same names.
 NETWORK = (
     *("width", "hidden", "steps", "reach", "bins", "piece", "decoders", "tile", "rank"),
@@ -70,7 +47,7 @@ PIECE = 4400
 
 
 @dataclass(frozen=True)
-class RecipFL(Strategy):
+class RecipFL(fl.Masking):
     """Options of RecipFL.
 
     Attributes:
@@ -100,7 +77,6 @@ class RecipFL(Strategy):
         shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
         divergence: Of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S ‖ p^L);
             ``large_small`` (code) D_KL(p^L ‖ p^S).
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
         bound: Greatest size of a number in what a client returns; others are refused.
         memory: MiB of clients' last weights that the server holds in memory; the others' are in
             the folder for temporary files (``TMPDIR``).
@@ -111,39 +87,40 @@ class RecipFL(Strategy):
         'sum'
     """
 
-    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
-    year: ClassVar[int | None] = 2024
-    serves: ClassVar[Serves] = ("any",)
-    lr: float = option(0.001, above=0)
-    clip: float = option(50.0, above=0)
+    paper = "How Few Davids Improve One Goliath"
+    year = 2024
+    serves = ("any",)
+    needs_global = False
+
+    lr: float = fl.option(0.001, above=0)
+    clip: float = fl.option(50.0, above=0)
     weights: Literal["uniform", "examples"] = "uniform"
     transfer: bool = True
     small: str | None = None
     strong: tuple[str, ...] | None = None
     descriptor: Literal["classes", "id", "none"] = "classes"
-    embedding: int = option(32, least=1)
-    steps: int = option(1, least=1)
-    reach: int = option(1, least=1)
-    bins: int = option(128, least=1)
-    piece: int = option(8, least=1)
-    width: int = option(128, least=1)
-    hidden: int = option(256, least=1)
+    embedding: int = fl.option(32, least=1)
+    steps: int = fl.option(1, least=1)
+    reach: int = fl.option(1, least=1)
+    bins: int = fl.option(128, least=1)
+    piece: int = fl.option(8, least=1)
+    width: int = fl.option(128, least=1)
+    hidden: int = fl.option(256, least=1)
     decoders: Literal["tiled", "low_rank"] = "tiled"
-    tile: int = option(64, least=1)
-    rank: int = option(8, least=1)
+    tile: int = fl.option(64, least=1)
+    rank: int = fl.option(8, least=1)
     mixing: Literal["concat", "sum"] = "concat"
     described: Literal["all", "head"] = "all"
     shifts: Literal["generated", "local"] = "generated"
     divergence: Divergence = "small_large"
-    mask_absent: bool = False
-    bound: float = option(1e6, above=0)
-    memory: float = option(1024.0, least=0)
+    bound: float = fl.option(1e6, above=0)
+    memory: float = fl.option(1024.0, least=0)
 
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes (Eq. 9)"
     )
 
-    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "official": {
             "mixing": "sum",
             "described": "head",
@@ -153,7 +130,6 @@ class RecipFL(Strategy):
             "reach": 50,
         }
     }
-    needs_global: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the ranges, and that pieces are whole."""
@@ -168,7 +144,7 @@ class RecipFL(Strategy):
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """φ, drawn from the run's seed; clients have not trained anything yet.
 
         Raises:
@@ -178,17 +154,17 @@ class RecipFL(Strategy):
             world.tier(name)
         graphs = self.graphs(world)
         network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
-        return ServerState().with_group("hypernet", _phi(network))
+        return fl.ServerState().with_group("hypernet", _phi(network))
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
-        train = Train(TaskLoss(mask_absent=self.mask_absent))
+        train = fl.Train(fl.TaskLoss(mask_absent=self.mask_absent))
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
-        return Task(
+        return fl.Task(
             client=client,
             graph=main.graph,
             # What the client changes for itself is sent before it has any of its own.
@@ -197,12 +173,12 @@ class RecipFL(Strategy):
             if small
             else train,
             kept=local,
-            others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
+            others={p.name: fl.Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """φ follows what clients trained (line 7), which the server remembers as their ``q_v``.
 
         The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
@@ -232,12 +208,12 @@ class RecipFL(Strategy):
             return state
         step(network, optimiser, self.clip)
         return (
-            ServerState(tensors, state.values)
+            fl.ServerState(tensors, state.values)
             .with_group("hypernet", _phi(network))
             .with_group("optimiser", optimiser_state(network, optimiser))
         )
 
-    def examine(self, world: World, result: Result) -> None:
+    def examine(self, world: fl.World, result: fl.Result) -> None:
         """See whether a client's parameters are of a size that can be learnt from.
 
         Raises:
@@ -258,12 +234,12 @@ class RecipFL(Strategy):
                         expected=f"at most {self.bound:g} (bound)",
                     )
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each tier's model, as each of its clients would get it now."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):
-                yield Evaluated(
+                yield fl.Evaluated(
                     name=tier.name,
                     graph=tier.graph,
                     state=server.version(clients[0]),
@@ -274,7 +250,7 @@ class RecipFL(Strategy):
 
     # -- what follows from the options ------------------------------------------------------------
 
-    def small_tier(self, world: World) -> Tier:
+    def small_tier(self, world: fl.World) -> fl.Tier:
         """The tier whose architecture strong clients teach.
 
         Raises:
@@ -282,12 +258,12 @@ class RecipFL(Strategy):
         """
         return world.by_size[0] if self.small is None else world.tier(self.small)
 
-    def graphs(self, world: World) -> list[ag.ArchGraph]:
+    def graphs(self, world: fl.World) -> list[ag.ArchGraph]:
         """All architectures that the hypernetwork has to know, each once."""
         tiers = (*world.tiers, self.small_tier(world))
         return list({tier.graph.digest: tier.graph for tier in tiers}.values())
 
-    def sizes(self, world: World) -> dict[str, Any]:
+    def sizes(self, world: fl.World) -> dict[str, Any]:
         """Options of the hypernetwork."""
         described = {"classes": world.classes, "id": self.embedding, "none": 0}
         return {
@@ -296,14 +272,14 @@ class RecipFL(Strategy):
             "clients": len(world.clients) if self.descriptor == "id" else 0,
         }
 
-    def weight(self, world: World, client: int) -> float:
+    def weight(self, world: fl.World, client: int) -> float:
         """Weight of a client's pseudo-gradient."""
         if self.weights == "uniform":
             return 1.0
         mean = sum(c.examples for c in world.clients) / len(world.clients)
         return world.clients[client].examples / mean
 
-    def taught(self, world: World, client: int) -> bool:
+    def taught(self, world: fl.World, client: int) -> bool:
         """Whether a client trains the small model beside its own: whether it is strong."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
@@ -324,8 +300,8 @@ class Part(NamedTuple):
     client: int
     name: str
     graph: ag.ArchGraph
-    first: State
-    trained: State
+    first: fl.State
+    trained: fl.State
 
     @property
     def last(self) -> dict[str, Tensor]:
@@ -350,12 +326,14 @@ class Server:
     """
 
     strategy: RecipFL
-    world: World
-    state: ServerState
+    world: fl.World
+    state: fl.ServerState
     network: GraphHypernetwork
 
     @staticmethod
-    def of(strategy: RecipFL, world: World, state: ServerState, *, change: bool = False) -> Server:
+    def of(
+        strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
+    ) -> Server:
         """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
@@ -429,7 +407,7 @@ class Server:
         entries = self.network.entries(graph)
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
-    def taken(self, part: Part, result: Result) -> dict[str, Tensor]:
+    def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
         """What a client sent of the tensors that were generated for this part."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
@@ -448,14 +426,14 @@ def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
 
 
-def _batches(results: Iterable[Result], pieces: int) -> Iterator[list[Result]]:
+def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Result]]:
     """Results in groups that may be in memory together, with what the encoder keeps of them.
 
     Args:
         results: What clients returned.
         pieces: Most pieces of a tensor that the encoder attends to.
     """
-    batch: list[Result] = []
+    batch: list[fl.Result] = []
     size = 0
     for result in results:
         batch.append(result)
@@ -486,22 +464,24 @@ class Teach:
         RecipFL §3.3, Eq. 9.
     """
 
-    train: Train
+    train: fl.Train
     local: tuple[str, ...] = ()
     divergence: Divergence = "small_large"
 
-    def __call__(self, work: Work) -> Outcome:
+    def __call__(self, work: fl.Work) -> fl.Outcome:
         """Both models, as they are after it."""
         large = self.train(work)
         model = work.others[SMALL]
         private = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
-        teacher = module_of(Model(ag.with_features(work.graph), large.state), work.device).eval()
-        student = module_of(
-            Model(ag.with_features(model.graph), {**model.state, **private}), work.device
+        teacher = fl.module_of(
+            fl.Model(ag.with_features(work.graph), large.state), work.device
+        ).eval()
+        student = fl.module_of(
+            fl.Model(ag.with_features(model.graph), {**model.state, **private}), work.device
         ).train()
         small = replace(work, graph=model.graph)
 
-        def loss(examples: Examples) -> Tensor:
+        def loss(examples: fl.Examples) -> Tensor:
             with torch.no_grad():
                 taught = teacher(*examples.inputs)
             outputs = student(*examples.inputs)
@@ -509,17 +489,19 @@ class Teach:
             predict = work.learning.predictions
             return hard + guidance(outputs, taught, predict, self.divergence)
 
-        metrics = descend(small, dict(student.named_parameters()), loss)
-        state = state_of(student)
+        metrics = fl.descend(small, dict(student.named_parameters()), loss)
+        state = fl.state_of(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
         metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}
-        return Outcome(state=large.state, keep=keep, others={SMALL: state}, metrics=metrics_of_both)
+        return fl.Outcome(
+            state=large.state, keep=keep, others={SMALL: state}, metrics=metrics_of_both
+        )
 
 
 def guidance(
     small: tuple[Any, ...],
     large: tuple[Any, ...],
-    predict: Predict = LOGITS,
+    predict: fl.Predict = LOGITS,
     divergence: Divergence = "small_large",
 ) -> Tensor:
     """``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.

@@ -25,57 +25,38 @@ from torch import Tensor
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation import (
-    Evaluated,
-    Examples,
-    Logits,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    Train,
-    Weights,
-    Work,
-    World,
-    by_tier,
-    covered_mean,
-    option,
-    part,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class ScaleFL(Strategy):
+class ScaleFL(fl.Averaging):
     """Options of ScaleFL.
 
     Attributes:
         gamma: Weight of the distillation from a model's last exit to its earlier ones.
         temperature: Temperature of both.
         warmup: Share of the rounds that pass before it begins.
-        weights: Weight of a client: 1, or its number of examples.
-        norm: What becomes of running statistics.
 
     Example:
         >>> ScaleFL(gamma=0).temperature
         3.0
     """
 
-    paper: ClassVar[str] = "ScaleFL"
-    year: ClassVar[int | None] = 2023
-    serves: ClassVar[Serves] = ("exits", "width")
-    averages: ClassVar[bool] = True
-    gamma: float = option(0.05, least=0)
-    temperature: float = option(3.0, above=0)
-    warmup: float = option(0.25, least=0, most=1)
-    weights: Weights = "uniform"
-    norm: Literal["static", "averaged", "local"] = "static"
+    paper = "ScaleFL"
+    year = 2023
+    serves = ("exits", "width")
+
+    gamma: float = fl.option(0.05, least=0)
+    temperature: float = fl.option(3.0, above=0)
+    warmup: float = fl.option(0.25, least=0, most=1)
+    weights: fl.Weights = "uniform"
+    norm: Literal["averaged", "local", "static"] = "static"
 
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
     )
 
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """``Θ`` at the start.
 
         Raises:
@@ -94,25 +75,25 @@ class ScaleFL(Strategy):
                     "`ends_after: {section: SECTION}` with `take`; nefl and fedfa serve narrower "
                     "and shallower clients without exits",
                 )
-        return ServerState().with_group("global", world.state)
+        return fl.ServerState().with_group("global", world.state)
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The client's level: width and depth."""
         gamma = self.gamma if round > self.warmup * world.rounds else 0.0
         exits = ag.exits(world.tier_of(client).graph)
-        program = Train(EarlyExits(exits, gamma, self.temperature))
-        return part(world, state, client, program=program, norm=self.norm)
+        program = fl.Train(EarlyExits(exits, gamma, self.temperature))
+        return fl.part(world, state, client, program=program, norm=self.norm)
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Every entry: the mean over the clients that have it."""
-        return covered_mean(world, state, results, weights=self.weights)
+        return fl.covered_mean(world, state, results, weights=self.weights)
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """The global model and every level, each by its last exit."""
-        for model in by_tier(world, state, norm=self.norm, idle=True):
-            yield dataclasses.replace(model, predict=Logits(ag.exits(model.graph)[-1]))
+        for model in fl.by_tier(world, state, norm=self.norm, idle=True):
+            yield dataclasses.replace(model, predict=fl.Logits(ag.exits(model.graph)[-1]))
 
 
 @dataclass(frozen=True)
@@ -129,9 +110,9 @@ class EarlyExits:
     gamma: float
     temperature: float = 3.0
 
-    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+    def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Mean over the minibatch."""
-        answers = [work.learning.predictions(outputs, Logits(name)) for name in self.exits]
+        answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
             taught = (answers[-1].detach() / self.temperature).log_softmax(-1)

@@ -4,68 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from archgraph.federation import (
-    Evaluated,
-    Model,
-    Result,
-    ServerState,
-    Serves,
-    Strategy,
-    Task,
-    TaskLoss,
-    Tier,
-    Train,
-    World,
-    by_tier,
-)
+from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class Standalone(Strategy):
+class Standalone(fl.Masking):
     """Options of Standalone.
-
-    Attributes:
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
 
     Example:
         >>> Standalone().needs_global
         False
     """
 
-    serves: ClassVar[Serves] = ("any",)
-    mask_absent: bool = False
+    serves = ("any",)
+    needs_global = False
 
-    needs_global: ClassVar[bool] = False
-
-    def init(self, world: World) -> ServerState:
+    def init(self, world: fl.World) -> fl.ServerState:
         """The server holds nothing."""
-        return ServerState()
+        return fl.ServerState()
 
-    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """The first weights of the client's architecture; all of them stay with it."""
         tier = world.tier_of(client)
-        return Task(
+        return fl.Task(
             client=client,
             graph=tier.graph,
             state=tier.state,
-            program=Train(TaskLoss(mask_absent=self.mask_absent)),
+            program=fl.Train(fl.TaskLoss(mask_absent=self.mask_absent)),
             kept=frozenset(tier.graph.state_names),
         )
 
     def receive(
-        self, world: World, state: ServerState, results: Iterable[Result], round: int
-    ) -> ServerState:
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
         """Results are discarded; clients train while the stream is read."""
         for _ in results:
             pass
         return state
 
-    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Each client's own model, by architecture."""
 
-        def model(tier: Tier) -> Model:
-            return Model(tier.graph, tier.state)
+        def model(tier: fl.Tier) -> fl.Model:
+            return fl.Model(tier.graph, tier.state)
 
-        return by_tier(world, state, model=model, kept=True, whole=False)
+        return fl.by_tier(world, state, model=model, kept=True, whole=False)

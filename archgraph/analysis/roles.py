@@ -135,7 +135,7 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
     Example:
         >>> from torch import nn, zeros
         >>> from archgraph.capture.trace import trace
-        >>> from archgraph.rewrite.exits import add_exits
+        >>> from archgraph.rewrites.exits import add_exits
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.Linear(6, 2))
         >>> exits(add_exits(trace(net, zeros(1, 3)).graph, {"2": 2, "0": 2}).graph)
         ('0', '2', 'main')

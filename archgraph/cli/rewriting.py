@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +23,8 @@ from archgraph.cli.arguments import (
     value_of,
 )
 from archgraph.cli.output import say, show_item, wrote
-from archgraph.errors import ArchGraphError, SpecError
-from archgraph.rewrite.registry import ROWS
+from archgraph.errors import SpecError
+from archgraph.rewrites.registry import rows
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
@@ -62,14 +61,14 @@ def rewrite(
     """
     import archgraph
     from archgraph.display import summary
-    from archgraph.federation.family import rewritten
     from archgraph.language.loading import check_ending
+    from archgraph.language.rewriting import rewritten
     from archgraph.tables import count, plural
 
     if output is not None:
         check_ending(output)  # before anything is printed
     graph = graph_of(file, choose)
-    result = rewritten(graph, _rewrites(asked), verify=verify, inside=_option)
+    result = rewritten(graph, _rewrites(asked), verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
     else:
@@ -96,20 +95,11 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@contextlib.contextmanager
-def _option(name: str) -> Iterator[None]:
-    """Errors inside name the option that asked for a rewrite."""
-    try:
-        yield
-    except ArchGraphError as error:
-        raise error.within(_flag(name)) from error
-
-
 def _with_rows() -> Any:
     """The command with an option for every row of the registry, in front of the other options."""
     own = inspect.signature(rewrite, eval_str=True)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for row in ROWS:
+    for row in rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
         kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -125,7 +115,8 @@ class RewriteCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give such an option the value `true` where none follows."""
-        alone = {_flag(row.name) for row in ROWS if bool in typing.get_args(row.value_type)}
+        types = {name: typing.get_args(row.value_type) for name, row in rows().items()}
+        alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
         for word, following in itertools.pairwise([*args, "--"]):
             bare = following.startswith("-") or Path(following).is_file()

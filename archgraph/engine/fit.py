@@ -28,7 +28,7 @@ from archgraph.graph.ir import (
 from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.insert import fresh
+from archgraph.rewrites.insert import fresh
 
 
 def matched(

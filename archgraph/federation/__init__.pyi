@@ -7,7 +7,6 @@ from .catalogue import strategy_table as strategy_table
 from .contribution import Contribution as Contribution
 from .family import Family as Family
 from .family import resolve as resolve
-from .family import rewritten as rewritten
 from .learning import TASKS as TASKS
 from .learning import LearningTask as LearningTask
 from .metrics import DerivedMetric as DerivedMetric
@@ -18,6 +17,9 @@ from .objectives import Objective as Objective
 from .objectives import Penalty as Penalty
 from .objectives import TaskLoss as TaskLoss
 from .objectives import mask_absent as mask_absent
+from .options import Averaging as Averaging
+from .options import Masking as Masking
+from .options import Weighted as Weighted
 from .outputs import Logits as Logits
 from .outputs import Predict as Predict
 from .pairwise import PairwiseProducts as PairwiseProducts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from archgraph.federation.registry import find_strategy
+from archgraph.language.experiment import strategy_options
 from archgraph.language.help import strategy_names
 from archgraph.tables import Table
 
@@ -34,7 +34,7 @@ def strategy_table() -> Table:
     rows = []
     for name in strategy_names():
         cls = find_strategy(name)
-        options = (field.name for field in dataclasses.fields(cls) if field.init)
+        options = (field.name for field in strategy_options(cls))
         rows.append(
             (
                 name,

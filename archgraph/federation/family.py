@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,13 @@ from archgraph.language import FamilySpec, load_model
 from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.family import MemberSpec, Rewrites
-from archgraph.language.heads import heads
 from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
+from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import read_document
 from archgraph.relate.align import align
 from archgraph.relate.join import join
-from archgraph.rewrite.insert import initialised
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.insert import initialised
 from archgraph.states import Rewritten, State
 from archgraph.tables import Table, count
 
@@ -81,41 +79,6 @@ def sizes(graph: ArchGraph) -> tuple[str, str]:
 
 
 _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
-
-
-def rewritten(
-    graph: ArchGraph,
-    rewrites: Rewrites,
-    *,
-    verify: bool = False,
-    inside: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Rewritten:
-    """An architecture after the rewrites that a file or a command line asks for.
-
-    Args:
-        graph: The architecture.
-        rewrites: What to do; the order is that of its keys.
-        verify: Run the law of each rewrite that has one.
-        inside: Context in which the rewrite of a key is applied.
-
-    Raises:
-        RewriteError: If a rewrite cannot be applied.
-
-    Example:
-        >>> import torch
-        >>> from archgraph.capture.trace import trace
-        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> small = rewritten(trace(net, torch.zeros(1, 3)).graph, Rewrites(take=0.5))
-        >>> small.graph.param["0.weight"].shape
-        (2, 3)
-    """
-    done = Rewritten.identity(graph)
-    for row in ROWS:
-        value = getattr(rewrites, row.name)
-        if value not in (None, False, (), {}):
-            with inside(row.name):
-                done = done >> row.apply(done.graph, heads(value, done.graph), verify=verify)
-    return done
 
 
 def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
@@ -272,7 +235,9 @@ class _Resolver:
 
     def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
         """Rewrites, whose errors point at their keys."""
-        return rewritten(graph, rewrites, inside=lambda key: self.located((*place, key)))
+        return rewritten(
+            graph, rewrites, where=lambda key: self.spec.document_of(place).where((*place, key))
+        )
 
     @contextlib.contextmanager
     def located(self, place: Place) -> Iterator[None]:

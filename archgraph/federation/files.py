@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import ArchGraphError
+from archgraph.language.consent import needs_consent
 from archgraph.language.kinds import NOT_IMPORTED, FileKind, without_consent
 from archgraph.tables import plural
 
@@ -52,13 +53,15 @@ def _resolved(spec: FamilySpec, text: str) -> tuple[str, Family | None]:
     from archgraph import resolve
 
     if family_without_consent(spec):
-        return f"{text}; Python model {NOT_IMPORTED}", None
+        return f"{text}; Python code {NOT_IMPORTED}", None
     return text, resolve(spec)
 
 
 def family_without_consent(spec: FamilySpec) -> bool:
-    """Return whether a model of a family may not be imported; the form of each is checked."""
-    return True in {without_consent(source) for source in spec.sources()}
+    """Return whether code of a family may not be imported; the form of each model is checked."""
+    models = {without_consent(source) for source in spec.sources()}
+    names = (name for rewrites in spec.rewrites() for name in rewrites.python)
+    return True in models or any(needs_consent(name, object) for name in names)
 
 
 def _check(path: Path, cache: dict[str, Any]) -> str:

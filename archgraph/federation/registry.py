@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import typing
@@ -11,7 +10,8 @@ from collections.abc import Mapping
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
 from archgraph.hints import import_cause, unknown
-from archgraph.language.experiment import installed_strategy
+from archgraph.language.experiment import installed_strategy, strategy_options
+from archgraph.language.mistakes import in_words
 from archgraph.language.python import imported
 from archgraph.plain import Json
 
@@ -95,7 +95,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
                 **unknown(str(preset), cls.presets),
             )
         given = {**cls.presets[preset], **given}
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    fields = {field.name: field for field in strategy_options(cls)}
     for key in given:
         if key not in fields:
             raise SpecError(
@@ -111,13 +111,11 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             text = json.dumps(value)
             values[key] = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
         except (pydantic.ValidationError, TypeError) as error:
-            detail = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else ""
+            expected = "a plain value"
+            if isinstance(error, pydantic.ValidationError):
+                expected = in_words(error.errors()[0]["msg"])
             raise SpecError(
-                "wrong value",
-                where=f"{place}.{key}",
-                found=repr(value),
-                expected=fields[key].type if isinstance(fields[key].type, str) else None,
-                hint=detail or None,
+                "wrong value", where=f"{place}.{key}", found=repr(value), expected=expected
             ) from None
     try:
         strategy = cls(**values)

@@ -12,3 +12,4 @@ from .loading import load as load
 from .loading import load_graph as load_graph
 from .loading import load_model as load_model
 from .loading import save as save
+from .rewriting import rewrite as rewrite

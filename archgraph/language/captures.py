@@ -147,7 +147,7 @@ def _computes(traced: Traced, model: torch.nn.Module, train: bool) -> bool:
     import torch
 
     from archgraph.module.build import build
-    from archgraph.rewrite.laws import difference, outputs, random_inputs
+    from archgraph.rewrites.laws import difference, outputs, random_inputs
 
     given = random_inputs(traced.graph)
     built = build(traced.graph, traced.state)

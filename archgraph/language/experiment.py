@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -254,6 +256,13 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
             hint="rename yours, or name the class: strategy: {python: 'package.module:Class'}",
         )
     return next(iter(offered.values()))
+
+
+def strategy_options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Fields of a strategy that are options: its own, then those that it shares with others."""
+    own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
+    fields = (field for field in dataclasses.fields(cls) if field.init)
+    return sorted(fields, key=lambda field: own_first.index(field.name))
 
 
 # A name and its options, or `python` and the options beside it.

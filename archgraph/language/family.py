@@ -10,17 +10,29 @@ from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
+from archgraph.language.model import dotted_callable
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.registry import rows
 
 # A file beside this one, or a model written in place.
 ModelSource = str | dict[str, Json]
+
+PythonRewrites = Annotated[
+    dict[Annotated[str, pydantic.AfterValidator(dotted_callable)], Json],
+    Field(
+        description="rewrites of your own, package.module:function → true for the defaults, "
+        "options by name, or the value behind the graph; done before train_only",
+        examples=[{"mine:prune": 0.5}],
+    ),
+]
 
 if TYPE_CHECKING:
 
     class Rewrites(Base):
         """What is done to an architecture; its keys are the rows of the registry."""
+
+        python: PythonRewrites = {}  # noqa: RUF012 - a field's default
 
         def __init__(self, **asked: Any) -> None: ...
 
@@ -29,7 +41,11 @@ else:
         "Rewrites",
         __base__=Base,
         __doc__="What is done to an architecture, in the order of the keys.",
-        **{row.name: (row.value_type, Field(default=None, description=row.help)) for row in ROWS},
+        **{
+            name: (row.value_type, Field(default=None, description=row.help))
+            for name, row in rows().items()
+        },
+        python=(PythonRewrites, Field(default={})),
     )
 
 
@@ -150,6 +166,10 @@ class FamilySpec(FromFile):
                         + ("has no global one" if self.model is None else "is their join"),
                     )
         return self
+
+    def rewrites(self) -> Iterator[Rewrites]:
+        """What is done to the global model, then to each kind of client's."""
+        yield from (self.change, *self.clients)
 
     @property
     def owners(self) -> tuple[str, ...]:

@@ -29,12 +29,12 @@ from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
 from archgraph.language.aggregate import RULES, AggregateSpec
 from archgraph.language.data import DOORS, DataSpec
-from archgraph.language.experiment import STRATEGIES, installed_strategy
+from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.rewrite.registry import ROWS
+from archgraph.rewrites.registry import rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -118,7 +118,7 @@ class Topic:
 def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
     """Keys that several mappings share, and that stand with another topic."""
     if model is MemberSpec:
-        return Rewrites.model_fields
+        return rows()
     return DataSpec.model_fields if model in DOORS.values() else ()
 
 
@@ -266,7 +266,7 @@ def _rewrites() -> Iterator[Topic]:
     """The rewrites, in the order in which they are done."""
     described = Rewrites.model_json_schema()
     known = described["$defs"]
-    for row in ROWS:
+    for row in rows().values():
         entry = described["properties"][row.name]
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
@@ -289,13 +289,13 @@ def _strategy(name: str) -> Topic:
     """An installed strategy: fields of its class, and what the docstring says about each."""
     cls = installed_strategy(name).load()
     sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
-    _, _, described = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-    sentences = dict(re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE))
+    sentences: dict[str, str] = {}
+    for base in reversed(cls.__mro__):  # what several strategies share is described in their base
+        _, _, described = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        sentences |= re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE)
     types = typing.get_type_hints(cls)
     options = []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
+    for field in strategy_options(cls):
         schema = pydantic.TypeAdapter(types[field.name]).json_schema()
         default = _yaml(field.default)
         if field.default is field.default_factory is dataclasses.MISSING:
@@ -362,7 +362,7 @@ _NOUNS = {
 
 def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     """What a JSON schema admits, in words."""
-    if entry is True or not entry:
+    if entry is True:
         return "anything"
     if "$ref" in entry:
         name = entry["$ref"].rpartition("/")[2]
@@ -379,7 +379,9 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
         return str(entry["const"])
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
-    kind = entry.get("type", "")
+    kind = entry.get("type")
+    if kind is None:
+        return "anything"
     if kind == "array":
         inner = entry.get("items") or (entry.get("prefixItems") or [{}])[0]
         return f"list of {_type(inner, known, plural=True)}"

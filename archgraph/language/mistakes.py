@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Pydantic's words, and YAML's.
 WORDS = (
-    (r"tuple|list", "a list"),
+    (r"tuple|list|array", "a list"),
     (r"dictionary|mapping|object", "a mapping"),
     (r"dictionary or (object|instance of .*)", "a mapping"),
     (r"string", "text"),
@@ -90,7 +90,7 @@ def explain(
             _fail_choice(document, first, inner)
         case _:
             # The members of a union each say what they expected at the same place.
-            expected = dict.fromkeys(_expected(e["msg"]) for e in errors if where(e) == inner)
+            expected = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
             document.fail(
                 inner,
                 "has a wrong value",
@@ -135,10 +135,10 @@ def shorten(value: object) -> str:
     return shown if len(shown) <= 60 else shown[:59] + "…"
 
 
-def _expected(message: str) -> str:
+def in_words(message: str) -> str:
     """Pydantic's "Input should be …" as what was expected, in the words of YAML.
 
-    >>> _expected("Input should be greater than or equal to 1"), _expected("Input should be less")
+    >>> in_words("Input should be greater than or equal to 1"), in_words("Input should be less")
     ('1 or more', 'less')
     """
     text = message.removeprefix("Input should be ").removeprefix("a valid ")

@@ -36,7 +36,8 @@ CountOr = Annotated[
 ]
 
 
-def _dotted_callable(value: str) -> str:
+def dotted_callable(value: str) -> str:
+    """Return the name of a callable, ``package.module:path``, or raise what is wrong with it."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         raise Mistake(
             "is not the name of a callable", found=repr(value), expected="package.module:callable"
@@ -262,7 +263,7 @@ def anchored(value: Json, base: Path) -> Json:
 class Made(Base):
     """A value that a Python callable makes: a configuration, say."""
 
-    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
+    python: Annotated[str, pydantic.AfterValidator(dotted_callable)] = Field(
         description="package.module:callable"
     )
     args: dict[str, Json] = Field(
@@ -277,7 +278,7 @@ class PythonModel(Made):
 
     archgraph: Version = 1
     name: str = Field(default="", description="for tables and pages")
-    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
+    python: Annotated[str, pydantic.AfterValidator(dotted_callable)] = Field(
         description="package.module:callable, which returns an nn.Module"
     )
     inputs: Inputs = Field(

@@ -14,7 +14,7 @@ from archgraph.graph.values import Batch, TensorType, walk
 from archgraph.module.build import build
 from archgraph.onnx.memory import check_memory
 from archgraph.onnx.session import tolerance
-from archgraph.rewrite.laws import outputs, random_inputs
+from archgraph.rewrites.laws import outputs, random_inputs
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxModule

@@ -21,7 +21,7 @@ from archgraph.onnx.names import name_all
 from archgraph.onnx.needed import needed
 from archgraph.onnx.session import compare
 from archgraph.onnx.translations import translations
-from archgraph.rewrite.laws import random_inputs
+from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 
 if TYPE_CHECKING:

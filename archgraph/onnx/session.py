@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import ArchModule
-from archgraph.rewrite.laws import difference, outputs, random_inputs
+from archgraph.rewrites.laws import difference, outputs, random_inputs
 
 # Relative to the largest value of each result, by the coarsest of a graph's types.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}

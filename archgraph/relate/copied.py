@@ -16,9 +16,9 @@ from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
-from archgraph.rewrite.cut import cut
-from archgraph.rewrite.insert import last_leaf, with_leaves
-from archgraph.rewrite.splice import Renaming, behind, names_in_use
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.insert import last_leaf, with_leaves
+from archgraph.rewrites.splice import Renaming, behind, names_in_use
 
 
 def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:

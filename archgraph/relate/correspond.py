@@ -42,7 +42,7 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
-        >>> from archgraph.rewrite.take import take
+        >>> from archgraph.rewrites.take import take
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> graph = trace(net, torch.zeros(1, 3)).graph
         >>> small = take(graph, 0.5)

@@ -21,8 +21,8 @@ from archgraph.layout.layouts import AxisRef
 from archgraph.relate.align import align
 from archgraph.relate.alignment import Alignment, Unmatched
 from archgraph.relate.copied import resized, with_copy
-from archgraph.rewrite.graft import graft
-from archgraph.rewrite.skip import skip
+from archgraph.rewrites.graft import graft
+from archgraph.rewrites.skip import skip
 from archgraph.states import Rewritten, Transfer
 from archgraph.tables import Table
 

@@ -26,7 +26,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
-        >>> from archgraph.rewrite.take import take
+        >>> from archgraph.rewrites.take import take
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> graph = trace(net, torch.zeros(1, 3)).graph
         >>> half, quarter = (take(graph, share).transfer for share in (0.5, 0.25))

@@ -28,7 +28,7 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
 
     Example:
         >>> from torch import nn, zeros
-        >>> from archgraph.rewrite.take import take
+        >>> from archgraph.rewrites.take import take
         >>> from archgraph.capture.trace import trace
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> graph = trace(net, zeros(1, 3)).graph

@@ -93,7 +93,7 @@ def test_a_stated_number_of_repetitions_follows_a_cut():
 
 def test_laws_see_complex_weights():
     """A factor of a complex weight is seen: it is not zero where a law is tried."""
-    from archgraph.rewrite.laws import in_float64, random_state
+    from archgraph.rewrites.laws import in_float64, random_state
 
     graph: Any = ag.trace(Net(fourier), X).graph
     weight = random_state(in_float64(graph))["weight"]

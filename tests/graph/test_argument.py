@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "layers": (),
     "narrow": (0.5,),
     "outline": (),
+    "rewrite": (),
     "shorten": ({"stage2": 1},),
     "skip": ("stage2.1",),
     "split": ("stage1",),

@@ -18,7 +18,7 @@ from archgraph.language.captures import captures_folder, keeping
 from archgraph.language.consent import allowed
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
-from archgraph.rewrite.laws import difference, outputs, random_inputs
+from archgraph.rewrites.laws import difference, outputs, random_inputs
 
 NET = """\
 from pathlib import Path

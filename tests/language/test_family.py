@@ -15,7 +15,7 @@ from archgraph.language import load, load_family, load_model
 from archgraph.language.yaml import parse_document
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
-from archgraph.rewrite.train_only import train_only
+from archgraph.rewrites.train_only import train_only
 from archgraph.states import signature
 
 SPECS = Path(__file__).parents[2] / "specs"

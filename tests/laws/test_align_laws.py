@@ -15,7 +15,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
-from archgraph.rewrite.cut import cut
+from archgraph.rewrites.cut import cut
 from tests.nets import image, networks, renamed
 
 SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))

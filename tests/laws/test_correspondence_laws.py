@@ -18,7 +18,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.relate.correspond import correspond
 from archgraph.relate.correspondence import Correspondence
-from archgraph.rewrite.cut import cut
+from archgraph.rewrites.cut import cut
 from archgraph.states import Rewritten, Transfer
 from tests.nets import image, networks, renamed
 

@@ -13,8 +13,8 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.ops.infer import infer
-from archgraph.rewrite.laws import same_function
-from archgraph.rewrite.widen import refusals
+from archgraph.rewrites.laws import same_function
+from archgraph.rewrites.widen import refusals
 from tests.nets import image, networks
 
 # float64 round-off of a few layers of a hundred terms each

@@ -19,8 +19,8 @@ from archgraph.errors import GraphError, RewriteError, TraceError
 from archgraph.graph.ir import Ref
 from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
-from archgraph.rewrite import laws
-from archgraph.rewrite.cut import cut
+from archgraph.rewrites import laws
+from archgraph.rewrites.cut import cut
 
 pytestmark = [
     # PyTorch has no fast path for projections.

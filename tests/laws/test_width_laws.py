@@ -17,9 +17,9 @@ from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.infer import infer
-from archgraph.rewrite import laws
-from archgraph.rewrite.cut import cut
-from archgraph.rewrite.laws import mask_equals_take
+from archgraph.rewrites import laws
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.laws import mask_equals_take
 from tests.nets import image, networks
 
 

@@ -32,7 +32,7 @@ from archgraph.errors import ArchGraphError
 from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
 from archgraph.onnx.operators.known import FOLDS, tensor_of
 from archgraph.onnx.tensors import DTYPES
-from archgraph.rewrite.laws import outputs
+from archgraph.rewrites.laws import outputs
 
 GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple", "light")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

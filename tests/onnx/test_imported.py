@@ -13,7 +13,7 @@ import torch
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.errors import SpecError
-from archgraph.rewrite.laws import difference, outputs
+from archgraph.rewrites.laws import difference, outputs
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")

@@ -13,7 +13,7 @@ import torch
 
 import archgraph as ag
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.rewrite.laws import difference, outputs
+from archgraph.rewrites.laws import difference, outputs
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")

@@ -11,7 +11,7 @@ import torch
 
 import archgraph as ag
 from archgraph.errors import SpecError
-from archgraph.rewrite.laws import outputs
+from archgraph.rewrites.laws import outputs
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")

@@ -16,8 +16,8 @@ from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.opaque import OPAQUE
 from archgraph.ops.rules import unknown
 from archgraph.ops.table import base
-from archgraph.rewrite.cut import cut
-from archgraph.rewrite.laws import mask_equals_take
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.laws import mask_equals_take
 from tests.ops.examples import (
     ENDLESS,
     EXAMPLES,

@@ -17,7 +17,7 @@ from archgraph.language import load
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.record.changes import FILE, Changes, RoundChange, parameters, read_changes
-from archgraph.rewrite.take import take
+from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
 SPEC = """\

@@ -11,7 +11,7 @@ import archgraph as ag
 from archgraph.cli import app
 from archgraph.federation import find_strategy, strategy_table
 from archgraph.federation.catalogue import SERVES
-from archgraph.language.help import strategy_names
+from archgraph.language.help import strategy_names, topic
 
 REWRITES = {
     "width": lambda graph: ag.take(graph, 0.5),
@@ -46,8 +46,24 @@ def test_every_strategy_has_a_row_with_its_facts():
         assert "ClassVar" not in options
     assert rows["fedrolex"][3:] == (
         "paper, official_code",
-        "step, direction, mask_absent, weights, norm",
+        "step, direction, weights, norm, mask_absent",
     )
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_every_option_is_shown_with_a_sentence_those_of_the_method_first(name: str):
+    cls = find_strategy(name)
+    shown = {option.name: option.sentence for option in topic(name).options}
+    assert all(shown.values())
+    own = [option for option in cls.__annotations__ if option in shown]
+    assert list(shown)[: len(own)] == own
+
+
+def test_a_shared_option_has_one_sentence_and_a_method_may_say_it_in_its_own_way():
+    sentences = [topic(f"{name}.norm").sentence for name in ("fedavg", "fedfa", "scalefl")]
+    assert len(set(sentences)) == 1 and "recomputed for evaluation" in sentences[0]
+    assert "window moves" in topic("fedrolex.norm").sentence
+    assert topic("fedrolex.mask_absent").sentence == topic("standalone.mask_absent").sentence
 
 
 def test_the_command_prints_the_table():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation import Result, ServerState, Tier, World, configure, seeded
-from archgraph.rewrite import laws
+from archgraph.rewrites import laws
 from archgraph.states import signature
 from archgraph.strategies.fedadp import FedADP, Mode, copies, fit
 from archgraph.strategies.fedavg import FedAvg

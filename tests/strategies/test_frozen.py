@@ -7,7 +7,7 @@ import torch
 
 import archgraph as ag
 from archgraph.federation import LocalOptions
-from archgraph.rewrite.train_only import train_only
+from archgraph.rewrites.train_only import train_only
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA

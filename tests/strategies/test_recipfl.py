@@ -27,7 +27,7 @@ from archgraph.federation import (
     seeded,
 )
 from archgraph.hypernet import GraphHypernetwork, entries, step
-from archgraph.rewrite.train_only import train_only
+from archgraph.rewrites.train_only import train_only
 from archgraph.strategies import recipfl
 from archgraph.strategies.recipfl import RecipFL, Server, Teach, guidance
 

@@ -399,7 +399,11 @@ def test_the_shipped_strategies_are_found_by_name():
             r"strategy\.fedfa\.percentile: wrong value; found 'high'",
         ),
         ("fedfa", {"percentile": True}, r"strategy\.fedfa\.percentile: wrong value; found True"),
-        ("fedfa", {"rms": 1}, r"strategy\.fedfa\.rms: wrong value; found 1; expected bool"),
+        (
+            "fedfa",
+            {"rms": 1},
+            r"fedfa\.rms: wrong value; found 1; expected true or false",
+        ),
         ("fedfa", {"inner": "mid"}, r"strategy\.fedfa\.inner: wrong value; .*'abs' or 'central'"),
         ("fedfa", {"preset": "papr"}, r"strategy\.fedfa\.preset: .*did you mean 'paper'\?"),
         ("fedavg", {"preset": "paper"}, r"strategy\.fedavg\.preset: .*there are none"),

@@ -52,7 +52,7 @@ class Planted:
 
 
 STATES, CAPTURE = "archgraph/states", "archgraph/capture"
-SKIP, LAWS = "archgraph/rewrite/skip.py", "archgraph/rewrite/laws.py"
+SKIP, LAWS = "archgraph/rewrites/skip.py", "archgraph/rewrites/laws.py"
 PLANTED = (
     Planted(
         "rewrites", SKIP,
@@ -164,7 +164,7 @@ PLANTED = (
         "a checkpoint is taken for that of the next round",
     ),
     Planted(
-        "rewrites", "archgraph/rewrite/splice.py", "copied |= noise", "copied |= set()",
+        "rewrites", "archgraph/rewrites/splice.py", "copied |= noise", "copied |= set()",
         "noise is not copied with its block",
     ),
     Planted(
@@ -218,22 +218,22 @@ EQUIVALENT = {
     "pool.state(update), update.weigh … ate.rows, skip=update.skip)": (
         "values that are known to be finite are looked at again"
     ),
-    "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
+    "archgraph/rewrites/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
     ),
-    "archgraph/rewrite/splice.py _after: 1 → 0": "a slice ends where its sequence does",
-    "archgraph/rewrite/compensation.py _Compensation._divide_leaf: return False → return None "
+    "archgraph/rewrites/splice.py _after: 1 → 0": "a slice ends where its sequence does",
+    "archgraph/rewrites/compensation.py _Compensation._divide_leaf: return False → return None "
     "(2)": "both are false",
     "strategies/heterofl.py HeteroFL._rows: return {} → return None": "no masks either way",
     "strategies/fedin.py InTraining.__call__: inner(g_in, g_local) → inner(g_local, g_in)": (
         "an inner product is symmetric"
     ),
-    "archgraph/rewrite/moves.py MovedFactors._others: isinstance(sent, torch.Tensor) → "
+    "archgraph/rewrites/moves.py MovedFactors._others: isinstance(sent, torch.Tensor) → "
     "not isinstance(sent, torch.Tensor)": "the rows of a tensor hold the numbers that it holds",
-    "archgraph/rewrite/laws.py check_law: random_inputs(wide, seed=seed) → random_inputs(wide)": (
+    "archgraph/rewrites/laws.py check_law: random_inputs(wide, seed=seed) → random_inputs(wide)": (
         "the law holds for any input"
     ),
-    "archgraph/rewrite/laws.py in_float64: dict(args) | {'dtype': Atom(_WIDE[node.dtype])} → "
+    "archgraph/rewrites/laws.py in_float64: dict(args) | {'dtype': Atom(_WIDE[node.dtype])} → "
     "{'dtype': Atom(_WIDE[node.dtype])} | dict(args)": "an argument that is None is not written",
     "archgraph/federation/contribution.py Contribution.scales: size > TINY → size >= TINY": (
         "no size is exactly 1e-30"

@@ -39,8 +39,8 @@ ROOMS = {
         90,
     ),
     "rewrites": Room(
-        _files("archgraph/rewrite"),
-        ("archgraph/rewrite", "tests/rewrite", "tests/laws"),
+        _files("archgraph/rewrites"),
+        ("archgraph/rewrites", "tests/rewrites", "tests/laws"),
         70,
     ),
     "averaging": Room(

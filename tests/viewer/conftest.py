@@ -17,8 +17,8 @@ from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
 from archgraph.record.changes import append, parameters
-from archgraph.rewrite.shorten import shorten
-from archgraph.rewrite.take import take
+from archgraph.rewrites.shorten import shorten
+from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 from archgraph.viewer import view
 from tests.reports.test_watch import CONFIG, line

@@ -16,8 +16,8 @@ from archgraph.capture.trace import trace
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
-from archgraph.rewrite.shorten import shorten
-from archgraph.rewrite.take import take
+from archgraph.rewrites.shorten import shorten
+from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
 

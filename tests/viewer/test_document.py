@@ -16,7 +16,7 @@ from archgraph.display.labels import parameters
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
 from archgraph.relate.correspond import correspond
-from archgraph.rewrite.take import take
+from archgraph.rewrites.take import take
 from archgraph.viewer import view
 from archgraph.viewer.document import unpack
 from benchmarks import bench_view

@@ -12,7 +12,7 @@ import torch
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.errors import GraphError, RejectedUpdate
-from archgraph.rewrite.take import take
+from archgraph.rewrites.take import take
 from archgraph.states import signature
 from archgraph.viewer import view
 from archgraph.viewer.document import unpack

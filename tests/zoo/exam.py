@@ -22,8 +22,8 @@ from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
-from archgraph.rewrite.cut import cut
-from archgraph.rewrite.laws import (
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.laws import (
     difference,
     evaluated,
     in_float64,

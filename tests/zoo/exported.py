@@ -21,7 +21,7 @@ import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.onnx.session import TOLERANCES, compare, distance, run, session
-from archgraph.rewrite.laws import outputs, random_inputs
+from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry

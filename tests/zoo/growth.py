@@ -23,8 +23,8 @@ import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
-from archgraph.rewrite.laws import difference, in_float64, to_float64
-from archgraph.rewrite.widen import refusals
+from archgraph.rewrites.laws import difference, in_float64, to_float64
+from archgraph.rewrites.widen import refusals
 from archgraph.states import DimMap, State
 from archgraph.states import Entry as Source
 from tests.nets import Foreign

@@ -18,8 +18,8 @@ from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
-from archgraph.rewrite.cut import cut
-from archgraph.rewrite.laws import (
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.laws import (
     difference,
     in_float64,
     mask_equals_take,

@@ -1,0 +1,117 @@
+"""Several rewrites at once, in the words of a family's file."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from archgraph.errors import ArchGraphError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.language.consent import allowed
+from archgraph.language.document import Document, places
+from archgraph.language.family import Rewrites
+from archgraph.language.heads import heads
+from archgraph.language.python import imported
+from archgraph.plain import Json
+from archgraph.rewrites.registry import apply, rows
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewritten:
+    """Apply several rewrites: the keys of a client in a family's file, as keywords.
+
+    They are applied in the order of ``archgraph help``, whatever the order of the keywords: depth
+    before width, width before what is added. For another order compose single rewrites by ``>>``.
+
+    Args:
+        graph: The architecture.
+        verify: Run the law of each rewrite that has one.
+        **asked: Values by the name of a rewrite, as in a file: the function's first argument,
+            a mapping of its options, or True. ``python`` maps rewrites of your own,
+            ``"package.module:function"``, to such values. None and False ask for nothing.
+
+    Raises:
+        SpecError: For an unknown rewrite (names the nearest), or a value that it cannot take.
+        RewriteError: If a rewrite cannot be applied; names its keyword.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> small = rewrite(graph, take=0.5, train_only="2.*", verify=True)
+        >>> small.graph.param["0.weight"].shape, small.graph.param["0.weight"].trainable
+        ((2, 3), False)
+        >>> rewrite(graph, tak=0.5)
+        Traceback (most recent call last):
+        archgraph.errors.SpecError: rewrite: tak: is an unknown key; found 'tak'; ...
+    """
+    values = {key: _as_read(value) for key, value in asked.items() if value is not None}
+    document = Document("rewrite", values, dict.fromkeys(places(values), 0))
+    rewrites = document.validate(Rewrites)
+    with allowed(bool(rewrites.python)):  # whoever names code in a call consents to it
+        return rewritten(graph, rewrites, verify=verify)
+
+
+def rewritten(
+    graph: ArchGraph,
+    rewrites: Rewrites,
+    *,
+    verify: bool = False,
+    where: Callable[[str], str] = str,
+) -> Rewritten:
+    """Apply what a file, a command line or keywords ask for.
+
+    Args:
+        graph: The architecture.
+        rewrites: What to do; the order is that of its keys.
+        verify: Run the law of each rewrite that has one.
+        where: Returns what stands in front of an error of the rewrite of a key.
+
+    Raises:
+        RewriteError: If a rewrite cannot be applied.
+    """
+    done = Rewritten.identity(graph)
+    for key, call, value in _calls(rewrites):
+        if value not in (None, False, (), {}):
+            try:
+                done = done >> call(done.graph, heads(value, done.graph), verify=verify)
+            except ArchGraphError as error:
+                raise error.within(where(key)) from error
+    return done
+
+
+def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], Json]]:
+    """Every key, what it calls, and with which value, in order."""
+    *before, last = rows().values()
+    for row in before:
+        yield row.name, row.apply, getattr(rewrites, row.name)
+    for name, value in rewrites.python.items():
+        yield "python", functools.partial(_call_own, name), value
+    # It may name what rewrites of the user's add.
+    yield last.name, last.apply, getattr(rewrites, last.name)
+
+
+def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewritten:
+    """Call a rewrite that no row describes: its signature says which values are options."""
+    function = imported(name, Rewritten, name)
+    if value is True:
+        return apply(function, graph, verify=verify)
+    options = [*inspect.signature(function).parameters][1:]
+    if isinstance(value, Mapping) and set(value) <= set(options):
+        return apply(function, graph, verify=verify, **value)
+    return apply(function, graph, value, verify=verify)
+
+
+def _as_read(value: Any) -> Any:
+    """A value of Python's as one that was read from a file; what has a graph stands for it."""
+    graph = getattr(value, "graph", None)
+    if isinstance(graph, ArchGraph):
+        return graph
+    if isinstance(value, Mapping):
+        return {key: _as_read(item) for key, item in value.items()}
+    return tuple(map(_as_read, value)) if isinstance(value, list | tuple | range) else value

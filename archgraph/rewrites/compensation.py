@@ -1,0 +1,276 @@
+"""What keeps the function when positions occur several times: factors on leaves.
+
+An operator that sums over an axis counts each copy. One factor of the product that it sums is
+divided by the number of copies: a weight of its own, or the layers that make the other operand
+(:class:`_Upstream`). Operators that run over an axis otherwise (norms, softmaxes) tolerate copies
+or do not.
+
+Source: Chen et al., *Net2Net*, ICLR 2016, §2.2, for a sum over a weight; FedADP, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from archgraph.analysis.axes import Contraction
+from archgraph.analysis.positions import touched
+from archgraph.graph.ir import Leaf, Node, Ref
+from archgraph.graph.passes import reached
+from archgraph.layout.layouts import AxisRef, Layout, leaves
+from archgraph.ops.operator import Growth
+from archgraph.ops.table import growth, offset
+from archgraph.rewrites.copies import Copies
+from archgraph.rewrites.moves import MovedFactors, Refusal, moved_from
+from archgraph.states.dimension_map import Vector
+
+# A factor per new position, by leaf and dimension.
+Factors = dict[tuple[str, int], Vector]
+
+
+def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
+    """Factors by leaf and dimension, and the reasons of axes for which there are none."""
+    solved = copies.solved
+    work = _Compensation(copies)
+    refused: dict[str, str] = {}
+
+    def refuse(layout: Layout, reason: str) -> None:
+        for leaf in leaves(layout):
+            if isinstance(leaf, AxisRef) and leaf.name in copies.index:
+                refused.setdefault(leaf.name, reason)
+
+    for name, layout in solved.runs:
+        if touched(layout, copies.index):
+            if reason := _runs_over(copies, copies.graph.node[name], layout):
+                refuse(layout, reason)
+    for contraction in solved.contractions:
+        if touched(contraction.layout, copies.index):
+            try:
+                work.divide(contraction)
+            except Refusal as refusal:
+                refuse(contraction.layout, str(refusal))
+    return work.factors, refused
+
+
+def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
+    """Why an operator that runs over a layout gives something else; empty where it does not."""
+    kind = growth(node.op).repeated(node)
+    where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
+    if kind == "never":
+        return f"{where} runs over it"
+    if kind == "uniform" and np.ptp(copies.parts(layout)) > 1e-12:
+        return f"{where} runs over it: copies must be equally many"
+    return ""
+
+
+class _Compensation:
+    """Factors that are chosen so far; each contraction adds its own."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.copies, self.graph = copies, copies.graph
+        self.factors: Factors = {}
+        self.sums: dict[str, list[Contraction]] = {}
+        for contraction in copies.solved.contractions:
+            self.sums.setdefault(contraction.node, []).append(contraction)
+
+    def divide(self, contraction: Contraction) -> None:
+        """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
+        weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
+        wanted = self.copies.axes_in(contraction.layout)
+        if any(self._divide_leaf(name, dim, wanted) for name, dim in weights):
+            return
+        problems = []
+        for value, dim in contraction.operands:
+            if isinstance(value, Ref):
+                try:
+                    self._settle(_Upstream(self.copies, contraction, self.sums).factors(value, dim))
+                    return
+                except Refusal as refusal:
+                    problems.append(str(refusal))
+        if not problems:
+            twice = any(_squares(contraction, name) for name, _ in weights)
+            shared = "a weight that other operators use as well"
+            problems = ["a weight times itself" if twice else shared]
+        node = self.graph.node[contraction.node]
+        where = f" in {node.scope}" if node.scope else ""
+        raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
+
+    def _divide_leaf(self, name: str, dim: int, wanted: set[str]) -> bool:
+        """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
+        if self.graph.param[name].role == "constant":
+            return False
+        for user in self.graph.leaf_users[name]:
+            uses = [*self.graph.node[user].operands()].count(Leaf(name))
+            sums = [
+                c for c in self.sums.get(user, ()) for o in c.operands if o == (Leaf(name), dim)
+            ]
+            if len(sums) != uses or any(_squares(c, name) for c in sums):
+                return False
+        part = self.copies.parts(self.copies.solved.of(name)[dim], wanted)
+        before = self.factors.setdefault((name, dim), part)
+        return np.array_equal(before, part)
+
+    def _settle(self, factors: Factors) -> None:
+        """Take factors over, unless the same positions make up for something else."""
+        for key, factor in factors.items():
+            before = self.factors.get(key)
+            if before is not None and ((before != 1) & (factor != 1)).any():
+                raise Refusal(f"{key[0]} makes up for another sum already")
+        for key, factor in factors.items():
+            self.factors[key] = self.factors.get(key, np.ones(len(factor))) * factor
+
+
+def _squares(contraction: Contraction, name: str) -> bool:
+    """Whether a leaf is multiplied by itself: dividing it would divide the product twice."""
+    return sum(v == Leaf(name) for v, _ in contraction.operands) > 1
+
+
+class _Upstream:
+    """What makes an operand of a contraction, back to the leaves that can be divided instead.
+
+    Walk back from the operand. A layer with a weight is divided itself; an operator that is
+    multiplied when its operands are hands the factor on to them; what is only moved about is
+    numbered (:mod:`archgraph.rewrites.moves`). In the end nothing off these ways may use a value on
+    them.
+
+    Attributes:
+        wanted: Axes with copies that are summed over.
+        inside: Operators that carry the factor.
+        moved: Results that layers make and others only move about, with the dimension to divide.
+        beside: Operands of theirs that are not divided.
+        divided: Factors on the leaves so far.
+    """
+
+    def __init__(
+        self, copies: Copies, contraction: Contraction, sums: Mapping[str, Sequence[Contraction]]
+    ) -> None:
+        self.copies, self.graph = copies, copies.graph
+        self.contraction, self.sums = contraction, sums
+        self.wanted = copies.axes_in(contraction.layout)
+        self.inside: set[str] = set()
+        self.moved: dict[str, int] = {}
+        self.beside: set[str] = set()
+        self.divided: Factors = {}
+
+    def factors(self, operand: Ref, dim: int) -> Factors:
+        """Factors that divide an operand along a dimension."""
+        start = operand.name
+        pending: list[tuple[str, int | None]] = [(start, dim)]
+        while pending:
+            name, at = pending.pop()
+            if name not in self.inside and name not in self.moved:
+                pending += self._before(name, at)
+        if self.moved:
+            moved = MovedFactors(self.copies, self.wanted)
+            for name, at in self.moved.items():
+                moved.divide(name, at)
+            moved.check(next(iter(self.moved)), self.inside | {self.contraction.node})
+            for key, factor in moved.factors.items():
+                self.divided[key] = self.divided.get(key, np.ones(len(factor))) * factor
+        self._check_uses(start)
+        return self.divided
+
+    def _before(self, name: str, at: int | None) -> list[tuple[str, int | None]]:
+        """Divide an operator's own leaves, or the results to divide before it.
+
+        Of results and ``name``'s own: the dimension to divide; None where it is not known.
+        """
+        node = self.graph.node[name]
+        fact = growth(node.op)
+        if fact.moves and at is not None and moved_from(self.graph, name):
+            self.moved[name] = at
+            return []
+        self.inside.add(name)
+        operands = list(node.operands())
+        if fact.affine and isinstance(fact.weight(node), Leaf):
+            self._divide_layer(node, fact.affine)
+            self.beside |= {i.name for i in operands if isinstance(i, Ref)}
+            return []
+        follow = self._carriers(node, fact, operands)
+        self.beside |= {i.name for i in Counter(operands) - Counter(follow) if isinstance(i, Ref)}
+        before: list[tuple[str, int | None]] = []
+        for item in follow:
+            if isinstance(item, Leaf):
+                self._divide_operand(node, item.name)
+                continue
+            place = None
+            if fact.pointwise and at is not None:  # None where the operand lacks the dimension
+                place = at - len(node.shape) + len(self.graph.node[item.name].shape)
+            before.append((item.name, None if place is None or place < 0 else place))
+        return before
+
+    def _carriers(
+        self, node: Node, fact: Growth, operands: Sequence[Ref | Leaf]
+    ) -> Sequence[Ref | Leaf]:
+        """The operands that an operator hands a factor on to."""
+        if fact.scales == "all" and not offset(node):
+            return operands
+        if fact.scales == "first":
+            return operands[:1]
+        if fact.scales == "one":
+            learned = [i for i in operands if isinstance(i, Ref) and self._has_weights(i.name)]
+            if len(learned) > 1:
+                raise Refusal(f"{node.op} %{node.name} multiplies two results")
+            return learned or operands[:1]
+        if fact.bilinear and len(bringing := self._bringing(node, operands)) == 1:
+            return bringing
+        raise Refusal(f"{node.op} %{node.name} does not hand on a factor")
+
+    def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
+        """Operands of a product that bring axes into its result: it does not sum over them."""
+
+        def has(layouts: Iterable[Layout]) -> bool:
+            return any(self.copies.axes_in(layout) & self.wanted for layout in layouts)
+
+        if has(c.layout for c in self.sums.get(node.name, ())):
+            return []
+        solved = self.copies.solved
+        return [
+            i
+            for i in operands
+            if has(solved.of(i.name) if isinstance(i, Leaf) else solved.value[i.name][0])
+        ]
+
+    def _divide_layer(self, node: Node, affine: Mapping[str, int]) -> None:
+        """Divide the leaves that multiply a layer's result position by position."""
+        for argument, dim in affine.items():
+            value = node.arg(argument)
+            if value is None:
+                continue
+            if not isinstance(value, Leaf) or not self.copies.only_user(node, value.name):
+                raise Refusal(f"{node.op} %{node.name} shares its {argument}")
+            layout = self.copies.solved.of(value.name)[dim]
+            if not self.wanted <= self.copies.axes_in(layout):
+                raise Refusal(f"{node.op} %{node.name} does not make it")
+            self.divided[value.name, dim] = self.copies.parts(layout, self.wanted)
+
+    def _divide_operand(self, node: Node, name: str) -> None:
+        """Divide a leaf that an operator hands on as it is."""
+        left = set(self.wanted)
+        if self.graph.param[name].role != "constant" and self.copies.only_user(node, name):
+            for dim, layout in enumerate(self.copies.solved.of(name)):
+                if own := self.copies.axes_in(layout) & self.wanted:
+                    left -= own
+                    self.divided[name, dim] = self.copies.parts(layout, self.wanted)
+        if left:
+            raise Refusal(f"{node.op} %{node.name} takes {name}")
+
+    def _check_uses(self, start: str) -> None:
+        """Check that the operand is used once, and nothing on the ways is used off them."""
+        if both_ways := sorted(self.beside & {*self.inside, *self.moved}):
+            raise Refusal(f"%{both_ways[0]} goes into it twice")
+        users = {u for n in self.inside for u in self.graph.users[n]} - self.inside
+        others = sorted(users - {self.contraction.node})
+        if others or self.inside & set(self.graph.output_refs()):
+            raise Refusal(f"%{start} is also used by %{(others or ['the output'])[0]}")
+        if sum(v == Ref(start) for v, _ in self.contraction.operands) != 1:
+            node = self.graph.node[self.contraction.node]
+            raise Refusal(f"{node.op} %{node.name} takes %{start} twice")
+
+    def _has_weights(self, name: str) -> bool:
+        """Whether a result depends on parameters."""
+        node, param = self.graph.node, self.graph.param
+        before = reached([name], lambda name: node[name].uses())
+        return any(param[leaf].role == "parameter" for n in before for leaf in node[n].leaves())

@@ -1,0 +1,104 @@
+"""Copies: which old position each new one copies, and which part of it every copy has."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from archgraph.analysis.axes import Axes, Axis, axes
+from archgraph.analysis.positions import positions, shares
+from archgraph.analysis.widths import axes_of
+from archgraph.graph.ir import ArchGraph, Leaf, Node
+from archgraph.layout.layouts import Layout
+from archgraph.rewrites.cut import cut
+from archgraph.states import Rewritten
+from archgraph.states.dimension_map import Vector
+
+
+def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
+    """Old position of each of ``wide`` new ones of an axis.
+
+    The first positions are the old ones; the others copy at random, or in turn for multiples.
+
+    >>> drawn("fc.out", 2, 6, 0), drawn("fc.out", 4, 4, 0)
+    (array([0, 1, 0, 1, 0, 1]), array([0, 1, 2, 3]))
+    """
+    if wide % size == 0:
+        return np.arange(wide) % size
+    digest = hashlib.sha256(f"widen/{seed}/{name}/{size}/{wide}".encode()).digest()
+    random = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    return np.concatenate([np.arange(size), random.integers(0, size, wide - size)])
+
+
+def copied_positions(
+    sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Old position of each new one, by axis, where they differ; positions win over sizes."""
+    sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
+    sources.update(positions)
+    return {a.name: i for a, i in sources.items() if not np.array_equal(i, np.arange(a.size))}
+
+
+def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
+    """Equal parts of one for the copies of each position, which add up to one exactly.
+
+    >>> equal_parts(np.array([0, 1, 0]))
+    array([0.5, 1. , 0.5])
+    """
+    share = 1 / np.bincount(index)[index]
+    for position in np.unique(index[np.bincount(index)[index] > 1]):
+        places = np.flatnonzero(index == position)
+        share[places[-1]] = 1 - np.cumsum(share[places[:-1]])[-1]
+    return np.asarray(share)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """An architecture and the copies that are to be made of its positions.
+
+    Attributes:
+        graph: The architecture before.
+        index: Old position of each new one, by axis.
+    """
+
+    graph: ArchGraph
+    index: Mapping[str, npt.NDArray[np.int64]]
+
+    @property
+    def solved(self) -> Axes:
+        """The axes of the architecture before."""
+        return axes(self.graph)
+
+    @functools.cached_property
+    def rewritten(self) -> Rewritten:
+        """The architecture with the copies, all at full weight."""
+        return cut(self.graph, self.index)
+
+    @functools.cached_property
+    def _share(self) -> dict[str, Vector]:
+        return {name: equal_parts(index) for name, index in self.index.items()}
+
+    def axes_in(self, layout: Layout) -> set[str]:
+        """The axes with copies that a layout contains."""
+        return {axis.name for axis in axes_of(layout) if axis.name in self.index}
+
+    def positions(self, layout: Layout) -> npt.NDArray[np.int64]:
+        """Old position of each new one of a layout."""
+        return positions(layout, self.index)
+
+    def parts(self, layout: Layout, wanted: Collection[str] | None = None) -> Vector:
+        """Part of each new position of a layout, of some axes or of all."""
+        share = self._share
+        if wanted is not None:
+            share = {name: part for name, part in share.items() if name in wanted}
+        return shares(layout, self.index, share)
+
+    def only_user(self, node: Node, leaf: str) -> bool:
+        """Whether an operator is the only one that uses a leaf, and uses it once."""
+        uses = [*node.operands()].count(Leaf(leaf))
+        return uses == 1 and self.graph.leaf_users[leaf] == (node.name,)

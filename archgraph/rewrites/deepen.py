@@ -1,0 +1,285 @@
+"""Deeper without changing the function: new blocks start as the identity (Net2DeeperNet)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NoReturn
+
+from archgraph.analysis.structure import Block, structure
+from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
+from archgraph.ops import zeros
+from archgraph.ops.operator import Start
+from archgraph.ops.table import growth, multiplied, offset, row
+from archgraph.rewrites.graft import grafted
+from archgraph.rewrites.insert import initialised
+from archgraph.rewrites.laws import same_function
+from archgraph.rewrites.sections import whole
+from archgraph.rewrites.skip import skip
+from archgraph.states import Entry, Rewritten
+
+
+@takes_graph
+def deepen(
+    graph: ArchGraph,
+    depths: Mapping[str, int],
+    *,
+    like: GraphLike | None = None,
+    verify: bool = False,
+) -> Rewritten:
+    """Lengthen sections by blocks that, to begin with, return what they take.
+
+    A new block has the form of the section's last one, or of ``like``'s own where the section has
+    none that can be repeated and the graph is ``like`` without some blocks. In a residual block the
+    last layer of every branch starts at zero, a recurrent one with all its weights; in a chain each
+    layer starts as the identity (a one on the diagonal or in the kernel's centre), which needs an
+    activation that changes nothing when it is applied twice.
+
+    Args:
+        graph: The architecture.
+        depths: Number of blocks to reach, by section; a section that is not named stays.
+        like: An architecture whose names the new blocks take, as in :func:`graft`.
+        verify: Run the law (three forwards in float64).
+
+    Raises:
+        RewriteError: For a depth below the section's own, or a block that cannot be the identity,
+            with the reason.
+        GraphError: For a section that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential()
+        >>> for i in range(3):
+        ...     _ = net.append(torch.nn.Linear(4, 4)).append(torch.nn.ReLU())
+        >>> _ = net.append(torch.nn.Linear(4, 2))
+        >>> deep = deepen(trace(net, torch.zeros(1, 4)).graph, {"0": 4}, verify=True)
+        >>> [str(e) for e in deep.transfer.entries.values() if e.init is not None]
+        ['eye()', 'zeros()']
+
+    Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
+    """
+    depths = whole(depths)
+    like = None if like is None else graph_of(like)
+    try:
+        deep, blocks = grafted(graph, depths, like=like)
+    except (GraphError, RewriteError):
+        restored = None if like is None else _restored(graph, depths, like)
+        if restored is None:
+            raise
+        deep, blocks = restored
+    starts: dict[str, Start] = {}
+    for block in blocks:
+        starts |= _Identity(deep.graph, block).starts()
+    _covered(graph, deep.graph, blocks, starts)
+    entries = dict(deep.transfer.entries)
+    for slot in deep.transfer.target:
+        if slot.name in starts:
+            name, args = starts[slot.name]
+            entries[slot.name] = Entry.initialised(slot, name, **args)
+    rewritten = Rewritten.between(graph, deep.graph, entries)
+    if verify:
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def _restored(
+    graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
+) -> tuple[Rewritten, tuple[Block, ...]] | None:
+    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and the blocks.
+
+    None where it is not ``like`` without some of its blocks.
+    """
+    parts = structure(like)
+    wanted: list[str] = []
+    others: list[str] = []
+    for section in parts.sections:
+        gone = [b.name for b in section.blocks if _lacks(graph, like, b)]
+        add = depths.get(section.name, 0) - (len(section.blocks) - len(gone))
+        wanted += gone[: max(add, 0)]
+        others += gone[max(add, 0) :]
+        if section.name in depths and not 0 <= add <= len(gone):
+            return None
+    if not wanted or not all(any(s.name == name for s in parts.sections) for name in depths):
+        return None
+    try:
+        model = skip(like, others).graph if others else like
+        before = skip(model, wanted).graph
+    except (GraphError, RewriteError):
+        return None
+    same = before.replace(sections=()) == graph.replace(sections=())
+    # What a dense block appends is part of the layers behind it, too.
+    fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
+    if not same or not fits:
+        return None
+    restored = initialised(graph, model)
+    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in wanted)
+
+
+def _covered(
+    before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
+) -> None:
+    """What is new lies in the new blocks, and only what is new starts anew."""
+    inside = {n for block in blocks for n in block.nodes}
+    for param in after.params:
+        if param.name in before.param or param.role == "constant":
+            continue
+        if not inside.issuperset(after.leaf_users[param.name]):
+            raise RewriteError("a new leaf lies outside the new blocks", where=param.name)
+    for leaf in starts:
+        if leaf in before.param:
+            raise RewriteError("a new block shares weights with an old one", where=leaf)
+
+
+def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
+    """Whether a graph has none of the leaves of another's block."""
+    used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
+    weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
+    return bool(weights) and not any(leaf in graph.param for leaf in weights)
+
+
+def _operands(node: Node) -> list[Ref | Leaf]:
+    """The results and leaves that an operator uses in evaluation."""
+    values = (i for _, v in node.args for i in walk(in_mode(v, False)))
+    return [i for i in values if isinstance(i, (Ref, Leaf))]
+
+
+class _Identity:
+    """How the leaves of a block start so that it returns what it takes."""
+
+    def __init__(self, graph: ArchGraph, block: Block) -> None:
+        self.graph = graph
+        self.block = block
+        self.inside = set(block.nodes)
+
+    def starts(self) -> dict[str, Start]:
+        """Initialisers by leaf."""
+        if self.block.sums:
+            return self._residual()
+        if self.block.kind == "chain":
+            return self._chain(self.block.exit, self.block.entry)
+        self._refuse(f"is {self.block.kind}: it has no form of the identity")
+
+    def _residual(self) -> dict[str, Start]:
+        identity: dict[str, Start] = {}
+        zero: dict[str, Start] = {}
+        entry = self.block.entry
+        for merge, shortcut in self.block.sums:
+            identity |= self._chain(shortcut, entry)
+            node = self.graph.node[merge]
+            if multiplied(node, Ref(shortcut)):
+                self._refuse(f"has {node.op} %{merge}, which multiplies its shortcut")
+            for other in _operands(node):
+                if isinstance(other, Ref) and other.name != shortcut:
+                    zero |= self._zero(other.name)
+            entry = merge
+        self._numbers(zero)
+        return identity | zero | self._chain(self.block.exit, entry)
+
+    def _numbers(self, zero: Collection[str]) -> None:
+        """Refuse what may be NaN where leaves are zero: a quotient by their layer's result.
+
+        Behind a sum everything is as it was.
+        """
+        sums = {merge for merge, _ in self.block.sums}
+        nothing: set[str] = set()
+        for name in self.block.nodes:
+            node = self.graph.node[name]
+            gone = [i.name in (nothing if isinstance(i, Ref) else zero) for i in _operands(node)]
+            if name in sums or not any(gone):
+                continue
+            nothing.add(name)
+            fact = growth(node.op)
+            if not fact.finite and (fact.scales != "first" or any(gone[1:])):
+                self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
+
+    def _zero(self, name: str) -> dict[str, Start]:
+        """The last layers of a branch at zero, behind operators that keep zeros.
+
+        Where branches are added or joined inside it (parallel attention and feed-forward), each of
+        them is.
+        """
+        node = self.graph.node[name]
+        if (
+            row(node.op).zero is zeros.always
+        ):  # made of zeros, as the first state of a recurrent layer
+            return {}
+        if name not in self.inside:
+            self._refuse("has a branch without weights")
+        fact = growth(node.op)
+        affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
+        if affine and isinstance(fact.weight(node), Leaf):
+            return {k: how for v in affine for k, how in self._nothing(node, v).items()}
+        if (
+            row(node.op).zero is zeros.always
+        ):  # made of zeros, as the first state of a recurrent layer
+            return {}
+        given = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
+        items = given or _operands(node)
+        if given or (fact.scales == "all" and not offset(node)):
+            return {k: how for i in items for k, how in self._nothing(node, i).items()}
+        if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
+            for item in sorted(items, key=lambda i: isinstance(i, Ref)):
+                try:
+                    return self._nothing(node, item)
+                except RewriteError:
+                    continue
+        elif items and isinstance(items[0], Ref) and (fact.scales == "first" or fact.keeps_zero):
+            return self._zero(items[0].name)
+        self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
+
+    def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
+        """How an operand of an operator starts at zero: a leaf of its own, or what makes it."""
+        if isinstance(value, Ref):
+            return self._zero(value.name)
+        if (
+            not isinstance(value, Leaf)
+            or self.graph.leaf_users[value.name] != (node.name,)
+            or self.graph.param[value.name].role != "parameter"
+        ):
+            self._refuse(f"shares the weights of {node.op} %{node.name}")
+        return {value.name: ("zeros", {})}
+
+    def _chain(self, name: str, entry: str) -> dict[str, Start]:
+        """Operators from an entry to a result, each of them the identity."""
+        identity: dict[str, Start] = {}
+        while name != entry:
+            node = self.graph.node[name]
+            fact = growth(node.op)
+            if fact.idempotent:
+                if not self._did(node, self.block.entry):
+                    self._refuse(f"has {node.op} %{name}, which its input has not been through")
+            elif fact.identity is None:
+                self._refuse(f"has {node.op} %{name}, which has no form of the identity")
+            elif isinstance(start := fact.identity(self.graph, node), str):
+                self._refuse(f"has {node.op} %{name}, which {start}")
+            else:
+                given = {node.arg(argument): how for argument, how in start.items()}
+                identity |= {k.name: how for k, how in given.items() if isinstance(k, Leaf)}
+            results = [i.name for i in _operands(node) if isinstance(i, Ref)]
+            if len(results) != 1:
+                self._refuse(f"has {node.op} %{name}, which takes {len(results)} results")
+            name = results[0]
+        return identity
+
+    def _did(self, node: Node, entry: str) -> bool:
+        """Whether a value has been through an operator of the same arguments already."""
+        wanted = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
+        name = entry
+        while True:
+            before = self.graph.node[name]
+            if before.op == node.op:
+                return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == wanted
+            refs = list(before.uses())
+            if len(refs) != 1 or not growth(before.op).picks:
+                return False
+            name = refs[0]
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise RewriteError(
+            "block cannot start as the identity",
+            where=self.block.name,
+            found=reason,
+            hint="graft() repeats the last block with its weights",
+        )

@@ -1,0 +1,92 @@
+"""The network up to a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
+
+from __future__ import annotations
+
+from archgraph.analysis.structure import structure
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, takes_graph
+from archgraph.graph.ir import ArchGraph, Mode, Record, Value
+from archgraph.graph.passes import prune
+from archgraph.ops.check import check
+from archgraph.rewrites.heads import with_head
+from archgraph.rewrites.insert import fresh, initialised, tidied
+from archgraph.rewrites.laws import same_function
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def ends_after(
+    graph: ArchGraph, section: str, head: GraphLike | int | None = None, *, verify: bool = False
+) -> Rewritten:
+    """Keep the network up to a section or block, with a new classifier or the exit behind it.
+
+    The transfer pulls the weights of what stays; a new head starts as a fresh one. Its leaves are
+    named ``end.…`` (``end_1.…`` where there is an ``end``).
+
+    Args:
+        graph: The architecture.
+        section: The last section or block that stays.
+        head: The classifier: an architecture with one input and one output, or a number of classes
+            for a mean over positions and a linear layer. None: the exit that :func:`add_exits` has
+            put there; earlier exits stay, and forward returns all of them by name.
+        verify: Check that it computes what the original does with the same head behind the section
+            (three forwards in float64).
+
+    Raises:
+        GraphError: For a section or block that does not exist; names the nearest.
+        RewriteError: For a head that does not fit the section's result, or an exit that is not
+            there.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> short = ends_after(trace(net, torch.zeros(1, 3)).graph, "0", 5, verify=True)
+        >>> {p.name: p.shape for p in short.graph.params}
+        {'0.weight': (8, 3), '0.bias': (8,), 'end.weight': (5, 8), 'end.bias': (5,)}
+
+    Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
+    """
+    if head is None:
+        whole = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
+    else:
+        stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
+        headed, answer = with_head(graph, graph, head, stem, section)
+        whole = headed.replace(outputs=answer)
+    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, section))))
+    check(short)
+    rewritten = initialised(graph, short)
+    if verify:
+        # The original with nothing pruned, which answers with the same head in the same place.
+        same_function(whole, Rewritten(rewritten.graph, initialised(whole, short).transfer))
+    return rewritten
+
+
+def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The user's own sections, as far as they stay."""
+    parts = structure(graph)
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    last = order[parts.end(section)]
+    stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
+    own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
+    return tuple((name, blocks) for name, blocks in own if blocks)
+
+
+def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
+    """The answers behind a section and before it, by name."""
+    if isinstance(outputs, Mode):
+        train, test = (_exits_up_to(graph, v, section) for v in (outputs.train, outputs.eval))
+        return Mode(train, test)
+    parts, order = structure(graph), {n.name: i for i, n in enumerate(graph.nodes)}
+    last = order[parts.end(section)]
+    places = {name for s in parts.sections for name in (s.name, *(b.name for b in s.blocks))}
+    fields = outputs.fields if isinstance(outputs, Record) else ()
+    if section not in dict(fields):
+        raise RewriteError(
+            "no exit there",
+            where=section,
+            found=", ".join(name for name, _ in fields) or "one answer without a name",
+            expected="an exit of add_exits, or a head",
+        )
+    stay = [(k, v) for k, v in fields if k in places and order[parts.end(k)] <= last]
+    return Record(tuple(stay))

@@ -1,0 +1,120 @@
+"""Graft: lengthen sections by copies of their last block (FedFA)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from archgraph.analysis.structure import Block, structure
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.passes import renumber
+from archgraph.rewrites import laws
+from archgraph.rewrites.lengthen import extend, line_up
+from archgraph.rewrites.sections import section_names, whole, with_sections
+from archgraph.rewrites.skip import skip
+from archgraph.rewrites.splice import Splice
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def graft(
+    graph: ArchGraph,
+    depths: Mapping[str, int],
+    *,
+    like: GraphLike | None = None,
+    verify: bool = False,
+) -> Rewritten:
+    """Lengthen sections by copies of their last block.
+
+    Where blocks alternate (attention, feed-forward) the copies go on alternating. The copies'
+    weights come from the block that they repeat.
+
+    Args:
+        graph: The architecture.
+        depths: Number of blocks to reach, by section; a section that is not named stays.
+        like: An architecture (the global one) whose names the new blocks take, so that the result
+            lines up with it; otherwise the number in the last block's name is increased.
+        verify: Check that leaving the new blocks out again gives the graph back.
+
+    Raises:
+        RewriteError: For a depth below the section's own, a section that ends in a block that
+            changes the shape, or one without a counterpart in ``like``.
+        GraphError: For a section that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        >>> deep = graft(trace(net, torch.zeros(1, 4)).graph, {"0": 3})
+        >>> deep.transfer.entries["3.weight"].source
+        '1.weight'
+
+    Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
+    """
+    like = None if like is None else graph_of(like)
+    return grafted(graph, depths, like=like, verify=verify)[0]
+
+
+def grafted(
+    graph: ArchGraph,
+    depths: Mapping[str, int],
+    *,
+    like: ArchGraph | None = None,
+    verify: bool = False,
+) -> tuple[Rewritten, tuple[Block, ...]]:
+    """What :func:`graft` gives, and the blocks that it inserted."""
+    depths = whole(depths)
+    parts = structure(graph)
+    model = structure(like) if like is not None else None
+    splice = Splice(graph)
+    names: dict[str, list[str]] = {s.name: [b.name for b in s.blocks] for s in parts.sections}
+    fresh: list[str] = []
+    for name, depth in depths.items():
+        section = parts.section(name)
+        have = len(section.blocks)
+        if depth < have:
+            raise RewriteError(
+                "impossible depth",
+                where=name,
+                found=depth,
+                expected=f"at least {have}",
+                hint="shorten leaves blocks out",
+            )
+        if depth == have:
+            continue
+        if like is None or model is None:
+            added = extend(splice, section, depth)
+        else:
+            added = line_up(splice, section, depth, like, model)
+        names[name] = added
+        fresh += [b for b in added if b not in {b.name for b in section.blocks}]
+    if not fresh:
+        return Rewritten.identity(graph), ()
+    rewritten, blocks = splice.rewritten(like)
+    wanted = [(k, tuple(v)) for k, v in names.items()]
+    rewritten = with_sections(rewritten, graph, parts, wanted)
+    if like is not None:
+        named = rewritten.graph.replace(sections=like.sections)
+        if section_names(structure(named)) == wanted:
+            rewritten = Rewritten(named, rewritten.transfer)
+    if verify:
+        _undone(graph, rewritten, fresh)
+    return rewritten, blocks
+
+
+def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
+    """The grafted network runs, and without the new blocks it is the original."""
+    laws.check_law(graph, rewritten, None)
+    again = skip(rewritten.graph, fresh).graph
+
+    def plain(value: ArchGraph) -> ArchGraph:
+        value = renumber(value)
+        return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
+
+    if plain(again) != plain(graph):
+        raise RewriteError(
+            "leaving the new blocks out does not give the graph back",
+            where=graph.name or "graph",
+            found=", ".join(fresh),
+        )

@@ -1,0 +1,107 @@
+"""Heads: what answers behind a value of a network."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from archgraph.analysis.structure import structure
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Node,
+    Param,
+    Ref,
+    TensorType,
+    Value,
+    refs,
+    replace,
+)
+from archgraph.rewrites.insert import channels, fresh
+
+
+def with_head(
+    whole: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
+) -> tuple[ArchGraph, Value]:
+    """A graph with a head behind a section or block, and what the head answers.
+
+    ``whole`` is the graph with the heads that it was given so far; the leaves of this one begin
+    with ``stem``.
+
+    Raises:
+        GraphError: For neither an architecture nor a number, or a block that does not exist.
+        RewriteError: For a head that does not take what the block makes.
+    """
+    end = graph.node[structure(graph).end(where)]
+    if not isinstance(head, int):
+        return _attached(whole, graph_of(head), end, stem, where)
+    if type(head) is not int or head < 1:
+        raise RewriteError(
+            "not a head",
+            where=where,
+            found=head,
+            expected="an architecture, or a number of classes from 1",
+        )
+    return _classified(whole, head, end, stem, channels(graph, end, stem))
+
+
+def _classified(
+    graph: ArchGraph, classes: int, end: Node, stem: str, channel: tuple[int, int]
+) -> tuple[ArchGraph, Value]:
+    """A mean over all positions, then a linear layer."""
+    shape, dtype, names = end.shape, end.dtype, set(graph.node)
+    at, wide = channel
+    nodes: list[Node] = []
+    features = Ref(end.name)
+    others = tuple(i for i in range(1, len(shape)) if i != at)
+    if others:
+        mean = (("self", features), ("dim", others))
+        pooled = TensorType((shape[0], wide), dtype)
+        nodes.append(Node(fresh(names, "mean"), "aten.mean.dim", mean, pooled, stem))
+        features = Ref(nodes[-1].name)
+    weight = Param(f"{stem}.weight", TensorType((classes, wide), dtype))
+    bias = Param(f"{stem}.bias", TensorType((classes,), dtype))
+    linear = (("input", features), ("weight", Leaf(weight.name)), ("bias", Leaf(bias.name)))
+    result = TensorType((shape[0], classes), dtype)
+    nodes.append(Node(fresh(names, "linear"), "aten.linear", linear, result, stem))
+    new = graph.replace(nodes=(*graph.nodes, *nodes), params=(*graph.params, weight, bias))
+    return new, Ref(nodes[-1].name)
+
+
+def _attached(
+    graph: ArchGraph, head: ArchGraph, end: Node, stem: str, where: str
+) -> tuple[ArchGraph, Value]:
+    """An architecture's operators and leaves behind an operator."""
+    entries = [n for n in head.nodes if n.op == "input"]
+    if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
+        raise RewriteError(
+            "head does not take what the section makes",
+            where=where,
+            found=", ".join(str(n.type) for n in entries) or "no input",
+            expected=str(end.type),
+        )
+    names = set(graph.node)
+    rename = {n.name: end.name if n.op == "input" else fresh(names, n.name) for n in head.nodes}
+
+    def change(value: Value) -> Value:
+        match value:
+            case Ref(old):
+                return Ref(rename[old])
+            case Leaf(old):
+                return Leaf(f"{stem}.{old}")
+            case _:
+                return value
+
+    def inside(node: Node) -> Node:
+        scope = f"{stem}.{node.scope}" if node.scope else stem
+        return dataclasses.replace(node.mapped(change), name=rename[node.name], scope=scope)
+
+    params = (dataclasses.replace(p, name=f"{stem}.{p.name}", aliases=()) for p in head.params)
+    updates = ((f"{stem}.{k}", replace(v, change)) for k, v in head.updates)
+    new = graph.replace(
+        nodes=(*graph.nodes, *(inside(n) for n in head.nodes if n.op != "input")),
+        params=(*graph.params, *params),
+        updates=(*graph.updates, *updates),
+    )
+    return new, replace(head.outputs, change)

@@ -1,0 +1,392 @@
+"""The laws that rewrites promise, run on the spot: three forwards in float64 on random weights.
+
+A law that holds because nothing is left to compare proves nothing: :func:`check_law` refuses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import Kept, positions
+from archgraph.errors import RewriteError
+from archgraph.graph.ir import (
+    ArchGraph,
+    Atom,
+    Constant,
+    Node,
+    Param,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+    replace,
+    size_at,
+)
+from archgraph.module.build import build
+from archgraph.ops.constants import tensor_of
+from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.rewrites.cut import cut
+from archgraph.states import Rewritten, State, Transfer
+
+NOTHING = 1e-100  # its square is still a float64
+VISIBLE = 1e-9  # a relative change that is not rounding
+_WIDE = {
+    **dict.fromkeys(("float32", "float16", "bfloat16"), "float64"),
+    **dict.fromkeys(("complex64", "complex32"), "complex128"),
+}
+
+GraphAndState: TypeAlias = tuple[ArchGraph, State]
+# What a rewritten network is compared with: made of the original, in float64.
+Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
+
+
+def in_float64(graph: ArchGraph) -> ArchGraph:
+    """The graph with every floating-point type replaced by float64, complex ones by complex128."""
+
+    def wide(type_: TensorType) -> TensorType:
+        return dataclasses.replace(type_, dtype=_WIDE.get(type_.dtype, type_.dtype))
+
+    def wide_value(value: Value) -> Value:
+        return Atom(_WIDE.get(value.name, value.name)) if isinstance(value, Atom) else value
+
+    def wide_param(param: Param) -> Param:
+        if param.dtype not in _WIDE:
+            return param
+        value = param.value
+        if value is not None:
+            dtype = _WIDE[param.dtype]
+            data = tensor_of(value).to(torch_dtype(dtype)).numpy().tobytes()
+            value = Constant(dtype, value.shape, data)
+        return dataclasses.replace(param, type=wide(param.type), value=value)
+
+    def wide_node(node: Node) -> Node:
+        type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
+        args = tuple((k, replace(v, wide_value)) for k, v in node.args)
+        makes = node.op.startswith("aten.") and schema(node.op).makes_tensor
+        if makes and node.arg("dtype") is None and node.dtype in _WIDE:
+            args = canonical_args(node.op, dict(args) | {"dtype": Atom(_WIDE[node.dtype])})
+        return dataclasses.replace(node, type=type_, args=args)
+
+    return graph.replace(
+        params=tuple(map(wide_param, graph.params)), nodes=tuple(map(wide_node, graph.nodes))
+    )
+
+
+def random_state(
+    graph: ArchGraph, seed: int = 0, *, positive: bool = False
+) -> dict[str, torch.Tensor]:
+    """Float64 weights of natural scale without zeros, so that no law holds by accident.
+
+    Args:
+        graph: The architecture.
+        seed: Of the weights.
+        positive: Draw no negative weight: however narrow the network, no rectifier stops a signal.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state: dict[str, torch.Tensor] = {}
+    for param in graph.params:
+        if param.role == "constant":
+            continue
+        if param.value is not None and param.role != "parameter":
+            state[param.name] = tensor_of(param.value)
+            continue
+        dtype = torch_dtype(_WIDE.get(param.dtype, param.dtype))
+        if not (dtype.is_floating_point or dtype.is_complex):
+            state[param.name] = torch.zeros(param.shape, dtype=dtype)
+            continue
+        fan_in = max(int(np.prod(param.shape[1:])), 1)
+        tensor = torch.randn(param.shape, generator=generator, dtype=dtype)
+        if len(param.shape) < 2:  # norm weights, biases, means, variances: around one, from 0.75
+            tensor = 1 + 0.25 * tensor.tanh()
+        elif positive:
+            tensor = (tensor.abs() / fan_in).to(dtype)
+        else:
+            tensor *= (1.5 / fan_in) ** 0.5
+        state[param.name] = tensor
+    return state
+
+
+def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
+    """Inputs of the graph's types by argument name.
+
+    Whole numbers are 0 or 1, which any table has. A mask never hides all positions: attention that
+    may look at nothing is 0/0. Numbers that become whole ones are from 0 to 2.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    rounded = _rounded(graph)
+    for node in graph.nodes:
+        if node.op != "input":
+            continue
+        shape = [size_at(s, batch) for s in node.shape]
+        dtype = torch_dtype(node.dtype)
+        if dtype.is_complex:
+            tensor = torch.randn(shape, generator=generator, dtype=torch.complex128)
+        elif not dtype.is_floating_point:
+            tensor = torch.randint(0, 2, shape, generator=generator)
+            if len(shape) > 1 and shape[-1] > 1:
+                tensor[..., 0] = 1
+        elif node.name in rounded:
+            tensor = 2 * torch.rand(shape, generator=generator, dtype=torch.float64)
+        else:
+            tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensors[node.name] = tensor.to(dtype)
+
+    def real(value: Value) -> Any:
+        match value:
+            case Ref(name):
+                return tensors[name]
+            case tuple():
+                return tuple(real(v) for v in value)
+            case Record():
+                return {k: real(v) for k, v in value.fields}
+            case _:
+                return value
+
+    return {k: real(v) for k, v in graph.inputs}
+
+
+def _rounded(graph: ArchGraph) -> set[str]:
+    """Inputs whose numbers become whole ones before a weight meets them: bytes, indices."""
+    made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
+    found: set[str] = set()
+    for node in graph.nodes:
+        used = list(node.uses())
+        if node.op == "input":
+            made_of[node.name] = {node.name}
+        elif all(u in made_of for u in used) and not any(
+            graph.param[leaf].role == "parameter" for leaf in node.leaves()
+        ):
+            made_of[node.name] = {i for u in used for i in made_of[u]}
+            whole = torch_dtype(node.dtype)
+            if not (whole.is_floating_point or whole.is_complex or whole is torch.bool):
+                floats = (u for u in used if torch_dtype(graph.node[u].dtype).is_floating_point)
+                found |= {i for u in floats for i in made_of[u]}
+    return found
+
+
+def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """All output tensors of a module, in order, without gradients."""
+    with torch.no_grad():
+        result = module(**inputs)
+    return [t.detach() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """All output tensors of a network in float64, in evaluation."""
+    with _float64():
+        return outputs(build(graph, state).eval(), inputs)
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    """Let whole numbers become float64, too: bytes that are divided, say."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Largest absolute difference, relative to the largest expected magnitude.
+
+    Equal infinities (masked positions) do not differ; NaN differs from everything.
+    """
+    worst = 0.0
+    for a, b in zip(results, expected, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        if not b.numel():
+            continue
+        x, y = (t if t.is_complex() else t.double() for t in (a, b))
+        sizes = y.abs()[y.isfinite()]
+        scale = max(float(sizes.max()) if sizes.numel() else 0.0, 1e-12)
+        gap = float(torch.where(x == y, 0.0, (x - y).abs()).max()) / scale
+        worst = max(worst, gap if gap == gap else float("inf"))
+    return worst
+
+
+def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """The wide graph and state with every dropped position at zero's edge, in constants too.
+
+    Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
+    dropped weights alone (weight norm's ``v/‖v‖``) stays a number, whatever it is multiplied with
+    stays nothing.
+    """
+    solved = axes(graph)
+    values: dict[str, torch.Tensor] = {}
+    params: list[Param] = []
+    for param in graph.params:
+        tensor = tensor_of(param.value) if param.role == "constant" and param.value else None
+        tensor = state[param.name].clone() if tensor is None else tensor
+        mask = torch.ones(tensor.shape, dtype=torch.bool)
+        for d, layout in enumerate(solved.of(param.name)):
+            stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
+            stays[torch.from_numpy(positions(layout, kept))] = True
+            mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
+        floating = tensor.is_floating_point()
+        tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
+        if param.role == "constant":
+            data = Constant(param.dtype, param.shape, tensor.numpy().tobytes())
+            param = dataclasses.replace(param, value=data)
+        else:
+            values[param.name] = tensor
+        params.append(param)
+    return graph.replace(params=tuple(params)), values
+
+
+def mask_equals_take(
+    graph: ArchGraph,
+    rewritten: Rewritten,
+    kept: Kept,
+    *,
+    tolerance: float = 1e-10,
+    seed: int = 0,
+) -> float:
+    """Law of width: the cut network computes what the wide one does with dropped positions zeroed.
+
+    Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
+    operator counts zeros too; for them it is checked that the network runs and that its output
+    depends on its input. Returns the largest relative difference.
+
+    Raises:
+        RewriteError: If the difference exceeds the tolerance, or nothing is compared.
+    """
+    spanned = {a.name for a in axes(graph).free if a.spans}
+    if any(name in spanned for name in kept):
+        check_law(graph, rewritten, None, seed=seed)
+        kept = {k: v for k, v in kept.items() if k not in spanned}
+        if not kept:
+            return 0.0
+        rewritten = cut(graph, kept)
+    return check_law(
+        graph,
+        rewritten,
+        lambda wide, state: masked(wide, state, kept),
+        "mask ≡ take does not hold: a rule of the operator table is wrong",
+        tolerance=tolerance,
+        seed=seed,
+        hint="please report the model",
+    )
+
+
+def same_function(
+    graph: ArchGraph, rewritten: Rewritten, *, tolerance: float = 1e-10, seed: int = 0
+) -> float:
+    """Law of growth: the rewritten network computes what the original does, in evaluation.
+
+    Raises:
+        RewriteError: If the largest relative difference, which is returned, exceeds the tolerance,
+            or nothing is compared.
+    """
+    message = "the rewrite changed the function"
+    return check_law(graph, rewritten, lambda *wide: wide, message, tolerance=tolerance, seed=seed)
+
+
+def check_law(
+    graph: ArchGraph,
+    rewritten: Rewritten,
+    reference: Reference | None,
+    message: str = "",
+    *,
+    tolerance: float = 1e-10,
+    seed: int = 0,
+    hint: str | None = None,
+) -> float:
+    """Largest relative difference between a rewritten network and what its law says it equals.
+
+    1. No tensor of the rewritten network may be empty.
+    2. Random weights and inputs; the two networks are compared, in evaluation.
+    3. A result that stays the same for another input proves nothing, unless the original's does:
+       once more with positive weights, so that no rectifier stops all signals, then refused.
+
+    Args:
+        graph: The original.
+        rewritten: What became of it, with as many outputs.
+        reference: What the rewritten network equals; None compares nothing.
+        message: What it means where it does not.
+        tolerance: Largest difference allowed.
+        seed: Of the weights and the inputs.
+        hint: What to do where they differ.
+
+    Raises:
+        RewriteError: If the difference exceeds the tolerance, or nothing is compared.
+    """
+    refuse_empty(graph, rewritten.graph)  # 1
+    wide, narrow = in_float64(graph), in_float64(rewritten.graph)
+    transfer, where = to_float64(rewritten.transfer), graph.name or "graph"
+    inputs, others = random_inputs(wide, seed=seed), random_inputs(wide, seed=seed + 1)
+    gap, constant = 0.0, list[int]()
+    for positive in (False, True):
+        state = random_state(wide, seed, positive=positive)
+        pulled = transfer.pull(state)
+        results = evaluated(narrow, pulled, inputs)
+        if reference is not None:  # 2
+            gap = max(gap, difference(results, evaluated(*reference(wide, state), inputs)))
+        if not gap <= tolerance:
+            raise RewriteError(
+                message,
+                where=where,
+                found=f"relative difference {gap:.3g}",
+                expected=f"≤ {tolerance:g}",
+                hint=hint,
+            )
+        changed = evaluated(narrow, pulled, others)  # 3
+        constant = [i for i, (a, b) in enumerate(zip(results, changed, strict=True)) if _same(a, b)]
+        if constant:
+            one, other = (evaluated(wide, state, value) for value in (inputs, others))
+            constant = [i for i in constant if difference([other[i]], [one[i]]) > VISIBLE]
+        if not constant:
+            return gap
+    raise RewriteError(
+        "the output no longer depends on the input",
+        where=where,
+        found=f"output {constant[0]} is the same for two random inputs",
+        expected="two results, as the original has",
+        hint="keep more positions of its axes, or more blocks",
+    )
+
+
+def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
+    """Refuse a graph with empty leaves or results where the graph before had none.
+
+    Raises:
+        RewriteError: Names the first of them.
+    """
+    whole = {p.name for p in before.params if 0 not in p.shape}
+    empty: list[tuple[str, TensorType]] = [
+        (p.name, p.type) for p in after.params if p.name in whole and 0 in p.shape
+    ]
+    if not any(0 in type_.shape for n in before.nodes for type_ in n.types):
+        empty += [(f"%{n.name}", t) for n in after.nodes for t in n.types if 0 in t.shape]
+    if empty:
+        name, type_ = empty[0]
+        raise RewriteError(
+            "nothing is left of a tensor",
+            where=name,
+            found=str(type_),
+            expected="one position or more of every dimension",
+        )
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def to_float64(transfer: Transfer) -> Transfer:
+    """The transfer between float64 states: what it initialises is as exact."""
+    source, target = (
+        tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
+        for slots in (transfer.source, transfer.target)
+    )
+    return Transfer(source, target, transfer.entries)

@@ -1,0 +1,268 @@
+"""Lengthen a section by copies of its blocks, under the next numbers or the names of a model."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, TypeAlias
+
+from archgraph.analysis.modules import common
+from archgraph.analysis.structure import Block, Section, Structure
+from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, same
+from archgraph.ops.table import row
+from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
+
+
+def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
+    """Blocks of a section that can be repeated behind a node.
+
+    Raises:
+        RewriteError: If there is none.
+    """
+    type_ = graph.node[end].type
+    repeatable = [
+        b
+        for b in section.blocks
+        if graph.node[b.entry].type == type_ == graph.node[b.exit].type
+        and b.kind != "dense"
+        and any(row(graph.node[n].op).macs for n in b.nodes)
+    ]
+    if not repeatable:
+        last = section.blocks[-1]
+        reason = "appends to the stream" if last.kind == "dense" else last.reason
+        raise RewriteError(
+            "no block that can be repeated",
+            where=section.name,
+            found=f"{last.name}, which {reason}" if reason else type_,
+            expected="a block whose result has the type of its input",
+        )
+    return repeatable
+
+
+def extend(splice: Splice, section: Section, depth: int) -> list[str]:
+    """Append copies under new numbers; returns all block names of the section."""
+    graph = splice.graph
+    repeatable = sources(graph, section, section.blocks[-1].exit)
+    bodies = [_layers(graph, b) for b in repeatable]
+    count = len(bodies)
+    period = next(
+        p for p in range(1, count + 1) if all(bodies[i] == bodies[i - p] for i in range(p, count))
+    )
+    spot = splice.spot(section.blocks[-1])
+    names = [b.name for b in section.blocks]
+    for k in range(depth - len(section.blocks)):
+        block = repeatable[count - period + k % period]
+        old = plan_of(graph, block).leaves
+        in_use = names_in_use(splice.whole)
+        own = block.name.partition("~")[0]
+        for steps in itertools.count(1):
+            path = _shift(graph, own, old, steps)
+            leaf = {name: ".".join(path(name.split("."))) for name in old}
+            # A leaf that lies directly in a module with other blocks is renamed and stays there.
+            modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
+            free = not in_use & {*leaf.values(), *modules}
+            module = ".".join(path(own.split(".")))
+            if free and module != own and all(name.startswith(f"{own}.") for name in old):
+                free = not any(_under(name, module) for name in in_use)
+            if free:
+                break
+
+        def scope(node: Node, path: _Shift = path) -> str:
+            return ".".join(path(node.scope.split("."))) if node.scope else ""
+
+        names.append(".".join(path(own.split("."))))
+        spot = splice.insert(block, spot, Renaming(leaf, scope), names[-1])
+    return names
+
+
+def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
+    """Operators of a block that own leaves: what tells two kinds of blocks apart."""
+    operators = (graph.node[n] for n in block.nodes)
+    return tuple(
+        n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
+    )
+
+
+def _module(leaf: str) -> str:
+    return leaf.rpartition(".")[0]
+
+
+def _under(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+_Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"
+
+
+def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) -> _Shift:
+    """A function that increases the number in the module paths of a block.
+
+    The number is the last one in the path of the block's module (``layer3.1``); where the block is
+    not a module, its layers' numbers in their list (``features.40``, ``features.41``).
+    Without a number, one is appended. Every leaf gets another name, a different one for every
+    number of steps.
+    """
+    leaves = [name.split(".") for name in leaf_names]
+    paths = [path[:-1] for path in leaves]
+    module = list(common(map(tuple, paths)))
+    named = block.split(".")
+    if module[: len(named)] == named:
+        module = named
+    prefix = ".".join([*module, ""])
+    shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
+    children = {p[len(module)] for p in paths if len(p) > len(module)}
+    numbers = [i for i, part in enumerate(module) if part[-1:].isdigit()]
+    listed = shared and bool(children) and all(c.isdigit() for c in children)
+    if listed or not module:
+        depth = len(module)
+    else:
+        depth = numbers[-1] if numbers else len(module) - 1
+    moved = {path[depth] for path in leaves}
+
+    def shifted(path: Sequence[str]) -> list[str]:
+        result = list(path)
+        inside = list(path[:depth]) == module[:depth] and len(path) > depth
+        if not inside or (depth < len(module) and path[depth] != module[depth]):
+            return result
+        number = re.search(r"\d+$", path[depth])
+        if number:
+            result[depth] = path[depth][: number.start()] + str(int(number.group()) + steps)
+        elif depth < len(module) or path[depth] in moved:
+            result[depth] = f"{path[depth]}_{steps + 1}"
+        return result
+
+    return shifted
+
+
+def line_up(
+    splice: Splice, section: Section, depth: int, like: ArchGraph, model: Structure
+) -> list[str]:
+    """Insert copies under the names of another graph's blocks; returns the section's blocks."""
+    try:
+        target = model.section(section.name)
+    except GraphError as error:
+        raise RewriteError(
+            "like has no such section", found=section.name, expected=error.expected
+        ) from None
+    current = [b.name for b in section.blocks]
+    missing = [b for b in target.blocks if b.name not in current]
+    wanted = depth - len(current)
+    if wanted > len(missing):
+        raise RewriteError(
+            "impossible depth",
+            where=section.name,
+            found=depth,
+            expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
+        )
+    spots = {b.name: splice.spot(b) for b in section.blocks}
+    ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
+    order = [b.name for b in target.blocks]
+    for wish in missing[:wanted]:
+        earlier = [n for n in order[: order.index(wish.name)] if n in spots]
+        before = earlier[-1] if earlier else current[-1]
+        problem = ""
+        for block in reversed(sources(splice.graph, section, ends[before])):
+            try:
+                renaming = _counterpart(splice, block, like, wish)
+            except RewriteError as error:
+                problem = problem or str(error)
+                continue
+            break
+        else:
+            raise RewriteError(
+                "the section does not have a block that computes what like's does",
+                where=wish.name,
+                found=problem,
+            )
+        ends[wish.name] = block.exit
+        spots[wish.name] = splice.insert(block, spots[before], renaming, wish.name)
+        current.insert(current.index(before) + 1, wish.name)
+    return current
+
+
+def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
+    """Names of a copy of one graph's block as they are in another graph's."""
+    graph, plan = splice.graph, plan_of(splice.graph, block)
+    pairs, named = _side_by_side(graph, block, like, wish)
+    modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
+    modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
+    leaves: dict[str, str] = {}
+    for name in plan.leaves:
+        prefix, _, last = name.rpartition(".")
+        path = modules.get(prefix)
+        new = named.get(name) or (last if path == "" else f"{path}.{last}")
+        if (name not in named and path is None) or new not in like.param:
+            _refuse(block, name, f"a leaf of {wish.name}")
+        leaves[name] = new
+    clash = sorted(names_in_use(splice.whole) & set(leaves.values()))
+    if clash:
+        raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
+    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & named.keys()
+    constants = (p for p in sorted(used) if graph.param[p].role == "constant")
+    leaves |= {p: named[p] for p in constants if named[p] != p}
+
+    def scope(node: Node) -> str:
+        if node.name in pairs:
+            return like.node[pairs[node.name]].scope
+        return modules.get(node.scope, node.scope)
+
+    return Renaming(leaves, scope)
+
+
+def _side_by_side(
+    graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Operators and leaves in the same places of two blocks, walked from their ends backwards."""
+    pairs: dict[str, str] = {}
+    named: dict[str, str] = {}
+    inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
+    pending = [(block.exit, wish.exit)]
+    while pending:
+        a, b = pending.pop()
+        if (a == block.entry) != (b == wish.entry) or pairs.get(a, b) != b:
+            _refuse(block, f"%{a}", f"%{b}")
+        if a in pairs or a not in inside or b not in there:
+            continue
+        pairs[a] = b
+        x, y = graph.node[a], like.node[b]
+        if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
+            _refuse(block, x.op, y.op)
+        for i, j in _parallel(tuple(v for _, v in x.args), tuple(v for _, v in y.args)):
+            if isinstance(i, Ref) and isinstance(j, Ref):
+                pending.append((i.name, j.name))
+            elif isinstance(i, Leaf) and isinstance(j, Leaf):
+                if named.setdefault(i.name, j.name) != j.name:
+                    _refuse(block, i.name, j.name)
+            elif not (_number(i) and _number(j)) and not same(i, j):
+                _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
+    return pairs, named
+
+
+def _number(value: Value) -> bool:
+    return isinstance(value, (int, float, Batch))
+
+
+def _refuse(block: Block, found: object, expected: object) -> NoReturn:
+    raise RewriteError("bodies differ", where=block.name, found=found, expected=expected)
+
+
+def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
+    """Scalars of two values side by side; the values themselves where their forms differ.
+
+    What only one of them does in training (stochastic depth of rate 0 is none) does not count.
+    """
+    match a, b:
+        case tuple(), tuple() if len(a) == len(b):
+            for x, y in zip(a, b, strict=True):
+                yield from _parallel(x, y)
+        case Mode(), Mode():
+            yield from _parallel(a.train, b.train)
+            yield from _parallel(a.eval, b.eval)
+        case Mode(), _:
+            yield from _parallel(a.eval, b)
+        case _, Mode():
+            yield from _parallel(a, b.eval)
+        case _:
+            yield a, b

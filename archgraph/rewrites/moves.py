@@ -1,0 +1,161 @@
+"""Factors on positions that reach an operand through operators that only move them about.
+
+Packed queries, keys and values share a layer, and only one of them is to be divided: so the
+layer's channels are numbered and the numbers sent along the way. What arrives at a position of the
+operand says which channel to divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at
+from archgraph.ops.schema import schema
+from archgraph.ops.table import growth
+from archgraph.rewrites.copies import Copies
+from archgraph.states.dimension_map import Vector
+
+# The numbers that an operator makes of numbers; several tensors for a split.
+Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
+
+
+class Refusal(Exception):
+    """Why a factor cannot be put anywhere."""
+
+
+def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
+    """Operators that only move a layer's result about until it is this one, and the layer."""
+    path = [graph.node[name]]
+    while growth(path[-1].op).moves:
+        operands = list(path[-1].operands())
+        if len(operands) != 1 or not isinstance(operands[0], Ref):
+            return None
+        path.append(graph.node[operands[0].name])
+    layer = path.pop()
+    return (path, layer) if path and isinstance(growth(layer.op).weight(layer), Leaf) else None
+
+
+class MovedFactors:
+    """Factors on the layers behind operands that are moved about.
+
+    Attributes:
+        factors: Factor per new position, by leaf and dimension.
+    """
+
+    def __init__(self, copies: Copies, wanted: set[str]) -> None:
+        self.copies, self.wanted = copies, wanted
+        self.factors: dict[tuple[str, int], Vector] = {}
+        self._on: set[str] = set()  # operators on the ways
+        # By layer: its numbered result, and the numbers of the channels that arrive.
+        self._arrived: dict[str, tuple[torch.Tensor, set[int]]] = {}
+
+    def divide(self, start: str, dim: int) -> None:
+        """Divide what arrives along a dimension of an operand.
+
+        Raises:
+            Refusal: If the layer has other users, or one channel arrives with several factors.
+        """
+        way = moved_from(self.copies.graph, start)
+        assert way is not None
+        path, layer = way
+        self._on |= {n.name for n in path}
+        fact = growth(layer.op)
+        weight = fact.weight(layer)
+        assert isinstance(weight, Leaf)
+        solved = self.copies.solved
+        layout = solved.of(weight.name)[next(iter(fact.affine.values()))]
+        at = [i for i, d in enumerate(solved.value[layer.name][0]) if d == layout]
+        weights = [v for a in fact.affine if (v := layer.arg(a)) is not None]
+        alone = all(isinstance(v, Leaf) and self.copies.only_user(layer, v.name) for v in weights)
+        if len(at) != 1 or not alone:
+            raise Refusal(f"{layer.op} %{layer.name} shares its weights")
+        size = len(self.copies.positions(layout))
+        whole = self._numbered(layer.name, at[0], size)
+        sent: Sent = whole
+        for node in path[::-1]:
+            sent = _sent(self._wide.node[node.name], sent)
+        assert isinstance(sent, torch.Tensor)
+        target = solved.value[start][0][dim]
+        if not isinstance(target.size, int):
+            raise Refusal(f"%{start} combines channels with the batch in one dimension")
+        part = self.copies.parts(target, self.wanted)
+        factor = np.ones(size)
+        if sent.numel():
+            numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
+            for column, value in zip(numbers.T.numpy(), part, strict=True):
+                factor[column] = value
+        self._arrived.setdefault(layer.name, (whole, set()))[1].update(sent.reshape(-1).tolist())
+        for argument, d in fact.affine.items():
+            if isinstance(leaf := layer.arg(argument), Leaf):
+                before = self.factors.get((leaf.name, d), np.ones(size))
+                if ((before != 1) & (factor != 1) & (before != factor)).any():
+                    raise Refusal(f"{layer.op} %{layer.name} takes a position twice")
+                self.factors[leaf.name, d] = np.where(factor == 1, before, factor)
+
+    def check(self, start: str, ends: set[str]) -> None:
+        """Check that the channels that arrive go nowhere else.
+
+        Args:
+            start: The operand to name.
+            ends: Operators that may use them.
+
+        Raises:
+            Refusal: If others use them as well.
+        """
+        for layer, (whole, arrived) in self._arrived.items():
+            if any(arrived & other for other in self._others(layer, whole, ends)):
+                raise Refusal(f"%{start} is also used elsewhere")
+
+    @property
+    def _wide(self) -> ArchGraph:
+        return self.copies.rewritten.graph
+
+    def _numbered(self, layer: str, dim: int, size: int) -> torch.Tensor:
+        """A result whose values are its positions along a dimension."""
+        shape = [size_at(s, 1) for s in self._wide.node[layer].types[0].shape]
+        view = [size if i == dim else 1 for i in range(len(shape))]
+        return torch.arange(size).reshape(view).expand(shape).contiguous()
+
+    def _others(self, layer: str, whole: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
+        """Numbers that operators off the ways take."""
+        users = self.copies.graph.users
+        pending: list[tuple[str, str, Sent]] = [(layer, u, whole) for u in users[layer]]
+        while pending:
+            giver, name, sent = pending.pop()
+            if name in ends and giver in self._on:
+                continue
+            node = self._wide.node[name]
+            if growth(node.op).moves and name not in ends:
+                moved = _sent(node, sent)
+                pending += [(name, user, moved) for user in users[name]]
+            else:
+                parts = (sent,) if isinstance(sent, torch.Tensor) else sent
+                yield {i for p in parts for i in p.reshape(-1).tolist()}
+
+
+def _sent(node: Node, sent: Sent) -> Sent:
+    """What an operator that only moves positions about makes of numbers, for a batch of one."""
+    if node.op == "getitem":
+        index = node.arg("index")
+        assert isinstance(index, int)
+        return sent[index]
+
+    def real(value: Value) -> Any:
+        match value:
+            case Ref():
+                return sent
+            case Batch():
+                return size_at(value, 1)
+            case tuple():
+                return [real(v) for v in value]
+            case _:
+                return value
+
+    called = schema(node.op)
+    positional, named = called.call_args({k: real(v) for k, v in node.args})
+    result: Sent = called.overload(*positional, **named)
+    return result

@@ -1,0 +1,115 @@
+"""Narrow: fewer positions, and the part of those that go is given to those that stay (FedADP)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.choice import Shares, Sizes, choose
+from archgraph.analysis.positions import Kept, positions, touched
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.layout.layouts import Layout
+from archgraph.rewrites.compensation import compensation
+from archgraph.rewrites.copies import Copies, drawn
+from archgraph.rewrites.cut import cut
+from archgraph.states import DimMap, Rewritten
+from archgraph.states.dimension_map import Vector
+
+NarrowMode: TypeAlias = Literal["paper", "net2net"]
+
+
+@takes_graph
+def narrow(
+    graph: ArchGraph,
+    shares: Shares | None = None,
+    *,
+    sizes: Sizes | None = None,
+    mode: NarrowMode = "paper",
+    seed: int = 0,
+    allow_nothing: bool = False,
+) -> Rewritten:
+    """Narrow axes to their first positions and give the others' part to those that stay.
+
+    Args:
+        graph: The wide architecture.
+        shares: One share in (0, 1] for every free axis, or shares by axis, as in :func:`take`.
+        sizes: Numbers of first positions that stay, by axis.
+        mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
+            weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
+            :func:`widen` with the same seed: copies are merged with what they copied, summed where
+            widening divides them, else averaged.
+        seed: Of the copies (``net2net``).
+        allow_nothing: Accept shares that change nothing, as in :func:`take`.
+
+    Raises:
+        RewriteError: For an impossible size, or shares below 1 that change nothing.
+        AxisError: For an axis that does not exist or is pinned.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> from archgraph.rewrites.widen import widen
+        >>> both = widen(graph, sizes={"0.out": 6}) >> (
+        ...     lambda g: narrow(g, sizes={"0.out": 4}, mode="net2net")
+        ... )
+        >>> all(entry.unchanged for entry in both.transfer.entries.values())
+        True
+
+    Source: FedADP, Algorithm 3.
+    """
+    if mode not in get_args(NarrowMode):
+        raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
+    solved = axes(graph)
+    counts, _ = choose(solved, shares, sizes, allow_nothing=allow_nothing)
+    wanted = {axis: size for axis, size in counts.items() if size < axis.size}
+    kept = {a.name: np.arange(n) for a, n in wanted.items()}
+    narrowed = cut(graph, kept)
+    # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.
+    index = {a.name: drawn(a.name, n, a.size, seed) for a, n in wanted.items()}
+    copies = Copies(narrowed.graph, index)
+    factors, _ = compensation(copies)
+    entries = dict(narrowed.transfer.entries)
+    for leaf, entry in entries.items():
+        dims = list(entry.dims)
+        for dim, layout in enumerate(copies.solved.of(leaf)):
+            factor = factors.get((leaf, dim))
+            if mode == "net2net" and touched(layout, index):
+                dims[dim] = _merged(copies, layout, factor)
+            elif mode == "paper" and factor is not None and touched(layout, index):
+                dims[dim] = _spread(solved.of(leaf)[dim], kept)
+        entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
+    return Rewritten.between(graph, narrowed.graph, entries)
+
+
+def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
+    """Copies merged with their originals: summed where widening divides them, else averaged."""
+    rows = copies.positions(layout)
+    equal = copies.parts(layout)
+    assert isinstance(layout.size, int)
+    return DimMap.sparse(
+        rows,
+        np.arange(len(rows)),
+        equal if factor is None else equal / factor,
+        size=len(rows),
+        length=layout.size,
+    )
+
+
+def _spread(layout: Layout, kept: Kept) -> DimMap | None:
+    """What is left out added to what stays, in equal parts (FedADP, Algorithm 3)."""
+    size = layout.size
+    assert isinstance(size, int)
+    stays = positions(layout, kept)
+    gone = np.setdiff1d(np.arange(size), stays)
+    length = len(stays)
+    rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])
+    columns = np.concatenate([stays, np.tile(gone, length)])
+    weights = np.concatenate([np.ones(length), np.full(length * len(gone), 1 / length)])
+    return DimMap.sparse(rows, columns, weights, size=size, length=length)

@@ -1,0 +1,181 @@
+"""What rewrites are asked for in files and by keywords: the types of the values.
+
+A short form stands for the option that is given most often: ``take: 0.5`` for
+``take: {shares: 0.5}``, ``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms have
+the words of the functions' arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
+
+from archgraph.fields import Base, Count, Mistake, Natural
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
+
+
+def _number(
+    fits: Callable[[float], bool], what: str, expected: str, bounds: Any
+) -> BeforeValidator:
+    """A number within bounds; what is not a number is left to pydantic to refuse."""
+
+    def checked(value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not fits(value):
+            hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
+            raise Mistake(f"is not a {what}", found=value, expected=expected, hint=hint)
+        return value
+
+    return BeforeValidator(checked, json_schema_input_type=Annotated[float, bounds])
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _or_graph(value: Any, read: Callable[[Any], Any]) -> Any:
+    return value if isinstance(value, ArchGraph) else read(value)
+
+
+CheckedShare = Annotated[
+    float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
+]
+CheckedFactor = Annotated[
+    float, _number(lambda n: n >= 1, "factor", "a number from 1 on", Field(ge=1))
+]
+ShareChoice = CheckedShare | dict[str, CheckedShare]
+FactorChoice = CheckedFactor | dict[str, CheckedFactor]
+BlockNames = Annotated[
+    tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
+]
+SomeNames = Annotated[BlockNames, Field(min_length=1)]
+Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
+PositionChoice = dict[str, tuple[Natural, ...]]
+# In a call from Python an architecture may be the value; no schema or message speaks of it.
+OrGraph = WrapValidator(_or_graph)
+AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
+
+
+class SkipOptions(Base):
+    """Options of ``skip``."""
+
+    blocks: BlockNames = Field(default=(), description="names or patterns of blocks")
+    keep: dict[str, Flags] = Field(
+        default={},
+        description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
+        "NeFL's tables list them; of a block that changes the shape the projection stays",
+        examples=[{"layer2": [1, 0]}],
+    )
+    keep_projection: bool = Field(
+        default=False, description="leave out only the bodies of blocks that have a projection"
+    )
+
+
+class NarrowOptions(Base):
+    """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
+
+    shares: ShareChoice = Field(
+        default={},
+        description="share that stays of every free axis, or by axis; rounded up",
+        examples=[{"layer1.*": 0.5}],
+    )
+    sizes: dict[str, Count] = Field(
+        default={}, description="numbers of first positions that stay", examples=[{"heads": 4}]
+    )
+    allow_nothing: AllowNothing = False
+
+
+class TakeOptions(NarrowOptions):
+    """Options of ``take``: choices by axis name, role or pattern; positions win over sizes."""
+
+    positions: PositionChoice = Field(
+        default={},
+        description="positions that stay, in new order",
+        examples=[{"stem.conv.out": [0, 2, 5]}],
+    )
+
+
+class WidenOptions(Base):
+    """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
+
+    factors: FactorChoice = Field(
+        default={},
+        description="factor of every free axis, or by axis; rounded up",
+        examples=[{"layer1.*": 2}],
+    )
+    sizes: dict[str, Count] = Field(
+        default={}, description="new numbers of positions", examples=[{"heads": 4}]
+    )
+    positions: PositionChoice = Field(
+        default={},
+        description="which old position each new one copies",
+        examples=[{"stem.conv.out": [0, 1, 2, 0]}],
+    )
+    allow_nothing: AllowNothing = False
+
+
+class EndsAfter(Base):
+    """Options of ``ends_after``."""
+
+    section: str = Field(description="the last section or block that stays")
+    head: Annotated[Count, OrGraph] | None = Field(
+        default=None,
+        description="number of classes: a mean over positions, a linear layer; without it the exit "
+        "that add_exits put there, and those before it",
+    )
+
+
+def _blocks(value: Any) -> Any:
+    return value if isinstance(value, Mapping | Base) else {"blocks": value}
+
+
+def _by_axis(main: str) -> Any:
+    """Numbers stand for the main option.
+
+    A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
+    that is called like an option is chosen in the long form.
+    """
+    options = {main, "sizes", "positions", "allow_nothing"}
+
+    def long(value: Any) -> Any:
+        is_long = isinstance(value, Base)
+        if isinstance(value, Mapping) and value:
+            nested = any(isinstance(choice, Mapping) for choice in value.values())
+            is_long = nested or set(value) <= options
+        return value if is_long else {main: value}
+
+    return long
+
+
+def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
+    """The value of a rewrite's key: its options, or a short form that stands for them."""
+    return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
+
+
+# The value of a key, by rewrite.
+Skip = _key(SkipOptions, _blocks, str | tuple[str, ...])
+Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
+Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
+Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
+NumberBySection = dict[str, Count]
+
+
+class Steps(tuple[Json, ...]):
+    """Steps of a model, which are read once it is known what they take."""
+
+    __slots__ = ()
+
+
+StepList = Annotated[
+    tuple[Json, ...],
+    Field(min_length=1),
+    AfterValidator(Steps),
+    OrGraph,
+    # Steps belong to the language of models, which reads them once the section's result is known.
+    WithJsonSchema({"type": "array", "items": {"title": "Step"}, "minItems": 1}),
+]
+HeadBySection = dict[str, Count | StepList]
+NamesOrAll = bool | BlockNames

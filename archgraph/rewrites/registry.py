@@ -1,0 +1,224 @@
+"""Every rewrite: one file, and one row here.
+
+A row holds facts. From them come the keyword of :func:`archgraph.rewrite`, the key of a family's
+files with its validation and JSON schema, the option of ``archgraph rewrite``, the topic of
+``archgraph help``, the table of the README, and a test of its law. The order of the rows is the
+order in which a chain runs them. Nothing heavy is imported before a row is used.
+
+A package adds a rewrite by an entry point of the group ``archgraph.rewrites`` whose value is a
+:class:`RewriteRow`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import RewriteError, SpecError
+from archgraph.tables import Table
+
+if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.states import Rewritten
+
+
+GROUP = "archgraph.rewrites"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRow:
+    """A rewrite as files, the command line and the docs know it.
+
+    Attributes:
+        name: Of the keyword, of the key in a file, and of the option.
+        function: The rewrite, ``package.module:function``; its first argument is the graph.
+        options: Type of the key's value, ``package.module:NAME``; a name alone is one of
+            :mod:`archgraph.rewrites.options`.
+        help: What it does, in one sentence.
+        example: A value, as YAML.
+        law: What stays true, in a few words; ``verify=True`` checks it where the function has it.
+    """
+
+    name: str
+    function: str
+    options: str
+    help: str
+    example: str
+    law: str
+
+    def load(self) -> Callable[..., Rewritten]:
+        """Import the function."""
+        function = _imported(self.function)
+        assert callable(function)
+        return function
+
+    @property
+    def value_type(self) -> Any:
+        """Type of the value that a file gives."""
+        inside = ":" not in self.options
+        return _imported(f"archgraph.rewrites.options:{self.options}" if inside else self.options)
+
+    def apply(self, graph: ArchGraph, value: Any, *, verify: bool = False) -> Rewritten:
+        """Rewrite a graph as a file's value says.
+
+        That is options by name, ``True`` for the defaults, or the function's first argument.
+
+        Raises:
+            RewriteError: If the rewrite cannot be applied.
+        """
+        if value is True:
+            return apply(self.load(), graph, verify=verify)
+        if hasattr(value, "model_fields_set"):  # the long form of the key
+            chosen = {key: getattr(value, key) for key in value.model_fields_set}
+            return apply(self.load(), graph, verify=verify, **chosen)
+        return apply(self.load(), graph, value, verify=verify)
+
+
+def apply(
+    function: Callable[..., object],
+    graph: ArchGraph,
+    *values: object,
+    verify: bool = False,
+    **options: object,
+) -> Rewritten:
+    """Call a rewrite, with ``verify`` if it has a law to run.
+
+    Raises:
+        RewriteError: If it cannot be applied, or is not a rewrite.
+    """
+    from archgraph.states import Rewritten
+
+    if verify and "verify" in inspect.signature(function).parameters:
+        options["verify"] = True
+    result = function(graph, *values, **options)
+    if not isinstance(result, Rewritten):
+        raise RewriteError(
+            "does not return a rewritten graph",
+            where=getattr(function, "__qualname__", None),
+            found=type(result).__name__,
+            expected="ag.Rewritten(graph, transfer)",
+        )
+    return result
+
+
+def _imported(name: str) -> Any:
+    module, _, path = name.partition(":")
+    return getattr(importlib.import_module(module), path)
+
+
+SHIPPED: tuple[RewriteRow, ...] = (
+    RewriteRow(
+        "skip", "archgraph.rewrites.skip:skip", "Skip",
+        "Leave blocks out.",
+        "[layer2.1]", "equals the original with these blocks bypassed",
+    ),
+    RewriteRow(
+        "shorten", "archgraph.rewrites.shorten:shorten", "NumberBySection",
+        "Keep a section's first blocks.",
+        "{layer2: 1}", "equals the original with the other blocks bypassed",
+    ),
+    RewriteRow(
+        "graft", "archgraph.rewrites.graft:graft", "NumberBySection",
+        "Lengthen a section by copies of its last block.",
+        "{layer2: 4}", "skipping the copies restores the graph",
+    ),
+    RewriteRow(
+        "deepen", "archgraph.rewrites.deepen:deepen", "NumberBySection",
+        "Lengthen a section by blocks that start as the identity.",
+        "{layer2: 4}", "same function",
+    ),
+    RewriteRow(
+        "ends_after", "archgraph.rewrites.ends_after:ends_after", "EndsAfter",
+        "Cut the network off behind a section, at a new classifier or at the exit there.",
+        "{section: layer1, head: 10}", "equals the classifier on that section's result",
+    ),
+    RewriteRow(
+        "take", "archgraph.rewrites.take:take", "Take",
+        "Keep part of some axes: a share, a number of positions, or chosen positions.",
+        "0.5", "mask ≡ take: equals the original with all other positions masked to zero",
+    ),
+    RewriteRow(
+        "narrow", "archgraph.rewrites.narrow:narrow", "Narrow",
+        "Keep the first positions of axes and add to them the share of the others.",
+        "0.5", "the graph of take; sums over the axes keep their total",
+    ),
+    RewriteRow(
+        "widen", "archgraph.rewrites.widen:widen", "Widen",
+        "Widen axes by copying positions.",
+        "1.5", "same function",
+    ),
+    RewriteRow(
+        "add_step_sizes", "archgraph.rewrites.step_sizes:add_step_sizes", "NamesOrAll",
+        "Give every residual branch, or those of some blocks, a learnable step size.",
+        "true", "same function at step size 1",
+    ),
+    RewriteRow(
+        "add_adapters", "archgraph.rewrites.adapters:add_adapters", "Count",
+        "Give every residual branch an adapter of a given width that starts at zero.",
+        "8", "same function",
+    ),
+    RewriteRow(
+        "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
+        "Add classifiers behind sections or blocks, each by its number of classes or its steps.",
+        "{layer1: 10}", "main output unchanged",
+    ),
+    RewriteRow(
+        "add_scaler", "archgraph.rewrites.scaler:add_scaler", "CheckedShare",
+        "In training, divide what hidden layers give by the client's width rate (HeteroFL).",
+        "0.5", "same function in evaluation",
+    ),
+    # Last, so that what was added can be named.
+    RewriteRow(
+        "train_only", "archgraph.rewrites.train_only:train_only", "SomeNames",
+        "Train only the parameters that match these names or patterns.",
+        "[layer2.*]", "same function, same state",
+    ),
+)  # fmt: skip
+
+
+@functools.cache
+def rows() -> Mapping[str, RewriteRow]:
+    """Return all rewrites by name, in the order in which a chain runs them.
+
+    Installed ones, sorted by name, run after those that archgraph brings, and before
+    ``train_only``, which may name what they add.
+
+    Raises:
+        SpecError: If two packages bring rewrites of one name.
+
+    Example:
+        >>> list(rows())[:3]
+        ['skip', 'shorten', 'graft']
+    """
+    entries = importlib.metadata.entry_points(group=GROUP)
+    # A set: a package that stands on the path twice offers equal rows.
+    installed: set[RewriteRow] = {entry.load() for entry in entries}
+    last = SHIPPED[-1]
+    known: dict[str, RewriteRow] = {}
+    for row in (*SHIPPED[:-1], *sorted(installed, key=lambda row: row.name), last):
+        if row.name in known:
+            raise SpecError(
+                "several packages bring a rewrite of this name",
+                where=row.name,
+                found=f"{known[row.name].function}, {row.function}",
+            )
+        known[row.name] = row
+    return known
+
+
+def rewrite_table() -> Table:
+    """All rewrites, in the order in which a chain runs them.
+
+    Example:
+        >>> rewrite_table().rows[0][2]
+        'skip: [layer2.1]'
+    """
+    cells = tuple(
+        (row.name, row.help, f"{row.name}: {row.example}", row.law) for row in rows().values()
+    )
+    return Table("Rewrites", ("name", "what it does", "in a file", "law"), cells)

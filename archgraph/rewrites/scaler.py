@@ -1,0 +1,81 @@
+"""HeteroFL's scaler: in training, divide what a weighted layer gives by the client's width rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value
+from archgraph.graph.passes import reached, renumber
+from archgraph.ops.table import row
+from archgraph.rewrites.insert import fresh
+from archgraph.rewrites.laws import same_function
+from archgraph.states import Rewritten, Transfer
+
+
+@takes_graph
+def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
+    """Multiply the result of every convolution and linear layer by 1/rate while training.
+
+    Evaluation is unchanged. The last weighted layers, whose results reach an output through
+    pointwise operators only, are not scaled (HeteroFL scales hidden layers).
+
+    Args:
+        graph: The client's architecture.
+        rate: Its width rate in (0, 1]; 1 changes nothing.
+        verify: Check that evaluation is unchanged (three forwards in float64).
+
+    Raises:
+        RewriteError: If the rate is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> print(add_scaler(trace(net, torch.zeros(1, 3)).graph, 0.5).graph.nodes[2])
+        %mul: float32[batch, 4] = aten.mul.Tensor(self=%linear, other=train(2.0, 1.0)) @ 0
+
+    Source: Diao et al., HeteroFL, ICLR 2021, §3 (scaler module).
+    """
+    if not 0 < rate <= 1:
+        raise RewriteError("rate of the scaler", found=rate, expected="a number in (0, 1]")
+    if rate == 1:
+        return Rewritten.identity(graph)
+    last = _last_weighted(graph)
+    names = set(graph.node)
+    scaled = {
+        n.name: fresh(names, f"{n.name}_scaled")
+        for n in graph.nodes
+        if row(n.op).macs is not None and row(n.op).weighted and n.name not in last
+        if not isinstance(n.type, tuple)
+    }
+
+    def follow(value: Value) -> Value:
+        return Ref(scaled.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    new, nodes = graph.mapped(follow), list[Node]()
+    for node in new.nodes:
+        nodes.append(node)
+        if node.name in scaled:
+            args = (("self", Ref(node.name)), ("other", Mode(1.0 / rate, 1.0)))
+            copy = dataclasses.replace(
+                node, name=scaled[node.name], op="aten.mul.Tensor", args=args
+            )
+            nodes.append(copy)
+    rewritten = Rewritten(renumber(new.replace(nodes=tuple(nodes))), Transfer.identity(graph))
+    if verify:
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def _last_weighted(graph: ArchGraph) -> set[str]:
+    """Weighted operators whose result reaches an output through pointwise operators alone."""
+
+    def before(name: str) -> Iterable[str]:
+        facts = row(graph.node[name].op)
+        return graph.node[name].uses() if facts.pointwise and not facts.weighted else ()
+
+    ends = reached(graph.output_refs(), before)
+    return {name for name in ends if row(graph.node[name].op).weighted}

@@ -1,0 +1,55 @@
+"""Shorten: leave out the last blocks of sections (FedFA, FedADP)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from archgraph.analysis.structure import structure
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.sections import whole
+from archgraph.rewrites.skip import skip
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
+    """Shorten sections: leave out their last removable blocks.
+
+    Args:
+        graph: The architecture.
+        depths: Number of blocks to keep, by section; a section that is not named stays.
+        verify: As in :func:`skip`.
+
+    Raises:
+        RewriteError: For a depth that the section cannot have; gives the range.
+        GraphError: For a section that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+        >>> short = shorten(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
+        >>> [len(s.blocks) for s in structure(short).sections]
+        [2, 1]
+    """
+    parts = structure(graph)
+    out: list[str] = []
+    for name, depth in whole(depths).items():
+        section = parts.section(name)
+        free = [b.name for b in section.blocks if b.removable]
+        most = len(section.blocks)
+        least = max(most - len(free), 1)
+        if not least <= depth <= most:
+            fixed = [b for b in section.blocks if not b.removable]
+            hint = f"{fixed[0].name} stays: it {fixed[0].reason}" if fixed else None
+            raise RewriteError(
+                "impossible depth",
+                where=name,
+                found=depth,
+                expected=f"{least} to {most}" if least < most else str(most),
+                hint=hint,
+            )
+        out += free[len(free) - (most - depth) :]
+    return skip(graph, out, verify=verify)

@@ -1,0 +1,169 @@
+"""Skip: leave blocks out (NeFL, FedADP)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import Kept
+from archgraph.analysis.structure import Block, Structure, structure
+from archgraph.analysis.widths import axes_of
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs
+from archgraph.graph.passes import prune, renumber
+from archgraph.ops.check import check
+from archgraph.rewrites import laws
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.insert import tidied
+from archgraph.rewrites.sections import with_sections
+from archgraph.states import Rewritten, State
+
+
+@takes_graph
+def skip(
+    graph: ArchGraph,
+    blocks: str | Iterable[str] = (),
+    *,
+    keep: Mapping[str, Sequence[int]] | None = None,
+    keep_projection: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Leave blocks out: the value that enters each stands in for the value that left it.
+
+    From a dense block the terms that it appends go, and with them the width of all that reads them;
+    what it passes on stays, also where the block prepares it.
+
+    Args:
+        graph: The architecture.
+        blocks: Names or patterns (``layer2.1``, ``layer*.1``).
+        keep: A 1 for every block that stays and a 0 for every block that goes, by section, as
+            NeFL's tables list them; of these blocks projection shortcuts stay.
+        keep_projection: Keep the projection shortcut of a block, so that only its body goes; a
+            block that changes the shape can then be left out too (NeFL).
+        verify: Compare with the original that runs with these blocks bypassed (three forwards in
+            float64).
+
+    Raises:
+        RewriteError: For a block that cannot be left out, with the reason.
+        GraphError: For a block that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        >>> [p.name for p in skip(trace(net, torch.zeros(1, 4)).graph, "1").graph.params]
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+    parts = structure(graph)
+    bypass: dict[str, str] = {}  # a node whose value another one's stands in for
+    terms: set[str] = set()  # what dense blocks append
+    gone: set[str] = set()
+    flagged = _flagged(parts, keep or {})
+    chosen = (*parts.matching(blocks), *flagged)
+    for block in chosen:
+        projected = bool(block.sums) and block.shortcut not in ("", block.entry)
+        if projected and (keep_projection or block in flagged):
+            bypass[block.merge] = block.shortcut
+            continue
+        if not block.removable:
+            raise RewriteError(
+                "block cannot be left out",
+                where=block.name,
+                found=block.reason,
+                hint="keep_projection=True leaves its body out" if projected else None,
+            )
+        gone.add(block.name)
+        terms.update(block.terms)
+        if not block.terms or _passes_on(graph, block):
+            bypass[block.exit] = block.bypass
+    if not gone and not bypass:
+        return Rewritten.identity(graph)
+    solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
+    kept = {a.name: empty for n in terms for d in solved.value[n][0] for a in axes_of(d)}
+    names = [
+        (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
+    ]
+    rewritten = with_sections(_without(graph, bypass, terms, kept), graph, parts, names)
+    if verify:
+        dense = {block.exit for block in chosen if block.terms}
+        others = {k: v for k, v in bypass.items() if k not in dense}
+
+        def bypassed(wide: ArchGraph, state: State) -> laws.GraphAndState:
+            """The original with blocks bypassed, and what dense ones append masked."""
+            if kept:
+                wide, state = laws.masked(wide, state, kept)
+            wide = wide.mapped(_follow(others)).replace(updates=())
+            return prune(wide, leaves=False), state
+
+        spanned = any(solved[name].spans for name in kept)  # mask ≡ take does not hold there
+        message = "the network is not the original with blocks bypassed"
+        laws.check_law(graph, rewritten, None if spanned else bypassed, message)
+    return rewritten
+
+
+def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
+    """Blocks whose flag is 0."""
+    gone = []
+    for name, flags in keep.items():
+        blocks = parts.section(name).blocks
+        if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
+            raise RewriteError(
+                "needs a flag for every block",
+                where=name,
+                found=list(flags),
+                expected=f"{len(blocks)} numbers, 0 or 1, for {blocks[0].name} to "
+                f"{blocks[-1].name}",
+            )
+        gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
+    return gone
+
+
+def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
+    """Replaces results by those that stand in for them."""
+
+    def follow(value: Value) -> Value:
+        while isinstance(value, Ref) and value.name in bypass:
+            value = Ref(bypass[value.name])
+        return value
+
+    return follow
+
+
+def _without(
+    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], kept: Kept
+) -> Rewritten:
+    """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more."""
+
+    def drop(value: Value) -> Value:
+        if not isinstance(value, tuple):
+            return value
+        return tuple(v for v in value if not (isinstance(v, Ref) and v.name in terms))
+
+    dropped = graph.replace(
+        nodes=tuple(
+            dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
+        )
+    )
+    bypassed = cut(dropped.mapped(_follow(bypass)), kept, axes(graph))
+    new = renumber(tidied(graph, prune(bypassed.graph)))
+    check(new)
+    entries = {name: bypassed.transfer.entries[name] for name in new.state_names}
+    return Rewritten.between(graph, new, entries)
+
+
+def _passes_on(graph: ArchGraph, block: Block) -> bool:
+    """Whether a dense block's result, without what it appends, is the value that it passes on."""
+    merge, passed = graph.node[block.merge], graph.node[block.bypass]
+    rest = [name for name in _items(merge) if name not in block.terms]
+    if passed.dtype != graph.node[block.exit].dtype:
+        return False
+    return rest == [passed.name] or (passed.op == merge.op and rest == _items(passed))
+
+
+def _items(node: Node) -> list[str]:
+    """Items of the lists that an operator takes."""
+    return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]

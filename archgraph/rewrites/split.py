@@ -1,0 +1,330 @@
+"""Parts: cut an architecture behind or before named blocks, and chain parts to a whole again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, overload
+
+from archgraph.analysis.structure import structure
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
+from archgraph.graph.ir import (
+    ArchGraph,
+    Batch,
+    Leaf,
+    Node,
+    Param,
+    Ref,
+    Value,
+    refs,
+    replace,
+    walk,
+)
+from archgraph.graph.passes import notes_of
+from archgraph.ops.check import check
+from archgraph.rewrites.insert import fresh
+from archgraph.states import Entry, Rewritten, signature
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, repr=False)
+class Parts(Sequence[Rewritten]):
+    """The parts of an architecture, in order of computation.
+
+    Each part takes the values that earlier parts made and that it or a later one needs; where that
+    is one value, forward takes and returns a plain tensor.
+
+    Attributes:
+        parts: Each part's graph, and the transfer from the whole state to its own.
+        whole: The whole architecture, whose order :func:`chain` restores.
+    """
+
+    parts: tuple[Rewritten, ...]
+    whole: ArchGraph
+
+    def __repr__(self) -> str:
+        operators = ", ".join(str(len(part.graph.nodes)) for part in self.parts)
+        return f"<Parts of {self.whole.name or 'graph'}: {operators} operators>"
+
+    @overload
+    def __getitem__(self, index: int) -> Rewritten: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rewritten, ...]: ...
+    def __getitem__(self, index: int | slice) -> Rewritten | tuple[Rewritten, ...]:
+        return self.parts[index]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+@takes_graph
+def split(
+    graph: ArchGraph,
+    after: str | Sequence[str] = (),
+    before: str | Sequence[str] = (),
+) -> Parts:
+    """Cut an architecture into parts that are architectures themselves.
+
+    Args:
+        graph: The architecture.
+        after: Sections or blocks behind which to cut.
+        before: Sections or blocks in front of which to cut.
+
+    Returns:
+        The parts in order; ``chain(split(g, …)) == g``.
+
+    Raises:
+        RewriteError: For a cut that leaves a part empty.
+        GraphError: For a section or block that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        >>> graph = trace(net, torch.zeros(1, 4)).graph
+        >>> extractor, middle, classifier = split(graph, before=["1", "head"])
+        >>> [p.graph.state_names for p in (extractor, classifier)]
+        [('0.weight', '0.bias'), ('2.weight', '2.bias')]
+        >>> chain(split(graph, before="1")) == graph
+        True
+
+    Source: Chan et al., *FedIN: Federated Intermediate Layers Learning*, §III.
+    """
+    blocks = structure(graph)
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    ends = {max(order[n] for n in blocks.nodes(name)) for name in _listed(after)}
+    ends |= {min(order[n] for n in blocks.nodes(name)) - 1 for name in _listed(before)}
+    bounds = sorted(ends)
+    first = next((i for i, n in enumerate(graph.nodes) if n.op != "input"), len(order))
+    for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
+        if low > high:
+            raise RewriteError(
+                "cut leaves a part empty",
+                where=f"%{graph.nodes[min(low, len(order) - 1)].name}",
+                found=", ".join([*_listed(after), *_listed(before)]),
+                expected="cuts with operators before and behind them",
+            )
+    cut = _Cut(graph, bounds)
+    return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
+
+
+def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+class _Cut:
+    """A graph that is cut behind some of its operators.
+
+    Attributes:
+        last: Number of the last part.
+        part_of: The part that each operator belongs to; results stay with what makes them.
+        needed: The last part that needs a result.
+    """
+
+    def __init__(self, graph: ArchGraph, bounds: Sequence[int]) -> None:
+        self.graph, self.last = graph, len(bounds)
+        self.part_of: dict[str, int] = {}
+        self.needed: dict[str, int] = {}
+        for index, node in enumerate(graph.nodes):
+            part = sum(index > bound for bound in bounds)
+            if node.op == "getitem":
+                part = self.part_of[next(node.uses())]
+            self.part_of[node.name] = part
+            self._need(node.uses(), part)
+        self._need(refs(graph.outputs), self.last)
+        for _, value in graph.updates:
+            self._need(refs(value), self._home(value))
+
+    def _need(self, names: Iterable[str], part: int) -> None:
+        self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
+
+    def _home(self, update: Value) -> int:
+        """The part that an update goes with: that of the last operator that it needs."""
+        return max((self.part_of[name] for name in refs(update)), default=0)
+
+    def _crossing(self, k: int) -> tuple[str, ...]:
+        """Values made up to part k that later parts need, in order; without inputs."""
+        return tuple(
+            n.name
+            for n in self.graph.nodes
+            if n.op != "input" and self.part_of[n.name] <= k < self.needed.get(n.name, -1)
+        )
+
+    def part(self, k: int) -> Rewritten:
+        """One part: its operators, what it takes from earlier ones, what later ones take from it.
+
+        What nothing uses goes with the last part, or with the first one that has its module.
+        """
+        graph = self.graph
+        mine = [n for n in graph.nodes if n.op != "input" and self.part_of[n.name] == k]
+        updates = tuple((key, v) for key, v in graph.updates if self._home(v) == k)
+        arriving, leaving = self._crossing(k - 1), tuple(map(Ref, self._crossing(k)))
+        outputs: Value = leaving[0] if len(leaving) == 1 else leaving
+        if k == self.last:
+            outputs = graph.outputs
+        results = (outputs, *(v for _, v in updates))
+        used = {u for n in mine for u in n.uses()}.union(*map(refs, results))
+        arguments = tuple(
+            (key, v)
+            for key, v in graph.inputs
+            if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
+        )
+        entering = {r for _, v in arguments for r in refs(v)}
+        leaves = {leaf for n in mine for leaf in n.leaves()} | {key for key, _ in updates}
+        leaves |= {i.name for v in results for i in walk(v) if isinstance(i, Leaf)}
+        params = tuple(p for p in graph.params if p.name in leaves or self._idle(p, leaves, k))
+        part = graph.replace(
+            inputs=(*((name, Ref(name)) for name in arriving), *arguments),
+            params=params,
+            nodes=(
+                *(n for n in graph.nodes if n.name in entering),
+                *(_input(graph.node[name]) for name in arriving),
+                *mine,
+            ),
+            outputs=outputs,
+            updates=updates,
+            sections=(),
+            name=f"{graph.name} part {k + 1}" if graph.name else "",
+        )
+        if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
+            raise RewriteError(
+                "cut through values whose first size is not the batch",
+                where=", ".join(f"%{name}" for name in arriving),
+                found=", ".join(str(graph.node[name].type) for name in arriving),
+                hint="cut at another block",
+            )
+        check(part)
+        return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
+
+    def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
+        """Whether a leaf that nothing uses (a counter) goes with part k, whose leaves these are."""
+        updated = any(param.name == key for key, _ in self.graph.updates)
+        if updated or self.graph.leaf_users[param.name]:
+            return False
+        modules = {leaf.rpartition(".")[0] for leaf in leaves}
+        return k == self.last or param.name.rpartition(".")[0] in modules
+
+
+def _input(node: Node) -> Node:
+    return Node(node.name, "input", (), node.types[0], "", node.source)
+
+
+def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
+    """One architecture that runs parts one after the other.
+
+    Args:
+        parts: What :func:`split` gave, or architectures of which each returns what the next one
+            takes first. Leaves of one name are one leaf.
+
+    Raises:
+        RewriteError: If a part does not take what the one before it returns, or if two parts
+            have different leaves or inputs of one name.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> def linear(name, a, b):
+        ...     net = torch.nn.Sequential()
+        ...     net.add_module(name, torch.nn.Linear(a, b))
+        ...     return trace(net, torch.zeros(1, a)).graph
+        >>> chain([linear("client", 3, 8), linear("server", 8, 2)]).state_names
+        ('client.weight', 'client.bias', 'server.weight', 'server.bias')
+    """
+    listed = parts if isinstance(parts, Sequence) else ()
+    graphs = [graph_of(p) for p in listed]
+    if listed is not parts:
+        raise RewriteError(
+            "not parts to chain", found=type(parts).__name__, expected="architectures, in order"
+        )
+    if not graphs:
+        raise RewriteError("nothing to chain", found=0, expected="at least one part")
+    whole = graphs[0]
+    for number, graph in enumerate(graphs[1:], 2):
+        whole = _chained(whole, graph, f"part {number}")
+    whole = whole.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
+    if isinstance(parts, Parts):
+        whole = _in_order(whole, parts.whole)
+    check(whole)
+    return whole
+
+
+def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
+    """Two architectures as one: the second takes first what the first returns."""
+    heads = {n.name: n for n in one.nodes if n.op == "input"}
+    rename = _supplied(one, two, where)
+    supplied = {name for name, value in rename.items() if value not in heads}
+    in_use = set(one.node)
+    for node in two.nodes:
+        if node.name not in rename and not (node.op == "input" and node.name in heads):
+            rename[node.name] = fresh(in_use, node.name)
+
+    def follow(value: Value) -> Value:
+        return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    arguments = ((k, replace(v, follow)) for k, v in two.inputs if not supplied.issuperset(refs(v)))
+    problem = "two parts take different values under one name"
+    inputs = _united(dict(one.inputs), arguments, problem)
+    leaves = ((p.name, p) for p in two.params)
+    params = _united(dict(one.param), leaves, "two parts have different leaves of one name")
+    after = two.mapped(follow)
+    operators = [n for n in one.nodes if n.op != "input"]
+    for node in after.nodes:
+        new = dataclasses.replace(node, name=rename.get(node.name, node.name))
+        if node.op != "input":
+            operators.append(new)
+        elif new.name not in one.node:
+            heads[new.name] = new
+    return ArchGraph(
+        tuple(inputs.items()),
+        tuple(params.values()),
+        (*heads.values(), *operators),
+        after.outputs,
+        (*one.updates, *after.updates),
+    )
+
+
+def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) -> dict[str, T]:
+    """Two mappings as one, in which no name stands for two things."""
+    for name, value in more:
+        if known.setdefault(name, value) != value:
+            raise RewriteError(problem, where=name, found=value, expected=known[name])
+    return known
+
+
+def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
+    """What the first of two architectures returns, by the second's input that it stands for."""
+    values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
+    first = [v for _, v in two.inputs][: len(values)]
+    rename: dict[str, str] = {}
+    problem = "a part does not take what the one before it returns"
+    for value, wanted in zip(values, first, strict=False):
+        actual = one.node[value.name].type if isinstance(value, Ref) else None
+        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
+        if actual is None or actual != expected:
+            raise RewriteError(problem, where=where, found=actual, expected=expected)
+        assert isinstance(value, Ref) and isinstance(wanted, Ref)
+        rename[wanted.name] = value.name
+    if len(first) < len(values):
+        found, takes = f"{len(values)} values", f"{len(first)}"
+        raise RewriteError(problem, where=where, found=found, expected=takes)
+    return rename
+
+
+def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
+    """A graph with all that it lists in another one's order, under the other's name."""
+    arguments, leaves, nodes, buffers = (
+        {name: i for i, name in enumerate(names)}
+        for names in (dict(like.inputs), like.param, like.node, dict(like.updates))
+    )
+    heads = sorted((n for n in graph.nodes if n.op == "input"), key=lambda n: nodes[n.name])
+    return graph.replace(
+        inputs=tuple(sorted(graph.inputs, key=lambda item: arguments[item[0]])),
+        params=tuple(sorted(graph.params, key=lambda p: leaves[p.name])),
+        nodes=(*heads, *(n for n in graph.nodes if n.op != "input")),
+        updates=tuple(sorted(graph.updates, key=lambda item: buffers[item[0]])),
+        sections=like.sections,
+        name=like.name,
+    )

@@ -1,0 +1,90 @@
+"""Step sizes: a learnable factor on the branch of every residual block (NeFL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType
+from archgraph.ops.constants import constant
+from archgraph.ops.schema import torch_dtype
+from archgraph.rewrites.branches import Branch, Inserted, on_branches, residuals
+from archgraph.rewrites.insert import fresh
+from archgraph.rewrites.laws import same_function
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def add_step_sizes(
+    graph: ArchGraph,
+    blocks: str | Iterable[str] | None = None,
+    *,
+    initial: float | Mapping[str, float] = 1.0,
+    learnable: bool = True,
+    allow_nothing: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Multiply the branches of residual blocks by scalars of their own, right before the sums.
+
+    The network computes the same while all step sizes are one. A transformer layer gets two, for
+    attention and for feed-forward.
+
+    Args:
+        graph: The architecture.
+        blocks: Names or patterns of residual blocks; all of them by default.
+        initial: Step size to start from, for all blocks or by block name (one where not named).
+        learnable: Whether the step sizes are trained.
+        allow_nothing: Accept a model without residual blocks: it stays as it is.
+        verify: Check that step sizes of one change nothing (three forwards in float64).
+
+    Raises:
+        GraphError: For a block that does not exist; names the nearest.
+        RewriteError: For a block that is not residual, or that has its step size already; if
+            there is none, unless ``allow_nothing``.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> stepped = add_step_sizes(trace(net, torch.zeros(1, 5, 8)).graph)
+        >>> [p.name for p in stepped.graph.params if not p.shape]
+        ['linear1.step_size', 'self_attn.step_size']
+
+    Source: Kang et al., *NeFL: Nested Model Scaling for Federated Learning*, Eq. 3.
+    """
+    chosen = residuals(graph, blocks)
+    starts = dict(initial) if isinstance(initial, Mapping) else {b.name: initial for b in chosen}
+    unknown = sorted(set(starts) - {b.name for b in chosen})
+    if unknown:
+        raise RewriteError(
+            "step size for a block that is not chosen",
+            found=unknown[0],
+            expected=", ".join(b.name for b in chosen),
+        )
+    for name, start in starts.items():
+        if not isinstance(start, (int, float)) or not math.isfinite(start):
+            raise RewriteError("step size", where=name, found=start, expected="a finite number")
+    names = set(graph.node)
+
+    def step(branch: Branch) -> Inserted:
+        type_ = TensorType((), branch.node.dtype)
+        first = torch.tensor(starts.get(branch.block.name, 1.0), dtype=torch_dtype(type_.dtype))
+        param = Param(branch.path, type_, trainable=learnable, value=constant(first))
+        node = Node(
+            fresh(names, f"{branch.node.name}_step"),
+            "aten.mul.Tensor",
+            (("self", branch.value), ("other", Leaf(param.name))),
+            branch.node.type,
+            branch.merge.scope,
+            branch.merge.source,
+        )
+        return (node,), (param,)
+
+    rewritten = on_branches(graph, chosen, "step_size", step, allow_nothing=allow_nothing)
+    if verify and chosen:
+        same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
+    return rewritten

@@ -1,0 +1,61 @@
+"""Take: keep some positions of some axes (HeteroFL, FjORD, FedRolex, NeFL, FedFA)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.choice import Positions, Rounding, Shares, Sizes, choose
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.cut import cut
+from archgraph.rewrites.laws import mask_equals_take
+from archgraph.states import Rewritten
+
+
+@takes_graph
+def take(
+    graph: ArchGraph,
+    shares: Shares | None = None,
+    *,
+    sizes: Sizes | None = None,
+    positions: Positions | None = None,
+    rounding: Rounding = "ceil",
+    allow_nothing: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Keep some positions of some axes; every other size follows from the axes.
+
+    Args:
+        graph: The wide architecture.
+        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern: a
+            prefix of ``ceil(share · size)`` positions stays.
+        sizes: Numbers of first positions that stay, by axis name, role or pattern.
+        positions: The positions that stay, in their new order, by axis name, role or pattern.
+            Positions win over sizes, sizes over shares, and a later entry over an earlier one.
+        rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
+        allow_nothing: Accept shares that change no size, because every axis is pinned or
+            rounding gives it back whole.
+        verify: Run the law mask ≡ take on random weights (three forwards in float64).
+
+    Raises:
+        RewriteError: For an empty or impossible choice, or shares below 1 that change nothing.
+        AxisError: For an axis that does not exist or is pinned, with the reason.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> small = take(trace(net, torch.zeros(1, 3)).graph, 0.5)
+        >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
+        {'0.weight': (4, 3), '2.weight': (2, 4)}
+    """
+    counts, chosen = choose(
+        axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
+    )
+    stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
+    kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
+    rewritten = cut(graph, kept)
+    if verify:
+        mask_equals_take(graph, rewritten, kept)
+    return rewritten

@@ -1,0 +1,110 @@
+"""Widen: more positions without changing the function (Net2Wider, FedADP)."""
+
+from __future__ import annotations
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.choice import Positions, Shares, Sizes, choose
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.compensation import compensation
+from archgraph.rewrites.copies import Copies, copied_positions
+from archgraph.rewrites.laws import check_law, same_function
+from archgraph.states import DimMap, Entry, Rewritten
+
+
+@takes_graph
+def widen(
+    graph: ArchGraph,
+    factors: Shares | None = None,
+    *,
+    sizes: Sizes | None = None,
+    positions: Positions | None = None,
+    seed: int = 0,
+    approximate: bool = False,
+    allow_nothing: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Widen axes so that the network computes the same in evaluation (Net2WiderNet).
+
+    New positions copy old ones; where an axis is summed over, one of the factors is divided by how
+    often the position occurs. The copies depend on the seed, the axis' name and its sizes alone,
+    so that server and clients agree on them; where the new size is a multiple of the old one all
+    positions are copied equally often.
+
+    Args:
+        graph: The narrow architecture.
+        factors: One factor from 1 on for every free axis, or factors by axis; axes are named as in
+            :func:`take`.
+        sizes: New numbers of positions, by axis.
+        positions: The old position that each new one copies, by axis.
+        seed: Of the copies.
+        approximate: Copy also where the function changes (a norm over an axis whose positions are
+            not repeated equally often, a softmax over it).
+        allow_nothing: Accept factors that change nothing, as in :func:`take`.
+        verify: Run the law (three forwards in float64); where copies are approximate, check only
+            that the network runs and that its output depends on its input.
+
+    Raises:
+        RewriteError: For an axis that cannot be widened exactly, with the reason, an impossible
+            size, or factors above 1 that change nothing.
+        AxisError: For an axis that does not exist or is pinned.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> wide = widen(trace(net, torch.zeros(1, 3)).graph, sizes={"0.out": 6}, verify=True)
+        >>> {p.name: p.shape for p in wide.graph.params if "weight" in p.name}
+        {'0.weight': (6, 3), '2.weight': (2, 6)}
+
+    Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
+    """
+    solved = axes(graph)
+    wanted, chosen = choose(
+        solved, factors, sizes, positions, grow=True, allow_nothing=allow_nothing
+    )
+    copies = Copies(graph, copied_positions(wanted, chosen, seed))
+    parts, refused = compensation(copies)
+    if refused and not approximate:
+        axis, reason = next(iter(refused.items()))
+        raise RewriteError(
+            "cannot be widened exactly",
+            where=axis,
+            found=reason,
+            hint="a multiple of its size, approximate=True, or leave it out",
+        )
+    wide = copies.rewritten
+    entries = dict(wide.transfer.entries)
+    for (leaf, dim), part in parts.items():
+        layout = solved.of(leaf)[dim]
+        assert isinstance(layout.size, int)
+        dims = list(entries[leaf].dims)
+        dims[dim] = DimMap.of(copies.positions(layout), layout.size, part)
+        entries[leaf] = Entry(leaf, tuple(dims))
+    rewritten = Rewritten.between(graph, wide.graph, entries)
+    if verify and refused:
+        check_law(graph, rewritten, None)
+    elif verify:
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[str, str]:
+    """Why free axes cannot be widened by a factor, each alone; those that can are left out.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
+        ... )
+        >>> refusals(trace(net, torch.zeros(1, 3)).graph)
+        {'0.out': 'aten.layer_norm in 1 runs over it: copies must be equally many'}
+    """
+    solved = axes(graph)
+    reasons: dict[str, str] = {}
+    for axis in solved.free:
+        index = copied_positions(*choose(solved, {axis: factor}, grow=True), seed)
+        reasons |= compensation(Copies(graph, index))[1]
+    return reasons

@@ -1,0 +1,89 @@
+"""Parts of an architecture, and what puts them together again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import ArchGraphError, GraphError, RewriteError
+from tests import structures as nets
+from tests.rewrites.networks import mlp, traced
+from tests.structures import graph_of
+
+
+@pytest.mark.parametrize("parts", ["graph", "rewritten", "module", "modules"])
+def test_only_architectures_are_chained(parts):
+    net = mlp()
+    graph = traced(net, torch.zeros(1, 3)).graph
+    given = {"graph": graph, "rewritten": ag.take(graph, 0.5), "module": net, "modules": [net]}
+    with pytest.raises(ArchGraphError, match=r"not parts to chain|trace it first"):
+        ag.chain(given[parts])
+
+
+def test_split_says_what_is_wrong():
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    with pytest.raises(GraphError, match=r"no such section or block; found 'stage9'"):
+        ag.split(graph, after="stage9")
+    with pytest.raises(RewriteError, match="cut leaves a part empty"):
+        ag.split(graph, before="stem")
+    with pytest.raises(RewriteError, match="a part does not take what the one before it returns"):
+        ag.chain([p.graph for p in reversed(ag.split(graph, after="stage1").parts)])
+
+
+def test_extractor_and_classifier_carry_their_own_leaves():
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    parts = ag.split(graph, after="stage1", before="head")
+    names = [set(p.graph.state_names) for p in parts]
+    assert set.union(*names) == set(graph.state_names)
+    assert sum(map(len, names)) == len(graph.state_names)
+    assert parts[0].graph.inputs == graph.inputs
+
+
+class Folded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(4, 4), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x).view(-1, 4)).relu().view(x.shape[0], -1))
+
+
+def test_a_cut_where_the_batch_is_folded_is_refused():
+    graph = ag.trace(Folded(), torch.randn(3, 6), train=False).graph
+    with pytest.raises(RewriteError, match="cut through values whose first size is not the batch"):
+        ag.split(graph, after="a")
+
+
+def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, late, unused, early):
+            return self.b(self.a(early).relu()) + late
+
+    graph = traced(Late(), torch.zeros(2, 4), torch.zeros(2, 3), torch.zeros(2, 4)).graph
+    parts = ag.split(graph, after="a")
+    assert [k for k, _ in parts[0].graph.inputs] == ["early"]
+    assert ag.chain(parts) == graph
+
+
+class Spare(nn.Module):
+    """A layer with a parameter that forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.spare = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (x * self.scale).relu()
+
+
+def test_what_nothing_uses_goes_with_its_module():
+    net = nn.Sequential(nn.Linear(3, 6), Spare(), nn.Linear(6, 2))
+    graph = traced(net, torch.zeros(2, 3)).graph
+    names = [p.graph.state_names for p in ag.split(graph, before="2").parts]
+    assert {"1.scale", "1.spare"} <= set(names[0])

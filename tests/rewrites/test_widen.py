@@ -1,0 +1,320 @@
+"""Widening keeps the function, or says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import AxisError, RewriteError
+from archgraph.rewrites.laws import same_function
+from archgraph.rewrites.widen import refusals
+from tests.rewrites.networks import mlp, traced
+from tests.structures import graph_of
+
+
+def test_copies_share_what_goes_out():
+    graph, state = traced(mlp(), torch.zeros(1, 3))
+    wide = ag.widen(graph, positions={"0.out": [0, 1, 2, 3, 1, 1]})
+    found = wide.transfer.pull(state)
+    torch.testing.assert_close(
+        found["0.weight"], state["0.weight"][[0, 1, 2, 3, 1, 1]], rtol=0, atol=0
+    )
+    parts = torch.tensor([1, 1 / 3, 1, 1, 1 / 3, 1 / 3])
+    expected = state["2.weight"][:, [0, 1, 2, 3, 1, 1]] * parts
+    torch.testing.assert_close(found["2.weight"], expected, rtol=1e-6, atol=0)  # thirds in float32
+
+
+def test_copies_depend_on_seed_and_sizes_alone():
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    one, two = (ag.widen(graph, sizes={"0.out": 7}).transfer for _ in range(2))
+    assert one == two
+    assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
+
+
+class PerExample(nn.Module):
+    """A normalised kernel per example: the batch becomes groups of one convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.style = nn.Conv2d(3, 4, 1), nn.Linear(5, 4)
+        self.kernel, self.head = nn.Parameter(torch.randn(6, 4, 1, 1)), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x, style):
+        x = self.stem(x)
+        b, c, h, w = x.shape
+        kernels = self.kernel * self.style(style)[:, None, :, None, None]
+        kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
+        x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
+        return self.head(x.view(b, 6, h, w))
+
+
+def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
+    graph = traced(PerExample(), torch.randn(2, 3, 5, 5), torch.randn(2, 5)).graph
+    assert "stem.out" in refusals(graph)
+
+
+class Packed(nn.Module):
+    """Queries, keys and values in one projection; scores written out."""
+
+    def __init__(self, bias=True) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 36, bias=bias), nn.Linear(12, 6)
+        self.offset = nn.Parameter(torch.randn(1, 3, 1, 4))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+        scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
+        y = scores.softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
+
+
+def test_heads_and_their_size_widen():
+    graph = traced(Packed(), torch.randn(2, 5, 6)).graph
+    assert refusals(graph) == {}
+    wide = ag.widen(graph, sizes={"heads": 5, "head_dim": 6}, verify=True)
+    assert wide.graph.param["qkv.weight"].shape == (3 * 5 * 6, 6)
+
+
+def test_a_norm_over_an_axis_needs_as_many_copies_of_each():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    graph = traced(net, torch.zeros(1, 3)).graph
+    with pytest.raises(RewriteError, match=r"0\.out: cannot be widened exactly.*layer_norm in 1"):
+        ag.widen(graph, 1.5)
+    assert same_function(graph, ag.widen(graph, 3.0), tolerance=1e-12) <= 1e-12
+    assert ag.widen(graph, 1.5, approximate=True).graph.param["1.weight"].shape == (6,)
+
+
+class Tied(nn.Module):
+    """The table that makes the stream also reads it."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 4), between
+
+    def forward(self, x):
+        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+
+
+def test_a_tied_head_is_made_up_for_in_front_of_it():
+    words = torch.randint(0, 7, (2, 5))
+    graph = traced(Tied(nn.LayerNorm(4)), words).graph
+    wide = ag.widen(graph, 2.0, verify=True)
+    assert wide.graph.param["embed.weight"].shape == (7, 8)
+    graph = traced(Tied(nn.Tanh()), words).graph
+    assert list(refusals(graph)) == ["embed.out"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"sizes": {"0.out": 3}}, r"impossible size; found 3; .* from 4; take and narrow make"),
+        ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found no 3"),
+        ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
+        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number from 1 on"),
+        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 on"),
+        ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
+        ({"factors": {"0.out": float("nan")}}, r"not a factor"),
+        ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
+        ({"positions": {"0.out": [[0], [1, 2]]}}, r"list of whole numbers"),
+        ({"factors": True}, r"cannot choose axes; found True; expected a factor, or one by axis"),
+        ({"factors": "0.out"}, r"cannot choose axes"),
+        ({"sizes": {"2.out": 5}}, r"output"),
+        ({"sizes": {"0.aut": 5}}, r"did you mean '0\.out'"),
+        ({}, r"no axes are chosen"),
+    ],
+)
+def test_impossible_growth(spec, message):
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    with pytest.raises((RewriteError, AxisError), match=message):
+        ag.widen(graph, **spec)
+
+
+class Between(nn.Module):
+    """Something of a test's own between two layers."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 4)
+        self.p, self.w = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(2, 4))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.a(x))
+
+
+def between(function):
+    return traced(Between(function), torch.randn(5, 3)).graph
+
+
+@pytest.mark.parametrize(
+    ("spread", "exact"),
+    [
+        (lambda h: h.std(-1, keepdim=True), False),
+        (lambda h: h.var(-1, keepdim=True, unbiased=False), True),
+        (lambda h: h.var(-1, keepdim=True, correction=1), False),
+        (lambda h: torch.std_mean(h, dim=-1, keepdim=True)[0], False),
+        (lambda h: torch.var_mean(h, dim=-1, keepdim=True, correction=0)[0], True),
+    ],
+)
+def test_only_a_variance_by_their_number_bears_copies(spread, exact):
+    graph = between(lambda m, h: m.b((h - h.mean(-1, keepdim=True)) / (spread(h) + 1)))
+    reason = refusals(graph, 2.0).get("a.out", "")
+    if exact:
+        ag.widen(graph, {"a.out": 2.0}, verify=True)
+    assert reason.endswith("runs over it") is not exact
+
+
+TIMES = {
+    "einsum": lambda m, h: m.b(h) @ torch.einsum("oi,pi->op", m.w, m.w),
+    "dot": lambda m, h: m.b(h) * torch.dot(m.p, m.p),
+    "square": lambda m, h: nn.functional.linear(h.tanh(), m.w * m.w),
+    "quotient": lambda m, h: h.tanh() @ (m.p / m.p),
+    "gram": lambda m, h: h.tanh() @ nn.functional.linear(m.c.weight, m.c.weight),
+    "residual": lambda m, h: nn.functional.linear(h + m.c(h), m.w) @ m.w @ m.p,
+    "results": lambda m, h: torch.einsum("bi,bi->b", h / h, m.c(h).tanh()),
+}
+
+
+@pytest.mark.parametrize("function", TIMES.values(), ids=TIMES)
+def test_what_is_multiplied_by_itself_is_not_divided_twice(function):
+    graph = between(function)
+    refused = refusals(graph, 2.0)
+    assert refused
+    for axis in ag.axes(graph).free:
+        if axis.name not in refused:
+            ag.widen(graph, {axis.name: 2.0}, verify=True)
+
+
+def test_widths_are_numbers_of_any_kind():
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    size: Any = np.int64(6)
+    factor: Any = np.float32(1.5)
+    wide = ag.widen(graph, sizes={"0.out": 6}).graph
+    assert ag.widen(graph, sizes={"0.out": size}).graph == wide
+    assert ag.widen(graph, {"0.out": factor}).graph == wide
+    few: Any = np.int32(3)
+    small = ag.narrow(graph, sizes={"0.out": few})
+    assert small.graph.param["0.weight"].shape == (3, 3)
+
+
+class Transposed(nn.Module):
+    """Layers written as products with a transposed weight, and with the bias first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
+        self.bias, self.last = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        y = nn.functional.gelu(x @ self.up.T) @ self.down.T
+        return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
+
+
+def test_products_with_transposed_weights_widen():
+    graph = traced(Transposed(), torch.randn(3, 4)).graph
+    free = [a.name for a in ag.axes(graph).free]
+    assert len(free) >= 2 and refusals(graph) == {}
+    for name in free:
+        ag.widen(graph, {name: 1.5}, verify=True)
+    ag.widen(graph, 1.5, verify=True)
+
+
+class Rotated(nn.Module):
+    """Packed queries, keys and values; the first two turned by halves (rotary positions)."""
+
+    def __init__(self, shared=False) -> None:
+        super().__init__()
+        self.qkv, self.out, self.shared = nn.Linear(6, 48), nn.Linear(16, 6), shared
+        self.angle: torch.Tensor
+        self.register_buffer("angle", torch.randn(5, 4).repeat(1, 2))
+
+    def turned(self, x):
+        half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+        return x * self.angle.cos() + half * self.angle.sin()
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        scores = self.turned(q) @ self.turned(k).transpose(-2, -1)
+        if self.shared:  # queries are wanted elsewhere too
+            scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
+        y = scores.softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
+
+
+def test_rotated_packed_queries_widen():
+    graph = traced(Rotated(), torch.randn(2, 5, 6)).graph
+    assert refusals(graph) == {}
+    assert same_function(graph, ag.widen(graph, 1.5), tolerance=1e-12) <= 1e-12
+    reasons = refusals(traced(Rotated(shared=True), torch.randn(2, 5, 6)).graph)
+    assert any("head_dim" in axis for axis in reasons)
+
+
+class HalfTied(nn.Module):
+    """Queries and keys with one weight and a bias each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 8)
+        self.k.weight, self.out = self.q.weight, nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+
+
+def test_a_weight_of_two_layers_is_not_divided_for_one():
+    graph = ag.trace(HalfTied(), torch.zeros(2, 5, 6)).graph
+    assert {axis: why.count("shares its weight") for axis, why in refusals(graph).items()} == {
+        "q.out": 2
+    }
+
+
+class Watched(Packed):
+    """Packed queries and keys whose largest entries are added to the scores they make."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
+
+
+def test_what_is_also_used_elsewhere_is_not_divided():
+    """A maximum tolerates copies, but not that the queries are divided for the product's sake."""
+    graph = traced(Watched(), torch.randn(2, 5, 6)).graph
+    (reason,) = (why for axis, why in refusals(graph).items() if "head_dim" in axis)
+    assert "is also used elsewhere" in reason
+
+
+def test_a_transposed_convolution_does_not_sum_over_its_groups():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d(8, 16, 3, padding=1, groups=4),
+        nn.ConvTranspose2d(16, 8, 2, stride=2, groups=4),
+        nn.Conv2d(8, 2, 1),
+    )
+    graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
+    for axis in ag.axes(graph).free:
+        wide = ag.widen(graph, {axis.name: 2.0})
+        assert same_function(graph, wide) <= 1e-10
+
+
+class Products(nn.Module):
+    """A sum over products of two results: what makes up for copies has nowhere to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(3, 8) for _ in range(4))
+
+    def forward(self, x):
+        return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
+
+
+def test_a_sum_over_products_is_not_widened():
+    graph = graph_of(Products(), torch.zeros(2, 5, 3))
+    (axis,) = ag.axes(graph).free
+    with pytest.raises(RewriteError, match="multiplies two results"):
+        ag.widen(graph, {axis.name: 1.5}, verify=True)
