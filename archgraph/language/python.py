@@ -14,7 +14,6 @@ import pydantic
 import torch
 
 from archgraph.analysis.structure import structure
-from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
@@ -48,6 +47,8 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         SpecError: If it cannot be imported or constructed, or its folder has no such weights.
         TraceError: If it cannot be captured.
     """
+    from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
+
     where = document.where(("python",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
