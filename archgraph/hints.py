@@ -92,7 +92,6 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "pyarrow": "data",
-    "scipy": "papers",
     "torch_geometric": "hypernet",
     "transformers": "hf",
 }

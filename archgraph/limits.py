@@ -16,8 +16,6 @@ class Limits:
 
     file_bytes: int = 256 * 2**20  # size of a file
     onnx_bytes: int = 2**31  # size of an ONNX file without the weights beside it
-    # Size of what a file holds beside its blocks of plain lines (leaves, nodes).
-    yaml_bytes: int = 4 * 2**20
     # Mappings, sequences and scalars of a file; an alias counts at each use.
     yaml_values: int = 20_000
     yaml_depth: int = 40  # nesting of a YAML file

@@ -1,17 +1,36 @@
-"""How fast the command line answers: against an empty Python, and `import torch`, here and now."""
+"""How fast the command line answers: against an empty Python and torch alone, here and now."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 REPEATS = 7
 LIMIT = 0.3  # seconds of `--help`
 RATIO = 1.2  # of `show` to `import torch`
-MODEL = Path(__file__).parents[1] / "specs/models/lenet5.yaml"
+SPECS = Path(__file__).parents[1] / "specs"
+MODEL = SPECS / "models/lenet5.yaml"
+EXPERIMENT = SPECS / "experiments/fedfa_digits.yaml"
+# The first optimiser of a process imports torch's compiler: a part of any training with torch.
+STEP = """
+import torch
+net = torch.nn.Linear(3, 2)
+optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(4, 3)).sum().backward()
+optimiser.step()
+"""
+# `archgraph run`, which ends when the first client takes its first local step.
+RUN = """
+import os, sys
+import archgraph.cli
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(lambda *_: os._exit(0))
+archgraph.cli.main()
+"""
 
 
 def seconds(*command: str) -> float:
@@ -39,10 +58,14 @@ def processor(*commands: tuple[str, ...]) -> list[float]:
 
 
 def figures() -> dict[str, float]:
-    """Seconds of an empty Python, of `--help`, `import torch` and `show`, and their ratios."""
+    """Seconds of an empty Python, `--help`, `import torch`, `show`, `run`, and their ratios."""
     empty = seconds("-c", "")
     helped = seconds("-m", "archgraph", "--help")
-    torch, shown = processor(("-c", "import torch"), ("-m", "archgraph", "show", str(MODEL)))
+    with tempfile.TemporaryDirectory() as folder:
+        run = ("-c", RUN, "run", str(EXPERIMENT), "--out", folder, "--overwrite")
+        torch, step, shown, ran = processor(
+            ("-c", "import torch"), ("-c", STEP), ("-m", "archgraph", "show", str(MODEL)), run
+        )
     return {
         "python -c '', s": empty,
         f"archgraph --help, s (aim: {LIMIT})": helped,
@@ -50,6 +73,9 @@ def figures() -> dict[str, float]:
         "import torch, processor s": torch,
         "archgraph show, processor s": shown,
         f"archgraph show / import torch (aim: {RATIO})": shown / torch,
+        "import torch and a step of SGD, processor s": step,
+        "archgraph run to its first step, processor s": ran,
+        "archgraph run to its first step / import torch and a step of SGD": ran / step,
     }
 
 

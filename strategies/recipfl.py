@@ -372,8 +372,9 @@ class Server:
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
             )
+        # In a check before a run tensors are shapes, which lie nowhere.
         return [
-            (part, {k: v.cpu().contiguous() for k, v in tensors.items()})
+            (part, {k: (v if v.is_meta else v.cpu()).contiguous() for k, v in tensors.items()})
             for part, tensors in zip(parts, states, strict=True)
         ]
 

@@ -31,7 +31,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 _scratch = tempfile.mkdtemp(prefix="archgraph-tests-")
 os.environ["TMPDIR"] = tempfile.tempdir = _scratch
-os.environ["ARCHGRAPH_CACHE"] = ""  # of captures; tests of it say where
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 
 import torch  # noqa: E402 - after the environment above

@@ -188,10 +188,9 @@ def consent() -> Iterator[None]:
     module in it would stand in for a package that is not installed, and its metadata for one that
     registers a strategy.
     """
-    from archgraph.language.captures import keeping
     from archgraph.language.consent import allowed
 
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    with allowed(), keeping():
+    with allowed():
         yield

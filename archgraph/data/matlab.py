@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.extras import extra
 from archgraph.data.files import MOST_BYTES, File
 from archgraph.data.images import check_classes, image_dataset
 from archgraph.data.source import Source
@@ -23,7 +22,7 @@ def read(source: Source, files: Mapping[str, File], limit: int | None) -> Datase
     """A data set of which each split is one MATLAB file.
 
     Raises:
-        DataError: scipy is not installed, or a file holds something else.
+        DataError: If a file holds something else.
     """
 
     def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
@@ -47,17 +46,18 @@ def read_mat(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         `[example]`.
 
     Raises:
-        DataError: scipy is not installed, or the file is damaged or holds something else.
+        DataError: If the file is damaged or holds something else.
     """
-    scipy = extra("scipy.io", "papers", where)
+    import scipy.io  # for this one data set
+
     try:
-        shapes = {name: shape for name, shape, _ in scipy.whosmat(io.BytesIO(content))}
+        shapes = {name: shape for name, shape, _ in scipy.io.whosmat(io.BytesIO(content))}
         count = shapes.get("y", (0,))[0]
         fits = shapes == {**shapes, "X": (*SIZE, count), "y": (count, 1)}
         if not fits or count * np.prod(SIZE) > MOST_BYTES:
             found = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise _other(where, found or "no variables")
-        arrays = scipy.loadmat(io.BytesIO(content), variable_names=["X", "y"])
+        arrays = scipy.io.loadmat(io.BytesIO(content), variable_names=["X", "y"])
     except DataError:
         raise
     except Exception as error:  # a damaged file may fail with any exception

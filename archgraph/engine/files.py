@@ -84,9 +84,11 @@ def checked_experiment(
     if not closed and data is not None and family is not None:
         from archgraph.engine.world import begun, prepare
 
-        prepared = prepare(spec, imagined=data, family=_shapes(family) if begins else family)
+        prepared = prepare(spec, imagined=data, family=_shapes(family))
         if not begins:
-            begun(prepared)
+            # A strategy whose server computes does it there, too.
+            world = dataclasses.replace(prepared.world, device="meta")
+            begun(dataclasses.replace(prepared, world=world))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
     notes = () if data is None else data.notes
     return "; ".join((text, *notes, *(f"{name} {NOT_IMPORTED}" for name in closed)))

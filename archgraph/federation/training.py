@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archgraph import eager
 from archgraph.errors import RejectedUpdate
 from archgraph.federation.augment import augmented
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss
@@ -136,7 +135,7 @@ def descend(
             if work.local.clip is not None:
                 norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
                 nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
-            eager.step(steps)
+            steps.step()
             size = len(batch.ids)
             total, count, seen = total + number * size, count + size, seen + size
             work.progress(epoch=epoch, step=step, loss=number)

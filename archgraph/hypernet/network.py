@@ -250,7 +250,9 @@ class GraphHypernetwork(nn.Module):
         """For each key the codes of its tensors, client by client in the order of entries."""
         self.check(graphs, states)
         described = self._described(graphs, descriptor)
-        batch = to_batch(graphs, self.vocabulary, self.reach).to(self.word.weight.device)
+        batch = to_batch(graphs, self.vocabulary, self.reach)
+        starts = batch.ptr.tolist()  # before they are on a device
+        batch = batch.to(self.word.weight.device)
         tensors: list[Tensor] = []
         slots, nodes, clients, informed = [], [], [], []
         places: dict[CodeKey, list[int]] = {}
@@ -265,7 +267,7 @@ class GraphHypernetwork(nn.Module):
                 largest[key] = tuple(map(max, largest.get(key, entry.shape), entry.shape))
                 tensors.append(states[m][entry.name])
                 slots.append(key[0])
-                nodes.append(int(batch.ptr[m]) + entry.node)
+                nodes.append(starts[m] + entry.node)
                 clients.append(m)
         words = self.word(batch.word)
         known = torch.zeros_like(words)
@@ -274,14 +276,15 @@ class GraphHypernetwork(nn.Module):
         )
         if tensors:
             codes = self.encoder(tensors, slot)
-            share = 1 / torch.bincount(node, minlength=len(words))[node].to(codes)
+            number = torch.tensor(nodes)  # of positions: known without the device's values
+            share = 1 / torch.bincount(number)[number].to(codes)
             known = known.index_add(0, node, codes * share[:, None])
         if self.join is not None:
             features = self.join(torch.cat([words, known], 1))
         else:
             assert self.shape is not None
-            features = words + known + self.shape(tensors, node, len(words))
-        alone = len(graphs) == 1 and words.device.type == "cpu"
+            features = words + known + self.shape(tensors, nodes, len(words))
+        alone = len(graphs) == 1 and words.device.type in ("cpu", "meta")
         plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
         features = self.norm(self.gnn(features, *plans))
         seen = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
@@ -401,28 +404,29 @@ class ShapeEncoder(nn.Module):
             nn.Embedding(QUARTERS, part) for part in _parts(width, DIMENSIONS)
         )
 
-    def forward(self, tensors: Sequence[Tensor], node: Tensor, nodes: int) -> Tensor:
+    def forward(self, tensors: Sequence[Tensor], node: Sequence[int], nodes: int) -> Tensor:
         """Vectors of nodes.
 
         Args:
             tensors: Tensors of any shapes.
-            node: The node of each, [tensors].
+            node: The node of each.
             nodes: Number of nodes.
 
         Returns:
             [nodes, width].
         """
         largest: dict[int, Tensor] = {}
-        for place, tensor in zip(node.tolist(), tensors, strict=True):
+        for place, tensor in zip(node, tensors, strict=True):
             if place not in largest or tensor.numel() > largest[place].numel():
                 largest[place] = tensor
         codes = [
             [_quarters(size) for size in (*tensor.shape, *[1] * DIMENSIONS)[:DIMENSIONS]]
             for tensor in largest.values()
         ]
-        index = torch.tensor(codes, dtype=torch.long, device=node.device).reshape(-1, DIMENSIONS)
+        device = next(self.parameters()).device
+        index = torch.tensor(codes, dtype=torch.long, device=device).reshape(-1, DIMENSIONS)
         vectors = torch.cat([table(index[:, i]) for i, table in enumerate(self.sizes)], 1)
-        at = torch.tensor(list(largest), dtype=torch.long, device=node.device)
+        at = torch.tensor(list(largest), dtype=torch.long, device=device)
         return vectors.new_zeros(nodes, vectors.shape[1]).index_add(0, at, vectors)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import math
@@ -14,12 +13,10 @@ import pydantic
 import torch
 
 from archgraph.analysis.structure import structure
-from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause, listed
-from archgraph.language.captures import kept
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import shorten
@@ -48,6 +45,8 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         SpecError: If it cannot be imported or constructed, or its folder has no such weights.
         TraceError: If it cannot be captured.
     """
+    from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
+
     where = document.where(("python",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -70,23 +69,13 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
                     found=f"{math.prod(given.shape):,} numbers",
                     expected=f"at most {LIMITS.example_elements:,}",
                 )
-        inputs = {
+        inputs: dict[str, Any] = {
             name: torch.zeros((2, *given.shape), dtype=torch_dtype(given.dtype))
             for name, given in spec.inputs.items()
         }
         _fits(document, model, inputs)
-        make = functools.partial(
-            trace,
-            model,
-            train=spec.train,
-            strict=spec.strict,
-            verify=True,
-            name=spec.name,
-            **inputs,
-        )
-        way = {"train": spec.train, "strict": spec.strict, "name": spec.name}
         with document.locating("python"):
-            traced = kept(model, inputs, way, make)
+            traced = trace(model, train=spec.train, strict=spec.strict, name=spec.name, **inputs)
     if not spec.sections:
         return traced.graph, traced.state
     graph = traced.graph.replace(sections=tuple(spec.sections.items()))

@@ -1,8 +1,9 @@
-"""Reading YAML: composed nodes become plain data, with the line of every key.
+"""Reading YAML: a parser's events become nodes, and nodes plain data, with the line of every key.
 
-Only mappings, sequences and plain scalars are read; nothing is constructed, no tag is followed.
-What a file may ask for is bounded (:mod:`archgraph.limits`) while it is read, not afterwards: size,
-depth, values (aliases count each time they are used).
+libyaml is the parser, ten times as fast as one in Python. Only mappings, sequences and plain
+scalars are read; nothing is constructed, no tag is followed. What a file may ask for is bounded
+(:mod:`archgraph.limits`) while it is read, not afterwards: depth, values (aliases count each time
+they are used).
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import Reader, ReaderError
+import yaml
+from yaml import Event, MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode
 
 from archgraph.errors import SpecError
 from archgraph.fields import Place
@@ -30,10 +28,32 @@ _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset({"null", "bool", "int", "float", "str", "map", "seq", "timestamp"})
 _WORDS = {"true": True, "false": False}
 
+# How plain words are read: the first row that fits, else text. These are the rules of YAML 1.2
+# (`no` is text, and `1e-3` a number), with `_` between digits.
+_WORD_TAGS = {
+    f"{_TAG}{kind}": re.compile(pattern)
+    for kind, pattern in {
+        "bool": r"true|True|TRUE|false|False|FALSE",
+        "float": r"[-+]?[0-9][0-9_]*(\.[0-9_]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+        r"|[-+]?\.[0-9_]+([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "int": r"[-+]?0(b[01_]+|o[0-7_]+|x[0-9a-fA-F_]+)|[-+][0-9_]+|[0-9][0-9_]*",
+        "merge": "<<",
+        "null": "~|null|Null|NULL|",
+        "value": "=",
+    }.items()
+}
+# A sign that no YAML file may hold.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_BREAK = re.compile("\r\n?|[\n\x85\u2028\u2029]")  # as libyaml counts lines
+
 # What is not YAML, in the parser's words, and what to do.
 _CURES = (
-    (r"character '\\t'", "indent with spaces, not with tabs"),
-    (r"<block end>", "let the keys of a mapping, or the dashes of a list, begin in one column"),
+    (r"character '\\t'|tab character", "indent with spaces, not with tabs"),
+    (
+        r"expected ('-'|key)",
+        "let the keys of a mapping, or the dashes of a list, begin in one column",
+    ),
     (r"mapping values are not allowed", "write one key in a line, and text with a colon in quotes"),
     (
         r"expected ',' or '[\]}]'",
@@ -46,10 +66,9 @@ _CURES = (
 class _Reader:
     """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
 
-    def __init__(self, file: str, text: str, blocks: Mapping[int, str]) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self.file = file
         self.source = text.split("\n")
-        self.blocks = blocks
         self.lines: dict[Place, int] = {}
         self.texts: dict[Place, tuple[int, int]] = {}
         self.count = 0
@@ -73,23 +92,18 @@ class _Reader:
             return tuple(self.read(item, (*place, i)) for i, item in enumerate(node.value))
         if isinstance(node, ScalarNode):
             self.texts[place] = self.text_start(node)
-            if node.style == "|" and node.start_mark.line in self.blocks:
-                return self.blocks[node.start_mark.line]
             try:
                 value = self.scalar(node)
             except (ValueError, KeyError, OverflowError):  # a tag or a YAML version of its own
                 kind = str(node.tag).removeprefix(_TAG)
                 self.fail(node, f"is not a valid {kind}", found=shorten(node.value))
-            # Half a character cannot be printed or written again.
-            if isinstance(value, str) and not _is_text(value):
-                self.fail(node, "is not text", found=shorten(value), expected="whole characters")
             return value
         self.fail(node, "is not plain YAML")
 
     def text_start(self, node: ScalarNode) -> tuple[int, int]:
         line, column = node.start_mark.line, node.start_mark.column
         if node.style not in ("|", ">"):
-            return line + 1, column + (node.style is not None)
+            return line + 1, column + (node.style in ("'", '"'))
         content = next((s for s in self.source[line + 1 :] if s.strip()), "")
         return line + 2, len(content) - len(content.lstrip(" "))
 
@@ -99,8 +113,6 @@ class _Reader:
             if not isinstance(key_node, ScalarNode) or key_node.tag == f"{_TAG}merge":
                 self.fail(key_node, "has a key that is not a plain word", expected="a word")
             key = str(key_node.value)
-            if not _is_text(key):
-                self.fail(key_node, "has a key that is not a plain word", expected="a word")
             if key in result:
                 first = self.lines[(*place, key)]
                 self.fail(
@@ -135,38 +147,74 @@ class _Reader:
                 return text
 
 
-def _is_text(value: str) -> bool:
-    """Whether a string can be written as UTF-8: half a character of two cannot."""
-    return value.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in value)
+class _Composer:
+    """Makes nodes of a parser's events; stops as soon as there is too much."""
 
+    def __init__(self, text: str, file: str) -> None:
+        # A PyYAML that was built without libyaml gives the same events, slowly.
+        self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        self.file = file
+        self.anchors: dict[str, Node] = {}
+        self.count = 0
 
-class _Composer(Composer):
-    """A composer that stops as soon as there is too much."""
+    def document(self) -> Node | None:
+        """The only document of the text; none where it is empty."""
+        root = None
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    self.fail(event, "but found another document")
+                root = self.node(next(self.events), 0)
+        return root
 
-    count = level = 0
-
-    def __init__(self, loader: Any = None) -> None:
-        super().__init__(loader)
-        self.warn_double_anchors = False
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node, counted."""
+    def node(self, event: Event, level: int) -> Node:
+        """The node that begins with an event."""
         self.count += 1
-        self.level += 1
         if self.count > LIMITS.yaml_values:
-            self.stop("holds too many values", f"at most {LIMITS.yaml_values}")
-        if self.level > LIMITS.yaml_depth + 1:
-            self.stop("is nested too deeply", f"at most {LIMITS.yaml_depth} levels")
-        node = super().compose_node(parent, index)
-        self.level -= 1
+            self.stop(event, "holds too many values", f"at most {LIMITS.yaml_values}")
+        if level > LIMITS.yaml_depth:
+            self.stop(event, "is nested too deeply", f"at most {LIMITS.yaml_depth} levels")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                self.fail(event, f"undefined alias {event.anchor!r}")
+            return self.anchors[event.anchor]
+        node = self.begun(event)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node  # before its items, which may be aliases of it
+        for item in self.items() if not isinstance(node, ScalarNode) else ():
+            value = self.node(item, level + 1)
+            if isinstance(node, MappingNode):
+                node.value.append((value, self.node(next(self.events), level + 1)))
+            else:
+                node.value.append(value)
         return node
 
-    def stop(self, message: str, expected: str) -> NoReturn:
-        raise _TooMuch(message, expected, self.parser.peek_event().start_mark.line + 1)
+    def begun(self, event: Event) -> Node:
+        """A scalar, or a collection without its items."""
+        tag = None if event.tag == "!" else event.tag
+        if isinstance(event, yaml.ScalarEvent):
+            if tag is None:
+                words = _WORD_TAGS.items() if event.implicit[0] or event.tag == "!" else ()
+                fits = (name for name, rule in words if rule.fullmatch(event.value))
+                tag = next(fits, f"{_TAG}str")
+            return ScalarNode(tag, event.value, event.start_mark, event.end_mark, event.style)
+        if isinstance(event, yaml.MappingStartEvent):
+            return MappingNode(tag or f"{_TAG}map", [], event.start_mark)
+        return SequenceNode(tag or f"{_TAG}seq", [], event.start_mark)
 
+    def items(self) -> Iterator[Event]:
+        """The events with which items of a collection begin."""
+        for event in self.events:
+            if isinstance(event, yaml.CollectionEndEvent):
+                return
+            yield event
 
-class _TooMuch(Exception):
-    """A bound was passed, on a line."""
+    def fail(self, event: Event, problem: str) -> NoReturn:
+        raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+    def stop(self, event: Event, message: str, expected: str) -> NoReturn:
+        line = event.start_mark.line + 1
+        raise SpecError(message, where=f"{self.file}:{line}", expected=expected)
 
 
 def read_text(path: Path) -> str:
@@ -229,33 +277,6 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     return parse_document(read_text(Path(path)), str(path))
 
 
-# A key at the left edge whose value is a block of lines, each indented by two spaces.
-_BLOCK = re.compile(r"^(\w+): \|\n((?:  [^ \n][^\n]*(?:\n|\Z))++)(?=\S|\Z)", re.MULTILINE)
-# Other signs that YAML, or one of its versions, takes for the end of a line.
-_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
-
-
-def _cut_blocks(text: str) -> tuple[str, dict[int, str]]:
-    """The text with blocks of plain lines emptied, and those blocks by the line of their key.
-
-    Leaves and nodes are nearly all of a flat file; a YAML scanner goes through them sign by sign.
-    """
-    blocks: dict[int, str] = {}
-    line = seen = 0
-
-    def cut(match: re.Match[str]) -> str:
-        nonlocal line, seen
-        body = match.group(2)
-        line += text.count("\n", seen, match.start())
-        seen = match.start()
-        if _BREAKS.search(body) or Reader.NON_PRINTABLE.search(body):
-            return match.group()
-        blocks[line] = body[2:].replace("\n  ", "\n")
-        return f"{match.group(1)}: |\n" + "\n" * body.count("\n")
-
-    return _BLOCK.sub(cut, text), blocks
-
-
 def parse_document(text: str, file: str) -> Document:
     """Read YAML text; ``file`` names it in messages.
 
@@ -275,59 +296,38 @@ _REMEMBERED = 2**15
 
 @functools.lru_cache(maxsize=512)
 def _parsed(text: str, file: str) -> Document:
-    rest, blocks = _cut_blocks(text)
-    root = _compose(rest, file)
+    root = _compose(text, file)
     if not isinstance(root, MappingNode):
         raise SpecError("is not a mapping", where=f"{file}:1", expected="keys and values")
-    found = {
-        v.start_mark.line
-        for k, v in root.value
-        if k.start_mark.column == 0 and isinstance(v, ScalarNode) and v.style == "|"
-    }
-    if not blocks.keys() <= found:
-        # What looked like a key stands inside something else: read the text as it is.
-        root, blocks = _compose(text, file), {}
-    reader = _Reader(file, text, blocks)
+    reader = _Reader(file, text)
     data = reader.read(root, ())
     return Document(file, data, reader.lines, reader.texts)
 
 
-def _compose(text: str, file: str) -> Node:
+def _compose(text: str, file: str) -> Node | None:
     """The nodes of YAML text.
 
     Raises:
         SpecError: If it is not YAML, or asks for too much.
     """
-    if (size := len(text.encode("utf-8", "surrogatepass"))) > LIMITS.yaml_bytes:
-        raise SpecError(
-            "is too large",
-            where=file,
-            found=f"{size} bytes beside the lines of leaves and nodes",
-            expected=f"≤ {LIMITS.yaml_bytes}",
-        )
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _Composer
-    try:
-        return yaml.compose(text)
-    except _TooMuch as error:
-        message, expected, line = error.args
-        raise SpecError(message, where=f"{file}:{line}", expected=expected) from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else 1
-        problem = str(error.problem or error.context).removeprefix("found ")
-        hints = (hint for pattern, hint in _CURES if re.search(pattern, problem))
-        raise SpecError(
-            "is not YAML", where=f"{file}:{line}", found=problem, hint=next(hints, None)
-        ) from None
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+    if (sign := _FORBIDDEN.search(text)) is not None:
         raise SpecError(
             "holds a character that YAML does not allow",
-            where=f"{file}:{line}",
-            found=f"U+{error.character:04X}"
-            if isinstance(error.character, int)
-            else repr(error.character),
-        ) from None
-    except YAMLError as error:
-        raise SpecError("is not YAML", where=file, found=str(error)) from None
+            where=f"{file}:{text.count(chr(10), 0, sign.start()) + 1}",
+            found=f"U+{ord(sign.group()):04X}",
+        )
+    try:
+        return _Composer(text, file).document()
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        # What stays open is noticed at the end, behind the last line.
+        line = min(mark.line, text.rstrip().count("\n")) + 1 if mark is not None else 1
+        problem = str(error.problem or error.context).removeprefix("found ")
+        if mark is not None and problem.startswith("character that"):
+            character = _BREAK.split(text)[mark.line][mark.column]
+            problem = problem.replace("character", f"character {character!r}")
+        hints = (hint for pattern, hint in _CURES if re.search(pattern, problem))
+        facts: dict[str, str | None] = {"found": problem, "hint": next(hints, None)}
+        if (missing := re.fullmatch("(did|could) not find expected (.*)", problem)) is not None:
+            facts |= {"found": None, "expected": missing[2]}
+        raise SpecError("is not YAML", where=f"{file}:{line}", **facts) from None

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from archgraph.eager import without_compiler
 from archgraph.errors import GraphError
 from archgraph.graph.ir import (
     ArchGraph,
@@ -34,8 +33,6 @@ from archgraph.ops.table import row
 from archgraph.ops.types import Scalar, Uncertain
 
 ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
-
-without_compiler()
 
 _PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
 

@@ -28,15 +28,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from archgraph.eager import without_compiler
-
 # Bytes that a program may leave allocated: an allocator keeps some of what is freed.
 LEFT = 2**28
 
 
 # Packages in which functions are looked up that programs, training and this package call.
 _PACKAGES = (
-    *("archgraph.eager.", "archgraph.engine.", "archgraph.federation.", "archgraph.module."),
+    *("archgraph.engine.", "archgraph.federation.", "archgraph.module."),
     *("archgraph.states.", "archgraph.strategies.", "strategies."),
     *("torch.autograd.", "torch.library.", "torch.linalg.", "torch.nn.", "torch.optim."),
     *("numpy.linalg.", "numpy.random."),
@@ -110,7 +108,6 @@ _COUNTS: list[Callable[[], object]] = [
 @functools.cache
 def use_optimisers() -> None:
     """Make one of each kind: the first of a kind replaces the kind's ``step`` for good."""
-    without_compiler()
     for kind in _classes(torch.optim):
         if issubclass(kind, torch.optim.Optimizer):
             with contextlib.suppress(TypeError, ValueError):  # the base, and what is abstract

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import networkx as nx
-
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.analysis.widths import alike
@@ -165,6 +163,8 @@ def _joined(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
 
     Axes that are tied (:func:`_ties`) get one width.
     """
+    import networkx as nx  # only here: most commands join nothing
+
     whole = base
     for graph in graphs:
         whole = _deepened(whole, graph)

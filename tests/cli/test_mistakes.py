@@ -140,8 +140,8 @@ MISTAKES = {
     "a list that is not aligned": Mistake(
         model("  - {name: body", "- {name: body"),
         "show model.yaml",
-        "model.yaml:12: is not YAML; found expected <block end>, but found '-'; let the keys "
-        "of a mapping, or the dashes of a list, begin in one column",
+        "model.yaml:12: is not YAML; expected key; let the keys of a "
+        "mapping, or the dashes of a list, begin in one column",
     ),
     "a tab": Mistake(
         model("  residual", "\tresidual"),
@@ -152,8 +152,8 @@ MISTAKES = {
     "a bracket that stays open": Mistake(
         model("[1, 8, 8]", "[1, 8, 8"),
         "show model.yaml",
-        "model.yaml:3: is not YAML; found expected ',' or ']', but got '}'; close every "
-        "bracket, and put commas between items",
+        "model.yaml:3: is not YAML; expected ',' or ']'; close every bracket, "
+        "and put commas between items",
     ),
     "a choice that there is not": Mistake(
         {},

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -640,8 +641,7 @@ def mat(count: int, **more: object) -> bytes:
     stream = io.BytesIO()
     pixels = np.arange(32 * 32 * 3 * count).reshape(32, 32, 3, count).astype(np.uint8)
     digits = np.arange(1, count + 1, dtype=np.uint8)[:, None]
-    scipy = pytest.importorskip("scipy.io", reason="needs archgraph[papers]")
-    scipy.savemat(stream, {"X": pixels, "y": digits, **more}, do_compression=True)
+    scipy.io.savemat(stream, {"X": pixels, "y": digits, **more}, do_compression=True)
     return stream.getvalue()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop, sample
@@ -23,6 +24,16 @@ from archgraph.record.traffic import size
 
 def bits(tensors: Any) -> dict[str, bytes]:
     return {k: v.numpy().tobytes() for k, v in tensors.items()}
+
+
+def test_hooks_of_optimisers_see_every_local_step(experiment):
+    counts: list[torch.optim.Optimizer] = []
+    hook = register_optimizer_step_post_hook(lambda optimiser, *_: counts.append(optimiser))
+    try:
+        clients = execute(experiment(rounds=1)).rounds[0]["clients"]
+    finally:
+        hook.remove()
+    assert len(counts) == sum(client["steps"] for client in clients) > 0
 
 
 @dataclass(frozen=True)

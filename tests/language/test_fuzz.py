@@ -102,7 +102,7 @@ FAULTS = [
     (("fc.weight", "fc..weight"), "leaf with an impossible name"),
     (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
     (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
-    (('"tiny"', '"\\ud800"'), "is not text"),
+    (('"tiny"', '"\\ud800"'), "invalid Unicode character"),
     (('"x": "%x"', '"class": "%x"'), "argument of forward must be an identifier; found class"),
     (('"%half"', "\"T{'class': %half}\""), "name that a named tuple cannot have; found class"),
     (('"%half"', "\"{'a': %half, 'a': %x}\""), "two results of one name"),
@@ -203,12 +203,6 @@ def test_a_family_names_files_that_are_there(tmp_path: Path, name: str) -> None:
 def test_yaml_is_bounded_while_it_is_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.yaml").write_text(f"archgraph: 1\nname: x\ninputs:\n {text}\n")
     with pytest.raises(SpecError, match=r"m\.yaml:\d+"):
-        ag.load(tmp_path / "m.yaml")
-
-
-def test_what_is_beside_leaves_and_nodes_is_bounded(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("archgraph: 1\nname: " + "x" * (LIMITS.yaml_bytes + 1))
-    with pytest.raises(SpecError, match=f"is too large; found .* expected ≤ {LIMITS.yaml_bytes}"):
         ag.load(tmp_path / "m.yaml")
 
 

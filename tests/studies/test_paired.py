@@ -9,18 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from archgraph.studies.paired import Paired, paired, upper_tail
+from archgraph.studies.paired import Paired, paired
 
 
 @pytest.mark.parametrize("t", [-3.0, -0.5, 0.0, 0.5, 2.0, 40.0])
-def test_one_and_two_degrees_of_freedom_have_closed_forms(t: float):
-    assert upper_tail(t, 1) == pytest.approx(0.5 - math.atan(t) / math.pi, abs=1e-15)
-    assert upper_tail(t, 2) == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)), abs=1e-15)
-
-
-@given(st.floats(-50, 50), st.integers(1, 200))
-def test_the_tail_is_that_of_scipy(t: float, freedom: int):
-    assert upper_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), abs=1e-13)
+def test_two_and_three_seeds_have_closed_forms(t: float):
+    # Differences d ± 1 have the deviation √2 and so t = d; d and d ± 1 have 1, and t = d √3.
+    two = Paired((t - 1, t + 1)).p
+    assert two == pytest.approx(0.5 - math.atan(t) / math.pi, abs=1e-15)
+    three = Paired(tuple(t / math.sqrt(3) + x for x in (-1, 0, 1))).p
+    assert three == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)), abs=1e-15)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=3, max_size=8))
