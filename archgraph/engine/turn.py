@@ -209,9 +209,9 @@ class Turn:
             yield from self.workers.calls(
                 self.work,
                 tasks,
-                made=self._assignment,
+                begin=self._assignment,
                 key=lambda task: task.client,
-                told=self.watch.step,
+                progress=self.watch.step,
                 waiting=lambda: self.clock.measure("local"),
                 again=True,
             )
