@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from flwr.app import Array, ArrayRecord, Context, Message
 
 import archgraph as ag
-from archgraph.engine.clientwork import check_form
+from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.local import Run, execute
 from archgraph.engine.world import prepare
-from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Model, Outcome
+from archgraph.errors import RunError
+from archgraph.federation import Model, Outcome, Task
 from archgraph.flower.client import client_app
 from archgraph.flower.process import ProcessGrid
 from archgraph.flower.server import Nodes
@@ -221,8 +221,11 @@ def test_a_reply_without_a_model_of_its_task_is_refused(write):
     setup = prepare(write("fedavg"))
     task = setup.strategy.send(setup.world, setup.strategy.init(setup.world), 0, 1)
     both = dataclasses.replace(task, others={"small": Model(task.graph, task.state)})
-    check_form(task, Outcome(task.state))
-    with pytest.raises(RejectedUpdate, match="than the task's; found none; expected small"):
-        check_form(both, Outcome(task.state))
-    with pytest.raises(RejectedUpdate, match="missing entry"):
-        check_form(task, Outcome({}))
+    work = ClientWork(setup)
+
+    def refused(task: Task, outcome: Outcome) -> str | None:
+        return work.checked(1, task, lambda: outcome).refused
+
+    assert refused(task, Outcome(task.state)) is None
+    assert "than the task's; found none; expected small" in str(refused(both, Outcome(task.state)))
+    assert "missing entry" in str(refused(task, Outcome({})))
