@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -27,8 +27,8 @@ from archgraph.processes.process import Tell
 from archgraph.processes.reasons import reason
 from archgraph.record.client import KeptByClient
 from archgraph.record.traffic import DOWN, UP, back
-from archgraph.states import check_update
-from archgraph.states.clipping import change
+from archgraph.states import wire
+from archgraph.states.clipping import UpdateSize, change
 from archgraph.states.updates import finite, unsummable
 
 # What the record says of an accepted client, beside its metrics.
@@ -52,6 +52,30 @@ class Assignment(NamedTuple):
     kept: KeptByClient
 
 
+@wire.carried
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """What came back of a client's work, after all checks of it alone.
+
+    It is made where the client works, and read where updates are merged.
+
+    Attributes:
+        outcome: What the program left behind; None: it is refused.
+        findings: What the strategy found in it.
+        seconds: How long the client worked.
+        bytes_up: Bytes that came back; None: it is not known.
+        change: The size of the change in what is merged; None: nothing limits it.
+        refused: Why the server does not take it; None: it does.
+    """
+
+    outcome: Outcome | None = None
+    findings: State = field(default_factory=dict)
+    seconds: float = 0.0
+    bytes_up: int | None = None
+    change: UpdateSize | None = None
+    refused: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class ClientWork:
     """Does what clients of an experiment are assigned, and checks what they return."""
@@ -63,27 +87,40 @@ class ClientWork:
         world = dataclasses.replace(self.experiment.world, device=device)
         return ClientWork(dataclasses.replace(self.experiment, world=world))
 
-    def __call__(self, what: Assignment, tell: Tell) -> dict[str, Any]:
-        """What came of it, in plain values and tensors."""
+    def __call__(self, what: Assignment, tell: Tell) -> Returned:
+        """Do what a client is assigned, and check what comes of it."""
         return self.checked(what.round, what.task, functools.partial(self._work, what, tell))
 
-    def checked(self, round: int, task: Task, work: Callable[[], Outcome]) -> dict[str, Any]:
-        """What comes of a client's work, wherever it is done, and of all checks of it alone."""
-        found: dict[str, Any] = {}
-        began = time.perf_counter()
+    def checked(
+        self,
+        round: int,
+        task: Task,
+        work: Callable[[], Outcome],
+        *,
+        optional: Collection[str] = (),
+    ) -> Returned:
+        """Return what comes of a client's work, wherever it is done, and of all checks of it alone.
+
+        Args:
+            round: Counted from 1; 0 for the survey.
+            task: What the client was to do.
+            work: Gives the outcome.
+            optional: Entries that may be missing: those that never leave the client's node.
+        """
+        seconds, up, began = 0.0, None, time.perf_counter()
         try:
             outcome = work()
-            found["seconds"] = time.perf_counter() - began
+            seconds = time.perf_counter() - began
             result = self.result(task, outcome)
-            found[UP] = back(result)
-            self._check(task, outcome)
+            up = back(result)
+            self._check(task, outcome, optional)
             with one_thread():  # the same bits in whatever process
                 findings = self.examined(result).findings
-                if self.limits(round):
-                    found["change"] = tuple(change(task.state, result.state, result.skip))
-            return {**found, "outcome": vars(outcome), "findings": findings}
+                limited = self.limits(round)
+                size = change(task.state, result.state, result.skip) if limited else None
         except RejectedUpdate as error:
-            return {**found, "rejected": reason(error)}
+            return Returned(bytes_up=up, refused=reason(error))
+        return Returned(outcome, findings, seconds, up, size)
 
     def result(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome."""
@@ -132,16 +169,28 @@ class ClientWork:
                 progress=_steps(tell),
             )
             outcome = performed(program, work, setup.engine)
-        return _copied(task, outcome)
+        return dataclasses.replace(  # in memory of its own: the program may keep what it returned
+            outcome,
+            state=copies(outcome.state),
+            keep=copies(outcome.keep),
+            others={name: copies(state) for name, state in outcome.others.items()},
+            extras=copies(outcome.extras),
+        )
 
-    def _check(self, task: Task, outcome: Outcome) -> None:
-        """Refuse what the server must not take."""
+    def _check(self, task: Task, outcome: Outcome, optional: Collection[str]) -> None:
+        """Refuse what the server must not take: the one check of an update on its way."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
         # What the client began with is its own: a mask of −∞ among it is taken as it comes back.
         private = {k: v for k, v in outcome.state.items() if k in task.kept}
         sent |= unsummable(task.graph, private)
-        check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
+        check_ranges(task.graph, sent, outcome.state, steps, optional=optional)
+        if set(outcome.others) != set(task.others):
+            raise RejectedUpdate(
+                "other models than the task's",
+                found=", ".join(outcome.others) or "none",
+                expected=", ".join(task.others) or "none",
+            )
         for name, state in outcome.others.items():
             model = task.others[name]
             with _within(name):
@@ -170,46 +219,6 @@ def _steps(tell: Tell) -> Progress:
 def malicious(experiment: Experiment, round: int, client: int) -> bool:
     """Whether a client attacks in a round."""
     return client in experiment.malicious and round > 0
-
-
-def check_form(task: Task, outcome: Outcome, *, private: bool = True) -> None:
-    """Check names, shapes and types of what came back for a task.
-
-    Args:
-        task: What was asked for.
-        outcome: What came back.
-        private: Whether entries that stay with the client have to be there.
-
-    Raises:
-        RejectedUpdate: If an entry or a model is missing, was not asked for, or has another form.
-    """
-    optional = () if private else task.kept
-    check_update(task.graph, outcome.state, finite=False, optional=optional)
-    if set(outcome.others) != set(task.others):
-        raise RejectedUpdate(
-            "other models than the task's",
-            found=", ".join(outcome.others) or "none",
-            expected=", ".join(task.others) or "none",
-        )
-    for name, state in outcome.others.items():
-        with _within(name):
-            check_update(task.others[name].graph, state, finite=False)
-
-
-def _copied(task: Task, outcome: Outcome) -> Outcome:
-    """What a program returned, in memory of its own: it may go on writing into what it holds.
-
-    Names and shapes come first, since a copy of what is not as large as the model could be larger
-    than the memory. Values are looked at once they cannot change any more.
-    """
-    check_form(task, outcome)
-    return dataclasses.replace(
-        outcome,
-        state=copies(outcome.state),
-        keep=copies(outcome.keep),
-        others={name: copies(state) for name, state in outcome.others.items()},
-        extras=copies(outcome.extras),
-    )
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 from archgraph.processes.isolation import isolated, one_thread
-from archgraph.processes.nursery import accelerated
 from archgraph.processes.process import Died, Tell
 from archgraph.processes.reasons import reason
 from archgraph.processes.workers import Workers
@@ -154,9 +153,7 @@ class Evaluator:
                 )
             return {**self._version(model, module, client), "untuned": untuned}
 
-        # Training needs what a process that is forked now may lack.
-        workers = self.workers if model.program is None or not accelerated() else Workers()
-        for client, done in workers.calls(version, model.clients):
+        for client, done in self.workers.calls(version, model.clients):
             found = version(client, print) if isinstance(done, Died) else done
             everywhere.append(found["all"])
             if found["own"] is not None:

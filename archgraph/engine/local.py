@@ -220,7 +220,6 @@ def execute(
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)
-        loop.prepare()
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
         checkpoint = None

@@ -22,7 +22,6 @@ from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
-from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
@@ -31,7 +30,6 @@ from archgraph.record.client import KeptByClient
 from archgraph.record.folder import RunRecord
 from archgraph.record.progress import Bars
 from archgraph.record.trackers import Trackers
-from archgraph.states import Transfer
 from archgraph.states.updates import unsummable
 from archgraph.tables import plural
 
@@ -95,11 +93,6 @@ class Loop:
     best: Checkpoint | None = None
     elsewhere: Elsewhere | None = None
     _recording: float = 0.0
-
-    def prepare(self) -> None:
-        """What comes before this process uses a device."""
-        if self.elsewhere is None:
-            self._workers.prepare(self._work)
 
     def start(self, state: ServerState) -> None:
         """What comes before the first round: the survey, from the strategy's first state."""
@@ -269,7 +262,6 @@ class Loop:
             always=asked.workers is not None,
             deadline=asked.deadline,
             memory=asked.memory,
-            known=(ArchGraph, Transfer),
             places=asked.places,
         )
 

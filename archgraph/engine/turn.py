@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from archgraph.analysis.roles import frozen
-from archgraph.engine.clientwork import Assignment, ClientWork, copies, malicious
+from archgraph.engine.clientwork import Assignment, ClientWork, Returned, copies, malicious
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RejectedUpdate, RunError
@@ -31,6 +31,10 @@ from archgraph.states.spill import Spill
 
 # A task with a function that returns its outcome, or raises what became of it.
 Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
+# A task with what the record says of its client so far, and what came back.
+Arrived: TypeAlias = tuple[Task, dict[str, Json], Returned]
+# The same once it is taken: what its program left behind, and what the strategy sees of that.
+Taken: TypeAlias = tuple[Task, dict[str, Json], Outcome, Result]
 LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 
 
@@ -83,47 +87,6 @@ class Clock:
         self._since = now
 
 
-class _Arrival(NamedTuple):
-    """The work of a client after all checks of a single update.
-
-    Attributes:
-        task: What the client was to do.
-        who: Whose it is, for the record.
-        outcome: What came of it.
-        result: What the strategy sees of that.
-        seconds: How long the client worked.
-        change: The size of the change in what is merged; None: nothing limits it.
-        clipped: Factor by which the change was scaled down.
-    """
-
-    task: Task
-    who: dict[str, Json]
-    outcome: Outcome
-    result: Result
-    seconds: float
-    change: UpdateSize | None = None
-    clipped: float = 1.0
-
-    def spilled(self, spill: Spill) -> Callable[[], _Arrival]:
-        """Write the tensors to disk, and return a function that reads this arrival back."""
-        sent, back = spill.put(self.task.state), spill.put(self.outcome.state)
-        findings, names = spill.put(self.result.findings), tuple(self.result.state)
-        bare = self._having({}, {}, (), {})
-        return lambda: bare._having(spill.get(sent), spill.get(back), names, spill.get(findings))
-
-    def _having(
-        self, sent: State, state: State, returned: Iterable[str], findings: State
-    ) -> _Arrival:
-        """This arrival with other tensors; the result has those of some names."""
-        own = {name: state[name] for name in returned}
-        result = dataclasses.replace(self.result, state=own, findings=findings)
-        return self._replace(
-            task=dataclasses.replace(self.task, state=sent),
-            outcome=dataclasses.replace(self.outcome, state=state),
-            result=result,
-        )
-
-
 @dataclass(eq=False)
 class Turn:
     """One round's clients: their work as a stream of results, and what became of each.
@@ -170,57 +133,61 @@ class Turn:
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
-        for arrival in self._limited(self._arrived(tasks)):
-            task, outcome, result = arrival.task, arrival.outcome, arrival.result
+        for task, row, outcome, result in self._limited(self._arrived(tasks)):
             changing = task.kept - frozen(task.graph)
             own = {name: outcome.state[name] for name in changing if name in outcome.state}
             if own or outcome.keep or task.client in self.kept:
                 # Copies: else the memory of all that has come back would stay for a part of it.
                 self.kept[task.client] = KeptByClient(copies(own), copies(outcome.keep))
-            attacks = malicious(self.experiment, self.round, task.client)
-            more: dict[str, Json] = {"malicious": True} if attacks else {}
-            more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             if "seen" in outcome.metrics:
-                more[MACS] = of_client(task, outcome.metrics["seen"])
+                row[MACS] = of_client(task, outcome.metrics["seen"])
             if self.test is not None:
                 with self.clock.measure("evaluate"):
-                    more["trained"] = dict(self.test(task, outcome.state))
-            self.accepted.append(
-                {**arrival.who, "examples": result.examples, **more, "seconds": arrival.seconds}
-                | {**outcome.metrics}
-            )
-            del arrival, task, outcome, own
+                    row["trained"] = dict(self.test(task, outcome.state))
+            row["seconds"] = row.pop("seconds")  # after what has been added
+            self.accepted.append({**row, **outcome.metrics})
+            del task, row, outcome, own
             yield result
             del result
 
-    def _arrived(self, tasks: Iterable[Task]) -> Iterator[_Arrival]:
-        """What comes back and is not refused."""
+    def _arrived(self, tasks: Iterable[Task]) -> Iterator[Arrived]:
+        """What comes back and is not refused, with what the record says of it so far."""
         with contextlib.closing(self._calls(map(self._announced, tasks))) as calls:
-            for task, found in calls:
-                arrival = self._arrival(task, found)
+            for task, came in calls:
+                row = self._row(task)
                 self.watch.client_done()
-                if arrival is not None:
-                    yield arrival
-                del task, found, arrival
+                if isinstance(came, Died):
+                    self._failed(row, came)
+                    continue
+                row |= {} if came.bytes_up is None else {UP: came.bytes_up}
+                if came.refused is not None:
+                    self.rejected.append({**row, "reason": came.refused})
+                    continue
+                yield task, row, came
+                del task, came
 
-    def _calls(self, tasks: Iterable[Task]) -> Generator[tuple[Task, dict[str, Any] | Died]]:
+    def _calls(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Returned | Died]]:
         """What came of each task, in their order."""
         if self.elsewhere is None:
             yield from self.workers.calls(
                 self.work,
                 tasks,
-                made=self._assignment,
+                begin=self._assignment,
                 key=lambda task: task.client,
-                told=self.watch.step,
+                progress=self.watch.step,
                 waiting=lambda: self.clock.measure("local"),
                 again=True,
             )
             return
+        at_node = self.elsewhere.private == "node"
         for task, work in self.elsewhere(self.round, tasks, self.kept):
+            checked = functools.partial(
+                self.work.checked, self.round, task, work, optional=task.kept if at_node else ()
+            )
             with self.clock.measure("local"):
-                found = attempted(functools.partial(self.work.checked, self.round, task, work))
-            yield task, found
-            del found
+                came = attempted(checked)
+            yield task, came
+            del came
 
     def _assignment(self, task: Task) -> Assignment:
         """What a client begins with, now."""
@@ -233,66 +200,61 @@ class Turn:
     def _name(self, task: Task) -> str:
         return task.tier or self.experiment.world.clients[task.client].name
 
-    def _arrival(self, task: Task, found: dict[str, Any] | Died) -> _Arrival | None:
-        """What came of an attempt; None if the client failed or its update was refused."""
-        who: dict[str, Json] = {"client": task.client, "name": self._name(task)}
-        who |= {"spare": True} if task.client in self.spare else {}
-        who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
-        if isinstance(found, Died):
-            if self._first is None:
-                self._first = found.error
-            if self._first is None:  # it was in another process
-                self._first = ChildProcessError(found.reason)
-                self._first.add_note(found.trace)
-            self.failed.append({**who, "reason": printable(found.reason)})
-            return None
-        who |= {UP: found[UP]} if UP in found else {}
-        if "rejected" in found:
-            self.rejected.append({**who, "reason": found["rejected"]})
-            return None
-        outcome = Outcome(**found["outcome"])
-        result = dataclasses.replace(self.work.result(task, outcome), findings=found["findings"])
-        size = UpdateSize(*found["change"]) if "change" in found else None
-        return _Arrival(task, who, outcome, result, found["seconds"], size)
+    def _row(self, task: Task) -> dict[str, Json]:
+        """What the record says of a client, whatever came of its work."""
+        row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
+        row |= {"spare": True} if task.client in self.spare else {}
+        return row | {DOWN: sent(task, self.kept.get(task.client, KeptByClient()))}
 
-    def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
-        """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
-        if not self.work.limits(self.round):
-            yield from arrived
-            return
+    def _failed(self, row: dict[str, Json], died: Died) -> None:
+        if self._first is None:
+            self._first = died.error
+        if self._first is None:  # it was in another process
+            self._first = ChildProcessError(died.reason)
+            self._first.add_note(died.trace)
+        self.failed.append({**row, "reason": printable(died.reason)})
+
+    def _limited(self, arrived: Iterator[Arrived]) -> Iterator[Taken]:
+        """What `bound` allows, scaled down as far as `clip` says, as the strategy sees it.
+
+        1. Where a limit is relative to the round's median, all updates wait on disk for it.
+        2. A change of more than `bound` medians is refused.
+        3. A change that `clip` limits is scaled down, and examined as it is then.
+        """
         bound, rules, median = self.experiment.bound, self.work.clip(self.round), 0.0
-        sized = ((arrival, arrival.change or UpdateSize(0.0, 0)) for arrival in arrived)
-        if bound is not None or (rules is not None and rules.clip == "median"):
+        limits = self.work.limits(self.round)
+        if limits and (bound is not None or (rules is not None and rules.clip == "median")):
             spill = Spill()
-            waiting = [(arrival.spilled(spill), size) for arrival, size in sized]
-            median = statistics.median(size.rms for _, size in waiting) if waiting else 0.0
-            sized = ((read(), size) for read, size in waiting)
-        for arrival, size in sized:
+            waiting = [(_size(one[2]).rms, _spilled(spill, one)) for one in arrived]
+            median = statistics.median(rms for rms, _ in waiting) if waiting else 0.0  # step 1
+            arrived = (read() for _, read in waiting)
+        for task, row, came in arrived:
+            assert came.outcome is not None  # else it was refused
+            result = self.work.result(task, came.outcome)
+            result, size = dataclasses.replace(result, findings=came.findings), _size(came)
             try:
-                if bound is not None and size.rms > bound * median > 0:
+                if bound is not None and size.rms > bound * median > 0:  # step 2
                     raise RejectedUpdate(
                         "the update is too large",
                         found=f"a change of {size.rms:.3g} per value",
                         expected=f"at most {bound * median:.3g}, "
                         f"{bound:g} times the round's median",
                     )
-                if rules is not None:
-                    arrival = self._times(arrival, rules.factor(size, median))
+                factor = 1.0 if rules is None else rules.factor(size, median)
+                if factor != 1:  # step 3
+                    state = clipped(task.state, result.state, factor, result.skip)
+                    with one_thread():
+                        result = self.work.examined(dataclasses.replace(result, state=state))
             except RejectedUpdate as error:
-                self.rejected.append({**arrival.who, "reason": reason(error)})
+                self.rejected.append({**row, "reason": reason(error)})
             else:
-                yield arrival
-            del arrival
-
-    def _times(self, arrival: _Arrival, factor: float) -> _Arrival:
-        """An arrival with its update scaled by a factor, and examined as it is then."""
-        if factor == 1:
-            return arrival
-        result = arrival.result
-        state = clipped(arrival.task.state, result.state, factor, result.skip)
-        with one_thread():
-            result = self.work.examined(dataclasses.replace(result, state=state))
-        return arrival._replace(result=result, clipped=factor)
+                attacks = malicious(self.experiment, self.round, task.client)
+                row["examples"] = result.examples
+                row |= {"malicious": True} if attacks else {}
+                row |= {"clipped": factor} if factor < 1 else {}
+                row["seconds"] = came.seconds
+                yield task, row, came.outcome, result
+            del task, row, came, result
 
     def settle(self) -> None:
         """After the stream has ended.
@@ -318,3 +280,24 @@ class Turn:
     def report(self) -> dict[str, Json]:
         """What became of the clients, as the record has it."""
         return {"clients": self.accepted, "rejected": self.rejected, "failed": self.failed}
+
+
+def _size(came: Returned) -> UpdateSize:
+    return came.change or UpdateSize(0.0, 0)
+
+
+def _spilled(spill: Spill, arrived: Arrived) -> Callable[[], Arrived]:
+    """Write the tensors of an update to disk, and return a function that reads it back."""
+    task, row, came = arrived
+    assert came.outcome is not None  # else it was refused
+    sent, back, seen = map(spill.put, (task.state, came.outcome.state, came.findings))
+    bare_task = dataclasses.replace(task, state={})
+    bare = dataclasses.replace(came, outcome=None, findings={})
+    bare_outcome = dataclasses.replace(came.outcome, state={})
+
+    def read() -> Arrived:
+        outcome = dataclasses.replace(bare_outcome, state=spill.get(back))
+        returned = dataclasses.replace(bare, outcome=outcome, findings=spill.get(seen))
+        return dataclasses.replace(bare_task, state=spill.get(sent)), row, returned
+
+    return read

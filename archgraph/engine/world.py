@@ -49,8 +49,6 @@ from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
-from archgraph.processes.process import Died
-from archgraph.processes.workers import FIRST_USE, Workers
 
 
 def prepare(
@@ -443,45 +441,22 @@ def _check_processes(engine: EngineSpec) -> None:
 
 
 def _device(engine: EngineSpec) -> str:
-    """The device that the server uses; this process does not, where others will use it.
+    """Return the device that the server uses.
 
     Raises:
         RunError: If one of the devices cannot be used.
     """
-    names = engine.devices
-    if engine.places and engine.kind == "local":
-        # Else CUDA's driver begins in this process when it is asked whether there is one.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        _check_unused(engine)
-        workers = Workers(1, always=True, deadline=FIRST_USE)
-        troubles = dict(workers.calls(lambda name, tell: _trouble(name), names))
-    else:
-        troubles = {names[0]: _trouble(names[0])}
-    for name, trouble in troubles.items():
+    names = engine.devices if engine.kind == "local" else engine.devices[:1]
+    for name in names:
+        trouble = _trouble(name)
         if trouble is not None:
-            found = trouble.reason if isinstance(trouble, Died) else trouble
             raise RunError(
                 "cannot compute there",
                 where="engine.device",
-                found=f"{name!r} ({found.splitlines()[0]})",
+                found=f"{name!r} ({trouble.splitlines()[0]})",
                 expected="cpu, or a device that this machine has and this build of PyTorch can use",
             )
     return names[0]
-
-
-def _check_unused(engine: EngineSpec) -> None:
-    """Refuse to start processes on a device that this one has used: they could not use it."""
-    used = False
-    with contextlib.suppress(RuntimeError, AttributeError):  # of a kind that is never begun
-        used = torch.get_device_module(engine.kind_of_device).is_initialized()
-    if used:
-        raise RunError(
-            "processes on a device must be started before it is used, and this process has used it",
-            where="engine.device",
-            found=engine.device,
-            hint="start the run in a process that has not (`archgraph run`, say), or let its "
-            "clients share this one: a single device, without engine.workers and engine.deadline",
-        )
 
 
 def _trouble(name: str) -> str | None:

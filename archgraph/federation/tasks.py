@@ -14,7 +14,7 @@ from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
-from archgraph.states import State, Transfer
+from archgraph.states import State, Transfer, wire
 
 Weights = Literal["examples", "uniform"]
 
@@ -129,6 +129,7 @@ def _copied(state: State) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
+@wire.carried
 @dataclass(frozen=True)
 class Outcome:
     """What a program leaves behind.

@@ -24,11 +24,11 @@ from archgraph.flower.keeping import KEPT, PENDING, restore, round_of, store
 from archgraph.flower.programs import Trusted
 from archgraph.flower.records import (
     FORMAT,
-    arrays,
     loss_record,
+    packed,
     read_task,
     result_record,
-    tensors,
+    unpacked,
 )
 from archgraph.processes.reasons import reason
 from archgraph.record.client import KeptByClient
@@ -91,7 +91,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> RecordDi
         return loss_record(task.client, lost["reason"], refused=bool(turn.rejected))
     now = turn.kept[task.client]
     if at_node:
-        context.state[PENDING] = arrays(now.flat())
+        context.state[PENDING] = packed(now.flat())
         context.state[f"{PENDING}-round"] = ConfigRecord({"round": number})
     return result_record(results[0], None if at_node else now)
 
@@ -146,4 +146,4 @@ def _confirmed(context: Context, confirmed: int) -> KeptByClient:
             expected=f"that of round {confirmed}",
             hint="begin the run anew, or resume it on the nodes that it ran on",
         )
-    return KeptByClient.from_flat(tensors(state[KEPT]))
+    return KeptByClient.from_flat(unpacked(state[KEPT]))

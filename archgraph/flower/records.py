@@ -1,4 +1,4 @@
-"""Tasks and what comes back as Flower's records: text for architectures, arrays for weights.
+"""Tasks and what comes back as Flower's records: architectures as text, weights as safetensors.
 
 What a node receives or returns is data from another machine: it is read into plain values and
 tensors, and nothing of it is executed.
@@ -7,69 +7,43 @@ tensors, and nothing of it is executed.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from torch import Tensor
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from archgraph.errors import RejectedUpdate
-from archgraph.federation import Model, Outcome, Result, State, Task
+from archgraph.federation import Model, Outcome, Result, Task
 from archgraph.flower.programs import Trusted, as_plain, as_program
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.record.client import KeptByClient
+from archgraph.states import wire
 
 # Version of the messages; server and nodes must agree.
-FORMAT = 1
-
-# Types that NumPy lacks travel as whole numbers of the same width, under their own name.
-_CARRIERS = {torch.bfloat16: torch.int16}
-_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _CARRIERS}
+FORMAT = 2
+# A record holds one message (archgraph.states.wire), as one array: Flower sends arrays in pieces.
+BODY = "message"
 
 
-def arrays(state: State) -> ArrayRecord:
-    """Tensors as a record.
+def packed(value: Any) -> ArrayRecord:
+    """Write plain values and tensors as a record.
 
     Example:
-        >>> bits = tensors(arrays({"w": torch.ones(2, dtype=torch.bfloat16)}))
-        >>> bits["w"]
-        tensor([1., 1.], dtype=torch.bfloat16)
+        >>> import torch
+        >>> unpacked(packed({"w": torch.ones(2, dtype=torch.bfloat16)}))
+        {'w': tensor([1., 1.], dtype=torch.bfloat16)}
     """
-    return ArrayRecord({name: _array(tensor) for name, tensor in state.items()})
+    message = wire.pack(value)
+    return ArrayRecord({BODY: Array("uint8", (len(message),), "safetensors", message)})
 
 
-def _array(tensor: Tensor) -> Array:
-    plain = tensor.detach().cpu().contiguous()
-    carrier = _CARRIERS.get(plain.dtype)
-    if carrier is None:
-        return Array(plain.numpy())
-    carried = Array(plain.view(carrier).numpy())
-    name = str(plain.dtype).removeprefix("torch.")
-    return Array(name, carried.shape, carried.stype, carried.data)
-
-
-def tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of a record, in memory of their own.
+def unpacked(record: ArrayRecord) -> Any:
+    """Read a record of :func:`packed`.
 
     Raises:
-        RejectedUpdate: If an entry is not an array of numbers; names it.
+        RejectedUpdate: If it is not such a record.
     """
-    read: dict[str, Tensor] = {}
-    for name, array in record.items():
-        try:
-            tensor = torch.from_numpy(np.array(array.numpy()))
-            dtype = _BY_NAME.get(array.dtype)
-            read[name] = tensor if dtype is None else tensor.view(dtype)
-        except Exception as error:  # whatever its bytes are
-            raise RejectedUpdate(
-                "cannot be read as an array", where=name, found=f"{type(error).__name__}: {error}"
-            ) from error
-    return read
+    return wire.unpack(record[BODY].data)
 
 
 def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: int) -> RecordDict:
@@ -81,26 +55,21 @@ def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: in
         kept: What the client kept, where the server holds it; None: the node does.
         confirmed: The last round in which the server took an update of the client; -1: none.
     """
-    said = {
-        "format": FORMAT,
-        "client": task.client,
+    body = {
         "round": round,
         "confirmed": confirmed,
-        "tier": task.tier,
+        "private": None if kept is None else kept.flat(),
         "graph": _text(task.graph),
-        "program": json.dumps(as_plain(task.program)),
+        "state": task.state,
+        "program": as_plain(task.program),
         "kept": sorted(task.kept),
-        "values": json.dumps(dict(task.values)),
-        "others": list(task.others),
-        "graphs": [_text(model.graph) for model in task.others.values()],
+        "others": {name: [_text(m.graph), m.state] for name, m in task.others.items()},
+        "extras": task.extras,
+        "values": task.values,
+        "tier": task.tier,
     }
-    return RecordDict(
-        {
-            "task": ConfigRecord(said),
-            **_states(task.state, task.extras, {k: m.state for k, m in task.others.items()}),
-            **({} if kept is None else {"private": arrays(kept.flat())}),
-        }
-    )
+    said = ConfigRecord({"format": FORMAT, "client": task.client})
+    return RecordDict({"task": said, "body": packed(body)})
 
 
 def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, KeptByClient | None, int]:
@@ -109,23 +78,21 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, KeptByC
     Raises:
         RunError: If it is of another version of archgraph, or names a program that is not trusted.
     """
-    said: Mapping[str, Any] = content["task"]
-    state, extras, others = _read_states(content, len(said["others"]))
-    graphs = map(_graph, said["graphs"])
+    said, body = content["task"], unpacked(content["body"])
     task = Task(
         client=int(said["client"]),
-        graph=_graph(said["graph"]),
-        state=state,
-        program=as_program(json.loads(said["program"]), trusted),
-        kept=frozenset(said["kept"]),
-        others=dict(zip(said["others"], map(Model, graphs, others), strict=True)),
-        extras=extras,
-        values=json.loads(said["values"]),
-        tier=str(said["tier"]),
+        graph=_graph(body["graph"]),
+        state=body["state"],
+        program=as_program(body["program"], trusted),
+        kept=frozenset(body["kept"]),
+        others={name: Model(_graph(text), own) for name, (text, own) in body["others"].items()},
+        extras=body["extras"],
+        values=body["values"],
+        tier=body["tier"],
     )
-    private = content.get("private")
-    kept = KeptByClient.from_flat(tensors(private)) if private is not None else None
-    return task, int(said["round"]), kept, int(said["confirmed"])
+    private = body["private"]
+    kept = None if private is None else KeptByClient.from_flat(private)
+    return task, body["round"], kept, body["confirmed"]
 
 
 def result_record(result: Result, kept: KeptByClient | None) -> RecordDict:
@@ -135,53 +102,26 @@ def result_record(result: Result, kept: KeptByClient | None) -> RecordDict:
         result: What the server may see.
         kept: What the client keeps, where the server holds it; None: the node does.
     """
-    said = {"client": result.client, "others": list(result.others), "reason": "", "refused": False}
-    return RecordDict(
-        {
-            "result": ConfigRecord(said),
-            "metrics": MetricRecord(dict(result.metrics)),
-            **_states(result.state, result.extras, result.others),
-            **({} if kept is None else {"private": arrays(kept.flat())}),
-        }
-    )
+    own = KeptByClient() if kept is None else kept
+    state = {**result.state, **own.state}
+    outcome = Outcome(state, own.keep, result.others, result.extras, result.metrics)
+    said = ConfigRecord({"client": result.client, "reason": "", "refused": False})
+    return RecordDict({"result": said, "body": packed(outcome)})
 
 
 def loss_record(client: int, reason: str, *, refused: bool) -> RecordDict:
     """What a node returns where there is no result: why, and whether its own checks refused it."""
-    said = {"client": client, "others": [], "reason": reason, "refused": refused}
+    said = {"client": client, "reason": reason, "refused": refused}
     return RecordDict({"result": ConfigRecord(said)})
 
 
-def read_outcome(content: RecordDict) -> Outcome:
-    """The outcome in a reply, unchecked but for its form.
+def read_outcome(content: RecordDict) -> Any:
+    """What a reply holds in place of an outcome, unchecked.
 
     Raises:
-        RejectedUpdate: If an entry is not an array of numbers.
+        RejectedUpdate: If it cannot be read.
     """
-    others = [str(name) for name in content["result"]["others"]]
-    state, extras, states = _read_states(content, len(others))
-    private = content.get("private")
-    kept = KeptByClient.from_flat(tensors(private)) if private is not None else KeptByClient()
-    return Outcome(
-        state={**state, **kept.state},
-        keep=kept.keep,
-        others=dict(zip(others, states, strict=True)),
-        extras=extras,
-        metrics=dict(content["metrics"]),
-    )
-
-
-def _states(state: State, extras: State, others: Mapping[str, State]) -> dict[str, ArrayRecord]:
-    """Records of all tensors; a model's name may be anything, so its record has a number."""
-    further = {f"others-{i}": arrays(own) for i, own in enumerate(others.values())}
-    return {"state": arrays(state), "extras": arrays(extras), **further}
-
-
-def _read_states(
-    content: RecordDict, others: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]]]:
-    further = [tensors(content[f"others-{i}"]) for i in range(others)]
-    return tensors(content["state"]), tensors(content["extras"]), further
+    return unpacked(content["body"])
 
 
 # A run has few architectures, and sends each of them often.

@@ -17,7 +17,6 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from archgraph.engine.clientwork import check_form
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import outcome_of
 from archgraph.engine.turn import Working
@@ -117,7 +116,6 @@ class Nodes:
             own = {name: t for name, t in outcome.state.items() if name not in task.kept}
             note = {CONFIRMED: torch.tensor(round)}
             outcome = dataclasses.replace(outcome, state=own, keep=note)
-        check_form(task, outcome, private=False)
         return outcome
 
     def _reply(self, message: Message, since: float) -> RecordDict:

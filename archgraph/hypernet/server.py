@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from archgraph.errors import RunError
+from archgraph.states import wire
 
 if TYPE_CHECKING:
     from archgraph.states import State
@@ -109,8 +109,8 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
     try:
         descriptor, name = tempfile.mkstemp(".safetensors", "archgraph-", folder)
         os.close(descriptor)
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}, name)
-        return load_file(name)
+        wire.save(name, state)
+        return wire.load(name)[0]
     except (OSError, SafetensorError) as error:
         raise RunError(
             "clients' states cannot be written",

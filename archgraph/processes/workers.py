@@ -4,54 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+import torch
+
+from archgraph.eager import without_compiler
 from archgraph.errors import RunError
-from archgraph.processes.nursery import Nursery, accelerated
-from archgraph.processes.process import (
-    Died,
-    Ended,
-    Function,
-    Process,
-    Tell,
-    Unread,
-    UnsentError,
-    attempted,
-    serve,
-)
-from archgraph.processes.traces import use_optimisers
+from archgraph.processes import items as messages
+from archgraph.processes.process import Died, Ended, Function, Job, Process, Tell, attempted
+from archgraph.processes.reasons import reason
 
 T = TypeVar("T")
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
 # A call of fewer seconds is not worth a new process, nor one that waits for it.
 LEAST, LEAST_AGAIN = 0.1, 0.02
-# Seconds in which a device can be used for the first time.
-FIRST_USE = 120.0
+# Seconds in which a process is ready: on a device that may take many.
+STARTS = 120.0
 # Results that wait for an earlier one, for each worker.
 AHEAD = 2
-# Seconds of work after which a process takes no further call: to start it took a fiftieth.
-LIFE = 3.0
-# On a device it takes calls to the end: its first use of the device takes seconds.
-LIFE_ON_DEVICE = 1e9
+
+
+class UnsentError(RunError):
+    """A call that no process can be given."""
 
 
 class _Call(NamedTuple):
     """A call that is under way in a process."""
 
     number: int
-    process: Process[Any]
+    process: Process
     ends: float
+
+
+def accelerated() -> bool:
+    """Whether this machine has a device, because of which no forked process computes gradients.
+
+    PyTorch then computes them in threads, which a fork does not copy.
+    """
+    device = torch.accelerator.current_accelerator()
+    return device is not None and torch.get_device_module(device).device_count() > 0
+
+
+def _foreign_threads() -> bool:
+    """Whether threads run here that may hold locks: all but this package's and its display's."""
+    threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+    return any(
+        not thread.name.startswith("archgraph") and type(thread).__module__ != "rich.live"
+        for thread in threads
+    )
 
 
 @dataclass
 class Workers:
     """Calls of a function with one item after the other, several at a time.
+
+    Processes are forked on Linux: they share data and models with this one, and begin at once.
+    Where a fork is not safe, a fork server starts them: beside an accelerator, on other systems,
+    and beside threads of other libraries if the function can be pickled.
 
     Example:
         >>> workers = Workers(2, always=True)
@@ -64,10 +83,7 @@ class Workers:
             in this process: as long as the last call took less than 0.1 s, or 0.02 s where
             processes wait for further ones.
         deadline: Seconds after which a call is ended.
-        memory: Megabytes that a process may use beside those that it shares with this one.
-        life: Seconds of work after which a process takes no further call; with a deadline, or
-            bounded memory, none takes a second one.
-        known: Types of frozen values that a process is sent once.
+        memory: Megabytes that a call may use beside those that its process has.
         places: Devices that processes compute on, each on the one that has the fewest; none: the
             processor.
     """
@@ -76,51 +92,54 @@ class Workers:
     always: bool = False
     deadline: float | None = None
     memory: float | None = None
-    life: float = LIFE
-    known: tuple[type, ...] = ()
     places: tuple[str, ...] = ()
-    _asked: bool = field(default=True, init=False)
     _seconds: float = field(default=0.0, init=False)
-    _idle: list[Process[Any]] = field(default_factory=list, init=False)
-    _nursery: Nursery | None = field(default=None, init=False)
-    _prepared: Function[Any] | None = field(default=None, init=False)
-    _at: dict[Process[Any], str] = field(default_factory=dict, init=False)
+    _idle: list[Process] = field(default_factory=list, init=False)
+    _at: dict[Process, str] = field(default_factory=dict, init=False)
+    _job: Job | None = field(default=None, init=False)
+    _called: Function[Any] | None = field(default=None, init=False)
+    _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def apart(self, *, again: bool) -> bool:
         """Whether the next call is made in another process, or in one that waits for it again."""
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
-        asked = self.limited or bool(self.places)
-        return asked or (self.count > 1 and (self.always or long))
+        needed = self.limited or bool(self.places)
+        return needed or (self.count > 1 and (self.always or long))
 
     @property
     def limited(self) -> bool:
         """Whether anything bounds a call."""
         return self.deadline is not None or self.memory is not None
 
+    @property
+    def asked(self) -> bool:
+        """Whether a call must not be made in this process."""
+        return self.always or self.limited or bool(self.places)
+
     def calls(
         self,
         function: Function[Any],
         items: Iterable[T],
         *,
-        made: Callable[[T], Any] = lambda item: item,
+        begin: Callable[[T], Any] = lambda item: item,
         key: Callable[[T], Hashable] | None = None,
-        told: Tell = lambda **values: None,
+        progress: Tell = lambda **values: None,
         waiting: Waiting = contextlib.nullcontext,
         as_they_end: bool = False,
         again: bool = False,
     ) -> Generator[tuple[T, Any], None, None]:
         """Each item with what the function made of it, in the order of the items.
 
-        Items are taken as workers become free. What a process gives back holds plain values and
-        tensors. A call that dies gives :class:`Died`, in whatever process. A process sees what was
-        there when it was started, and the items.
+        Items are taken as workers become free. What a process gives back holds plain values,
+        tensors and values that the wire carries. A call that dies gives :class:`Died`, in whatever
+        process. A process sees what was there when it was started, and the items.
 
         Args:
             function: Is called with an item, and what to tell how far it is.
             items: What to call it with.
-            made: What to call it with instead, from an item, when its call begins.
+            begin: What to call it with instead, from an item, when its call begins.
             key: Of items with the same key the second begins when the first has been dealt with.
-            told: Hears how far the calls are.
+            progress: Hears how far the calls are.
             waiting: Entered while calls are begun and waited for.
             as_they_end: In the order in which they end instead.
             again: Whether the same function will be called again: processes wait for that, until
@@ -134,84 +153,56 @@ class Workers:
                 return
             with waiting():
                 began = time.perf_counter()
-                done = attempted(functools.partial(function, made(item), told))
+                done = attempted(functools.partial(function, begin(item), progress))
                 self._seconds = time.perf_counter() - began
             yield item, done
             del item, done
         try:
-            with contextlib.closing(_SideBySide(self, function, made, told)) as running:
+            with contextlib.closing(_SideBySide(self, function, begin, progress)) as running:
                 yield from running.results(rest, key, waiting, as_they_end)
                 self._seconds = running.seconds or self._seconds
         finally:
             if not again:
                 self.close()
 
-    def prepare(self, function: Function[Any]) -> None:
-        """Get ready to call a function, before this process computes anything.
-
-        Where the machine has a GPU, a nursery is forked now: later processes could not compute
-        gradients (``nursery``). Then short calls are made in processes, too, so
-        that a later run of this process can have some. If this process has computed gradients
-        before, and nothing asks for processes, calls are made in this one.
-
-        Args:
-            function: What will be called. It has a method ``on`` that gives the same one on a
-                device.
-
-        Raises:
-            RunError: If processes are asked for, and they could not compute gradients.
-        """
-        wanted = self.places or ((self.count > 1 or self.limited) and accelerated())
-        if self._nursery is not None or not wanted:
-            return
-        use_optimisers()  # once here, and not in every process
-        self._nursery = Nursery(functools.partial(serve, function, self.known))
-        self._prepared = function
-        if self._nursery.trains:
-            self._asked, self.always = self.always or bool(self.places) or self.limited, True
-            return
-        self.close()
-        if self.places or self.limited or self.always:
-            raise RunError(
-                "clients cannot train in processes of their own: this process has computed "
-                "gradients before, and the machine has a GPU",
-                where="engine",
-                hint="start the run first in a new process (or notebook), use `archgraph run`, or "
-                "leave out engine.workers, engine.deadline and engine.memory",
-            )
-        self.count = 1
-
     def close(self) -> None:
         """End processes that wait for further calls."""
         while self._idle:
             self.done(self._idle.pop(), last=True)
-        if self._nursery is not None:
-            self._nursery.end()
-            self._nursery = None
+        self._job = self._called = None
+        self._files.close()
 
-    def begun(self, function: Function[T], item: T) -> Process[T]:
-        """A process that calls a function with an item: one that has waited, or a new one."""
+    def begun(self, function: Function[T], item: T) -> Process:
+        """Return a process that calls a function with an item: one that waited, or a new one.
+
+        Raises:
+            UnsentError: If function or item cannot be sent to a process of the fork server.
+        """
+        if self._job is None or self._called is not function:
+            self.close()
+            self._job, self._called = self._job_of(function), function
+        job = self._job
+        if not job.file and not self._idle:
+            return self._new(job, item)
+        try:
+            message = messages.packed(item)
+        except Exception as error:  # whatever a user's class says to being pickled
+            if job.file:
+                raise _unsent(error) from error
+            if self._idle:
+                self.done(self._idle.pop(), last=True)
+            return self._new(job, item)
         while self._idle:
             process = self._idle.pop()
-            if process.function is function and process.send(item):
+            process.waits = True
+            if process.send(message):
                 return process
             self.done(process, last=True)
-        life = 0.0 if self.limited else self.life
-        if self._nursery is None or function is not self._prepared:
-            return Process(function, item, known=self.known, life=life, memory=self.memory)
-        used = Counter(self._at.values())
-        place = min(self.places or ("cpu",), key=lambda place: used[place])
-        start = functools.partial(
-            self._nursery.start,
-            place=place,
-            life=LIFE_ON_DEVICE if self.places else life,
-            memory=self.memory,
-        )
-        process = Process(function, item, known=self.known, start=start)
-        self._at[process] = place
+        process = self._new(job)
+        process.send(message)  # if it has ended already, that will be heard
         return process
 
-    def done(self, process: Process[Any], *, last: bool) -> None:
+    def done(self, process: Process, *, last: bool) -> None:
         """Let a process wait, or end it."""
         if last:
             self._at.pop(process, None)
@@ -219,14 +210,57 @@ class Workers:
         else:
             self._idle.append(process)
 
+    def _new(self, job: Job, *item: object) -> Process:
+        used = Counter(self._at.values())
+        place = min(self.places or ("cpu",), key=lambda place: used[place])
+        process: Process = Process(job, place, *item)
+        self._at[process] = place
+        return process
+
+    def _job_of(self, function: Function[Any]) -> Job:
+        """Return the function as processes will have it: forked with them, or from a file.
+
+        1. Where a fork is safe, processes are forked with the function.
+        2. Elsewhere it is written to a file, for processes of the fork server.
+        3. If it cannot be written, and only threads of other libraries make a fork unsafe,
+           processes are forked: at worst, one needs a lock that is held here, and is late.
+        """
+        dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+        job = Job(function, "", False, self.memory, dtype, deterministic)
+        forks = sys.platform == "linux" and not self.places and not accelerated()
+        if forks:
+            without_compiler()  # once here, and not in every process
+        if forks and not _foreign_threads():  # case 1
+            return job
+        file = self._files.enter_context(tempfile.NamedTemporaryFile(prefix="archgraph-"))
+        try:
+            messages.save(file.name, function)
+        except Exception as error:  # whatever a user's class says to being pickled
+            if forks:  # case 3
+                return job
+            raise _unsent(error) from error
+        script = b"__main__" in Path(file.name).read_bytes()
+        return job._replace(file=file.name, script=script)  # case 2
+
+
+def _unsent(error: Exception) -> UnsentError:
+    return UnsentError(
+        "a client's work cannot be sent to its process",
+        where="engine.workers",
+        found=reason(error),
+        expected="tasks and programs that can be pickled",
+        hint="define the program's class or function at the top of a module, or set "
+        "`engine.workers: 1`, without limits and with one device",
+    )
+
 
 class _SideBySide(Generic[T]):
     """Calls that are under way."""
 
     def __init__(
-        self, workers: Workers, function: Function[Any], made: Callable[[T], Any], told: Tell
+        self, workers: Workers, function: Function[Any], begin: Callable[[T], Any], progress: Tell
     ) -> None:
-        self.workers, self.function, self.made, self.told = workers, function, made, told
+        self.workers, self.function, self.begin, self.progress = workers, function, begin, progress
         self.active: dict[connection.Connection, _Call] = {}
         self.ended: dict[int, Any] = {}
         self.items: dict[int, T] = {}
@@ -271,54 +305,49 @@ class _SideBySide(Generic[T]):
         return key is None or key(item) not in map(key, self.items.values())
 
     def _start(self, number: int, item: T) -> None:
-        made = self.made(item)
+        sent = self.begin(item)
         self.items[number] = item
         try:
-            process = self.workers.begun(self.function, made)
+            process = self.workers.begun(self.function, sent)
         except UnsentError:
-            if self.workers._asked:
+            if self.workers.asked:
                 raise
-            self.ended[number] = attempted(functools.partial(self.function, made, self.told))
+            self.ended[number] = attempted(functools.partial(self.function, sent, self.progress))
             return
-        ends = time.monotonic() + (self.workers.deadline or float("inf"))
-        if self.workers.places:
-            ends += FIRST_USE  # until it has its item
-        self.active[process.pipe] = _Call(number, process, ends)
+        self.active[process.pipe] = _Call(number, process, time.monotonic() + STARTS)
 
     def _wait(self) -> None:
         """Wait until something was said, a process has ended, or a deadline is over."""
         first = min(one.ends for one in self.active.values())
+        gone = [one.process.sentinel for one in self.active.values()]
         left = None if first == float("inf") else max(first - time.monotonic(), 0)
-        gone = [one.process.gone for one in self.active.values() if one.process.gone is not None]
         ready = connection.wait([*self.active, *gone], left)
         for pipe, one in list(self.active.items()):
             # All of it: what was done in time is taken, however late this process looks.
-            while pipe in self.active and one.process.speaks:
+            while pipe in self.active and pipe.poll():
                 self._hear(pipe)
             if pipe not in self.active:
                 continue
-            over = time.monotonic() >= self.active[pipe].ends
-            if one.process.gone in ready or (over and one.process.has_ended):
+            if one.process.sentinel in ready:
                 self._end(pipe, one.process.ended())
-            elif over:
-                late = Died(f"not done after {self.workers.deadline:g} s (deadline)")
-                self._end(pipe, Ended(late))
+            elif time.monotonic() >= self.active[pipe].ends:
+                seconds = self.workers.deadline or STARTS
+                self._end(pipe, Ended(Died(f"not done after {seconds:g} s (deadline)")))
 
     def _hear(self, pipe: connection.Connection) -> None:
         said = self.active[pipe].process.hear()
         if isinstance(said, Ended):
             self._end(pipe, said)
         elif said is not None:
-            self.told(**said)
-        elif self.workers.deadline is not None:  # it begins now
-            ends = time.monotonic() + self.workers.deadline
+            self.progress(**said)
+        else:  # it begins now
+            ends = time.monotonic() + (self.workers.deadline or float("inf"))
             self.active[pipe] = self.active[pipe]._replace(ends=ends)
 
     def _end(self, pipe: connection.Connection, ended: Ended) -> None:
         number, process, _ = self.active.pop(pipe)
         self.workers.done(process, last=ended.last)
-        if isinstance(ended.value, Unread):  # a new process has it without reading it
+        if process.waits:  # it was ended before it began
             self._start(number, self.items[number])
             return
-        self.seconds = ended.seconds
-        self.ended[number] = ended.value
+        self.seconds, self.ended[number] = ended.seconds, ended.value

@@ -29,19 +29,17 @@ from typing import TypeVar
 
 import torch
 from pydantic import BaseModel
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
 from archgraph.errors import RunError
 from archgraph.files import sync, write
 from archgraph.plain import Json
 from archgraph.record.proof import prove, sealed, sha256, unsealed
+from archgraph.states import wire
 from archgraph.states.state import State
 
 T = TypeVar("T")
 
-# What a file of tensors says beside them: their names in order, since the format sorts them.
-ORDER = "order"
 FORMAT = 4
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
@@ -147,7 +145,7 @@ class Writer:
                 source = previous / past if previous is not None and same else None
                 digests[name] = known
                 if not _link(draft / name, source):
-                    _save(draft / name, tensors)
+                    wire.save(draft / name, tensors)
                     written.append(name)
             digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
             values = {
@@ -205,9 +203,9 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         prove(place, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= _load(place / _file("groups", at))
+            tensors |= wire.load(place / _file("groups", at))[0]
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        kept = {int(name.stem): _load(place / name) for name in clients}
+        kept = {int(name.stem): wire.load(place / name)[0] for name in clients}
     return Checkpoint(number, tensors, values["values"], kept), values
 
 
@@ -273,38 +271,7 @@ def _mark(key: str | int, tensor: torch.Tensor) -> int:
     """
     if isinstance(key, int):
         return tensor._version
-    return zlib.crc32(_plain(tensor).flatten().view(torch.uint8).numpy().data)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is written: computed, in order, in the memory of the processor."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-
-
-def _save(path: Path, tensors: State) -> None:
-    """Write tensors as safetensors."""
-    owned: dict[str, torch.Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        flat = _plain(tensor)
-        # The format refuses tensors that share their memory: each is written on its own.
-        if flat.untyped_storage().data_ptr() in storages:
-            flat = flat.clone()
-        storages.add(flat.untyped_storage().data_ptr())
-        owned[name] = flat
-    save_file(owned, path, metadata={ORDER: json.dumps(list(owned))})
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, in the order in which they were written: a sum depends on it."""
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
-        order = json.loads((file.metadata() or {}).get(ORDER, "null"))
-    if order is None:  # of an earlier version
-        return tensors
-    if sorted(order) != sorted(tensors):
-        raise ValueError(f"{path.name}: the order of its tensors names others")
-    return {name: tensors[name] for name in order}
+    return zlib.crc32(wire.raw(tensor))
 
 
 def _link(target: Path, source: Path | None) -> bool:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from archgraph.states.state import State
+from archgraph.states.wire import carried
 
 
+@carried
 class UpdateSize(NamedTuple):
     """The size of what training changed.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import RunError
+from archgraph.states import wire
 from archgraph.states.state import State
 
 
@@ -78,8 +79,7 @@ class Spill:
         stored = Stored(at, tuple(value.shape), value.dtype, value.device)
         try:
             if value.numel():
-                flat = value.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
-                self._file.write(flat.view(torch.uint8).numpy().data)
+                self._file.write(wire.raw(value))
                 self._file.flush()
         except OSError as error:
             raise RunError(

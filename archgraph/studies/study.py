@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from archgraph.language.consent import allowed, given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.plain import digest
-from archgraph.processes.nursery import accelerated
-from archgraph.processes.process import Died
+from archgraph.processes.process import Died, Tell
 from archgraph.processes.workers import Workers
 from archgraph.reports.comparison import Figure, RunGroup, comparison
 from archgraph.reports.measures import SHARES
@@ -296,11 +294,8 @@ def _missing(
         told(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
-    # A run that has used a device, or computed gradients where there is one, leaves a process in
-    # which no other run can start processes: there, each run has a process however long it takes.
-    deadline = math.inf if accelerated() else None
-    ended = Workers(workers, always=True, life=0.0, deadline=deadline).calls(
-        lambda one, tell: _run(one, data, python), listed, as_they_end=True
+    ended = Workers(workers, always=True).calls(
+        functools.partial(_run, data_root=data, python=python), listed, as_they_end=True
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
         trouble = result.reason if isinstance(result, Died) else result
@@ -338,8 +333,8 @@ def _missing_files(wanted: Iterable[Mapping[str, str]]) -> DataError:
     )
 
 
-def _run(one: StudyRun, data_root: Path | None, python: bool) -> str | None:
-    """Run a cell; what went wrong, if something did."""
+def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> str | None:
+    """Run a cell; return what went wrong, if something did."""
     assert one.cell.experiment is not None
     try:
         run_cell(one.cell.experiment, one.folder, data_root=data_root, python=python)

@@ -11,12 +11,7 @@ the engine makes of it is one of three:
 
 from __future__ import annotations
 
-import gc
-import os
 import random
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -406,12 +401,6 @@ def enters(make: Callable[[], Any]) -> Callable[[Work, Outcome], Any]:
     return does(action)
 
 
-def leaves() -> None:
-    """Goes to a folder that is gone then."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-
-
 def writes(work: Work) -> None:
     for value in (*work.state.values(), *work.keep.values()):
         value.fill_(1)
@@ -437,34 +426,14 @@ PROCESS: dict[str, Kind] = {
     for name, fault in {
         "turns gradients off": does(lambda: torch.set_grad_enabled(False)),
         "enters inference mode": enters(torch.inference_mode),
-        "enters autocast": enters(lambda: torch.autocast("cpu", torch.bfloat16)),
-        "looks for anomalies": does(lambda: torch.autograd.set_detect_anomaly(True)),
         "changes the default dtype": does(lambda: torch.set_default_dtype(torch.float64)),
-        "changes the default device": does(lambda: torch.set_default_device("meta")),
         "changes the number of threads": does(lambda: torch.set_num_threads(3)),
-        "changes the precision of a processor's products": does(
-            lambda: torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
-        ),
-        "changes the precision of products": does(
-            lambda: torch.set_float32_matmul_precision("medium")
-        ),
-        "asks for deterministic algorithms": does(
-            lambda: torch.use_deterministic_algorithms(True, warn_only=True)
-        ),
         "seeds everything": does(
             lambda: torch.manual_seed(0),
             lambda: random.seed(0),
             lambda: np.random.seed(0),  # noqa: NPY002  # that is the point
         ),
         "seeds its generator": spoils(lambda work: work.generator.manual_seed(0)),
-        "makes numpy raise": does(lambda: np.seterr(all="raise")),
-        "makes warnings errors": does(lambda: warnings.simplefilter("error")),
-        "forgets the environment": does(os.environ.clear),
-        "goes elsewhere": does(lambda: os.chdir("/")),
-        "goes to a folder that is gone": does(leaves),
-        "lowers the limit of recursion": does(lambda: sys.setrecursionlimit(150)),
-        "stops the collection of garbage": does(gc.disable),
-        "redirects the output": does(lambda: setattr(sys, "stdout", None)),
         "writes into its state": spoils(writes),
         "writes into its examples": spoils(examples),
         "empties its state": spoils(lambda work: work.state.clear()),  # type: ignore[attr-defined]

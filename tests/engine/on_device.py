@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 import archgraph as ag
 from archgraph.engine.local import Run
-from archgraph.processes.process import Died
+from archgraph.processes.process import PRELOAD, Died
 from archgraph.processes.workers import Workers
 from tests import device
 from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
@@ -29,7 +29,7 @@ from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 
 def ran(name: str, folder: Path, rounds: int = 0, **engine: Any) -> Run:
     """A run of a strategy, of as many rounds as its experiment has."""
-    device.register()()
+    device.register()
     spec = ag.load_experiment(experiment_of(name, folder))
     engine_spec = type(spec.engine).model_validate(engine)
     update = {"engine": engine_spec, "rounds": rounds or spec.rounds}
@@ -65,28 +65,19 @@ def gradients(folder: Path) -> dict[str, Any]:
     for when in ("before", "after"):
         for workers in (None, 2):
             key = f"{when}, {workers}"
-            try:
-                run = ran("fedavg", folder, **({"workers": workers} if workers else {}))
-                found[key] = [len(line["clients"]) for line in run.rounds]
-            except ag.RunError as error:
-                found[key] = str(error)
+            run = ran("fedavg", folder, **({"workers": workers} if workers else {}))
+            found[key] = [len(line["clients"]) for line in run.rounds]
         torch.ones((), requires_grad=True).mul(2).backward()
     return found
 
 
 def used(folder: Path) -> dict[str, Any]:
-    """What is said where the device was used before; a process waits when this one ends."""
+    """Who takes part where the device was used before; a process waits when this one ends."""
     workers, job = Workers(2, places=("other",)), Job()
-    workers.prepare(job)
     ((_, (_, _, waits)),) = workers.calls(job, ["a"], again=True)
     torch.empty(0, device="other")
-    spec = ag.load_experiment(experiment_of("fedavg", folder))
-    engine = type(spec.engine)(device="other", workers=2)
-    try:
-        ag.run(spec.model_copy(update={"engine": engine}), progress=False)
-    except ag.RunError as error:
-        return {"said": str(error), "waits": waits}
-    return {}
+    run = ran("fedavg", folder, device="other", workers=2)
+    return {"trained": [len(line["clients"]) for line in run.rounds], "waits": waits}
 
 
 class Job:
@@ -159,7 +150,6 @@ def starting(folder: Path) -> dict[str, Any]:
         ("crash", None, Slow("crash"), [Heavy(), "b"]),
     ):
         workers = Workers(2, places=("other",), deadline=deadline)
-        workers.prepare(job)
         found[name] = [said(done) for _, done in workers.calls(job, items, again=True)]
         workers.close()
     return found
@@ -168,7 +158,6 @@ def starting(folder: Path) -> dict[str, Any]:
 def working(folder: Path) -> dict[str, Any]:
     """Work for a minute, in a process beside one that waits."""
     workers, job = Workers(2, places=("other",)), Job()
-    workers.prepare(job)
     return {"done": [said(done) for _, done in workers.calls(job, ["a", "late"], again=True)]}
 
 
@@ -202,31 +191,24 @@ def alive(pid: int) -> bool:
 def failing(folder: Path) -> dict[str, Any]:
     """What comes of calls that kill their process, are late, or cannot be sent."""
     workers, job = Workers(2, places=("other", "other:0"), deadline=2.0), Job()
-    workers.prepare(job)
     torch.ones(1, device="other", requires_grad=True).sum().backward()  # in this process
     items = ["a", "b", "killed", "c", "late", "d", "e"]
     found: dict[str, Any] = {
         "calls": [said(done) for _, done in workers.calls(job, items, again=True)],
         "again": [said(done) for _, done in workers.calls(job, ["f"], again=True)],
     }
-    nursery = workers._nursery
-    assert nursery is not None
     try:
         list(workers.calls(job, [Path.cwd().iterdir()], again=True))
     except ag.RunError as error:
         found["unsent"] = str(error)
-    os.kill(nursery._process.pid or 0, signal.SIGKILL)
-    nursery._process.join()
-    try:
-        list(workers.calls(job, ["g"]))
-    except ag.RunError as error:
-        found["orphan"] = str(error)
     return found
 
 
 def main() -> None:
     """Print what a case finds."""
     device.register()  # here, and not where pytest imports this file
+    # As PyTorch does by itself for the devices of installed packages, in every process.
+    PRELOAD.append("tests.engine.with_device")
     torch.set_num_threads(2)  # as on a machine with two cores, where workers are left out
     case: Callable[[Path], dict[str, Any]] = globals()[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from archgraph.engine import prepare
+from archgraph.engine.clientwork import Returned
 from archgraph.engine.local import execute
-from archgraph.engine.turn import _Arrival
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
     Contribution,
@@ -98,8 +98,8 @@ def test_one_update_is_in_memory_at_a_time_whatever_limits_it(experiment, mean, 
     alive: list[int] = []
 
     def count(result: Any) -> None:
-        held = [o for o in gc.get_objects() if type(o) is _Arrival]
-        alive.append(sum(bool(arrival.result.state) for arrival in held))
+        held = [o.outcome for o in gc.get_objects() if type(o) is Returned]
+        alive.append(sum(outcome is not None and bool(outcome.state) for outcome in held))
 
     setup = experiment(mean(seen=count), rounds=1, sampled=None)
     if "clip" in limit:

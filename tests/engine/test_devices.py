@@ -49,18 +49,15 @@ def test_servers_that_train_do_so_on_the_device() -> None:
 
 
 def test_a_device_that_is_there_costs_clients_on_the_processor_nothing() -> None:
-    """PyTorch then computes gradients in threads, which no fork survives."""
+    """PyTorch then computes gradients in threads, which no fork survives: a fork server starts."""
     runs = found("gradients")
-    refused = runs.pop("after, 2")
-    assert runs == {"before, None": [3, 3], "before, 2": [3, 3], "after, None": [3, 3]}
-    assert "this process has computed gradients before, and the machine has a GPU" in refused
-    assert "leave out engine.workers" in refused
+    assert set(runs) == {f"{when}, {n}" for when in ("before", "after") for n in (None, 2)}
+    assert all(trained == [3, 3] for trained in runs.values())
 
 
-def test_processes_are_not_started_on_a_device_that_was_used_before() -> None:
+def test_processes_are_started_on_a_device_that_was_used_before() -> None:
     case = found("used")
-    expected = "engine.device: processes on a device must be started before it is used"
-    assert expected in case["said"]
+    assert case["trained"] == [3, 3]
     assert not Path(f"/proc/{case['waits']}").exists()  # it ended with who had started it
 
 
@@ -77,7 +74,6 @@ def test_a_client_on_a_device_ends_no_run() -> None:
     assert first[0] == "a" and again[0] == "f"
     assert len({call[2] for call in calls if isinstance(call, list)}) <= 4  # they are used again
     assert "a client's work cannot be sent to its process" in runs["unsent"]
-    assert "go on with `--resume`" in runs["orphan"]
 
 
 def test_a_deadline_begins_when_a_process_has_its_client() -> None:

@@ -144,4 +144,4 @@ def test_without_a_bound_what_training_can_lead_to_is_taken(wrong, name):
 
 
 def test_there_are_as_many_kinds_as_the_docs_say():
-    assert len(KINDS) == 117
+    assert len(KINDS) == 103

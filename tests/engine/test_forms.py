@@ -12,9 +12,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.engine.local import execute
-from archgraph.federation import Outcome, Result, ServerState, Train, Work
+from archgraph.federation import Outcome, ServerState, Train, Work
 from archgraph.language.experiment import EngineSpec
-from archgraph.processes.parcel import MOST, Parcel, SentOnce
 from archgraph.record.checkpoint import Checkpoint
 from archgraph.record.folder import RunRecord
 from archgraph.states.updates import finite
@@ -105,15 +104,3 @@ def test_values_of_every_type_are_looked_at(kind):
     assert finite(values)
     if values.is_floating_point() or values.is_complex():
         assert not finite(torch.tensor([float("nan"), 1.0]).to(values.dtype))
-
-
-def test_values_that_are_sent_once_do_not_pile_up():
-    """Both sides forget at the same value; what was forgotten is sent again."""
-    here, there = SentOnce((Result, complex)), SentOnce((Result, complex))
-    values = [complex(i) for i in range(MOST + 10)]
-    for value in (*values, values[0], *values[-3:]):
-        with_it = Parcel()
-        with_it.pack([value], here)
-        assert with_it.unpack(there) == [value]
-        with_it.close()
-    assert len(here._values) == len(there._values) == 11

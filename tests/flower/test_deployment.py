@@ -33,14 +33,15 @@ ALIKE = {"model": "model.yaml", "clients": [{"name": "all", "count": 2}]}
 
 # A client app whose node 1 sends something else in each round, and is not done in the fourth.
 FAULTY = """
+import dataclasses
 import time
 from pathlib import Path
 
-import numpy as np
-from flwr.app import Array, ArrayRecord
+import torch
 from flwr.clientapp import ClientApp
 
 from archgraph.flower.deployment import deployed_client
+from archgraph.flower.records import packed, unpacked
 
 here = Path(__file__)
 honest = deployed_client(here.with_name("experiment.yaml"))
@@ -51,17 +52,19 @@ class Faulty(ClientApp):
         reply = honest(message, context)
         if message.metadata.message_type != "train" or context.node_config["partition-id"] != 1:
             return reply
-        number, state = int(message.metadata.group_id), reply.content["state"]
+        number, returned = int(message.metadata.group_id), unpacked(reply.content["body"])
+        state = dict(returned.state)
         name = next(iter(state))
         if number == 1:
-            state[name] = Array(state[name].numpy() * np.nan)
+            state[name] = state[name] * torch.nan
         elif number == 2:
-            state[name] = Array(state[name].numpy()[:1])
+            state[name] = state[name][:1]
         elif number == 3:
-            reply.content["state"] = ArrayRecord({"fc.weight": Array(np.ones((2, 2)))})
+            state = {"fc.weight": torch.ones(2, 2)}
         else:
             Path("MARKER").touch()
             time.sleep(600)
+        reply.content["body"] = packed(dataclasses.replace(returned, state=state))
         return reply
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from flwr.app import Array, ArrayRecord, Context, Message
 
 import archgraph as ag
-from archgraph.engine.clientwork import check_form
+from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.local import Run, execute
 from archgraph.engine.world import prepare
-from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Model, Outcome
+from archgraph.errors import RunError
+from archgraph.federation import Model, Outcome, Task
 from archgraph.flower.client import client_app
 from archgraph.flower.process import ProcessGrid
+from archgraph.flower.records import BODY, packed, unpacked
 from archgraph.flower.server import Nodes
 
 from .conftest import METHODS
@@ -73,52 +75,52 @@ def tampered(change: Any) -> Any:
     return wrap
 
 
-def entry(change: Any) -> Any:
-    """Change the first tensor of a reply."""
+def outcome(change: Callable[[Outcome], Any]) -> Callable[[Message], None]:
+    """Change the outcome in a reply."""
 
     def changed(reply: Message) -> None:
-        state: Any = reply.content["state"]
-        name = next(iter(state))
-        state[name] = change(state[name])
+        reply.content["body"] = packed(change(unpacked(reply.content["body"])))
 
     return changed
 
 
-def other_architecture(reply: Message) -> None:
-    reply.content["state"] = ArrayRecord({"fc.weight": Array(torch.ones(2, 2).numpy())})
+def entry(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], None]:
+    """Change the first tensor of a reply."""
+
+    def changed(returned: Outcome) -> Outcome:
+        name, tensor = next(iter(returned.state.items()))
+        return dataclasses.replace(returned, state={**returned.state, name: change(tensor)})
+
+    return outcome(changed)
 
 
-def garbage(array: Array) -> Array:
-    return Array(array.dtype, array.shape, array.stype, b"no array")
+def garbage(reply: Message) -> None:
+    reply.content["body"] = ArrayRecord({BODY: Array("uint8", (8,), "safetensors", b"no array")})
 
 
-def without_state(reply: Message) -> None:
-    del reply.content["state"]
+def without_body(reply: Message) -> None:
+    del reply.content["body"]
 
 
 def of_another(reply: Message) -> None:
     reply.content["result"]["client"] = 0
 
 
-def private_entries(reply: Message) -> None:
-    reply.content["result"]["others"] = ["teacher"]
-
-
-def further_model(reply: Message) -> None:
-    reply.content["result"]["others"] = ["teacher"]
-    reply.content["others-0"] = reply.content["state"]
-
-
 FAULTS = {
-    "NaN": (entry(lambda array: Array(array.numpy() * float("nan"))), "not finite"),
-    "shape": (entry(lambda array: Array(array.numpy()[:1])), "wrong shape; found"),
-    "dtype": (entry(lambda array: Array(array.numpy().astype("float64"))), "wrong dtype; found"),
-    "architecture": (other_architecture, "missing entry; expected"),
-    "bytes": (entry(garbage), "cannot be read as an array; found"),
-    "half a reply": (without_state, "not a reply to a task; found KeyError"),
+    "NaN": (entry(lambda tensor: tensor * float("nan")), "not finite"),
+    "shape": (entry(lambda tensor: tensor[:1]), "wrong shape; found"),
+    "dtype": (entry(lambda tensor: tensor.double()), "wrong dtype; found"),
+    "architecture": (
+        outcome(lambda returned: Outcome({"fc.weight": torch.ones(2, 2)})),
+        "missing entry; expected",
+    ),
+    "bytes": (garbage, "damaged message; found"),
+    "half a reply": (without_body, "not a reply to a task; found KeyError"),
     "client": (of_another, "the reply of another client; found 0; expected 1"),
-    "further model": (further_model, "other models than the task's; found teacher; expected none"),
-    "models": (private_entries, "not a reply to a task; found KeyError"),
+    "further model": (
+        outcome(lambda returned: dataclasses.replace(returned, others={"teacher": {}})),
+        "other models than the task's; found teacher; expected none",
+    ),
 }
 
 
@@ -134,9 +136,9 @@ def test_a_reply_that_does_not_answer_its_task_is_refused_by_name(write, fault):
 
 def told(reply: Message) -> None:
     """What the server computes itself, as a client would like it."""
-    names = list(reply.content["state"])
-    norms = {name: Array(torch.tensor(1e-9, dtype=torch.float64).numpy()) for name in names}
-    reply.content["findings"] = ArrayRecord(norms)
+    returned = unpacked(reply.content["body"])
+    norms = {name: torch.tensor(1e-9, dtype=torch.float64) for name in returned.state}
+    reply.content["findings"] = packed(norms)
 
 
 def test_what_a_node_says_of_its_own_update_is_not_read(write):
@@ -221,8 +223,11 @@ def test_a_reply_without_a_model_of_its_task_is_refused(write):
     setup = prepare(write("fedavg"))
     task = setup.strategy.send(setup.world, setup.strategy.init(setup.world), 0, 1)
     both = dataclasses.replace(task, others={"small": Model(task.graph, task.state)})
-    check_form(task, Outcome(task.state))
-    with pytest.raises(RejectedUpdate, match="than the task's; found none; expected small"):
-        check_form(both, Outcome(task.state))
-    with pytest.raises(RejectedUpdate, match="missing entry"):
-        check_form(task, Outcome({}))
+    work = ClientWork(setup)
+
+    def refused(task: Task, outcome: Outcome) -> str | None:
+        return work.checked(1, task, lambda: outcome).refused
+
+    assert refused(task, Outcome(task.state)) is None
+    assert "than the task's; found none; expected small" in str(refused(both, Outcome(task.state)))
+    assert "missing entry" in str(refused(task, Outcome({})))

@@ -423,7 +423,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
         loop = Loop(setup, record)
         loop.start(setup.strategy.init(setup.world))
         loop.round()
-        monkeypatch.setattr("archgraph.record.checkpoint.save_file", full)
+        monkeypatch.setattr("archgraph.states.wire.save_file", full)
         with pytest.raises(RunError, match="found No space left on device"):
             loop.round()
     names = [p.name for p in (tmp_path / "checkpoints").iterdir()]

@@ -1,0 +1,108 @@
+"""What a worker is sent: pickled, since it comes from the run itself; tensors go by the wire.
+
+What comes back is plain (:mod:`archgraph.states.wire`): nothing that a worker sends is executed.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import Transfer, wire
+
+
+def packed(value: object) -> bytes:
+    """Write anything that can be pickled as one message; tensors keep their strides.
+
+    Raises:
+        Exception: Whatever a class of the user says to being pickled.
+
+    Example:
+        >>> unpacked(packed({"weight": torch.ones(2, 3).T}))["weight"].stride()
+        (1, 3)
+    """
+    return wire.pack(_parts(value))
+
+
+def unpacked(message: bytes) -> Any:
+    """Read what :func:`packed` wrote."""
+    return _joined(wire.unpack(message))
+
+
+def save(path: str | os.PathLike[str], value: object) -> None:
+    """Write as :func:`packed` does, into a file that several processes may map."""
+    wire.save(path, {str(number): part for number, part in enumerate(_parts(value))})
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a file of :func:`save`."""
+    return _joined(list(wire.load(path)[0].values()))
+
+
+def _parts(value: object) -> list[Tensor]:
+    """Return the bytes of the pickle, and after them the tensors that it refers to."""
+    text = io.BytesIO()
+    pickler = _Pickler(text, protocol=5)
+    pickler.tensors, pickler.seen = [], {}
+    pickler.dump(value)
+    return [torch.frombuffer(text.getbuffer(), dtype=torch.uint8), *pickler.tensors]
+
+
+def _joined(parts: list[Tensor]) -> Any:
+    unpickler = _Unpickler(io.BytesIO(parts[0].numpy().data))
+    unpickler.tensors, unpickler.seen = parts[1:], {}
+    return unpickler.load()
+
+
+class _Pickler(pickle.Pickler):
+    tensors: list[Tensor]
+    # Each tensor is kept alive, so that no other one has its id.
+    seen: dict[int, tuple[Tensor, tuple[int, tuple[int, ...]]]]
+
+    def persistent_id(self, value: Any) -> tuple[int, tuple[int, ...]] | None:
+        if type(value) is object:  # a sentinel, compared with `is`: no copy is the same
+            raise pickle.PicklingError("an object() that is compared with `is` has no copy")
+        if type(value) is not Tensor or value.requires_grad or not _ordinary(value):
+            return None
+        if id(value) not in self.seen:
+            # The order of the axes in memory is kept: the bits of a sum may depend on it.
+            order = sorted(range(value.dim()), key=lambda axis: -value.stride()[axis])
+            self.seen[id(value)] = value, (len(self.tensors), tuple(order))
+            self.tensors.append(value.permute(order))
+        return self.seen[id(value)][1]
+
+    def reducer_override(self, value: Any) -> Any:
+        # Many items share these: each is pickled, and read, once.
+        return (_frozen, (_pickled(value),)) if isinstance(value, _FROZEN) else NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    tensors: list[Tensor]
+    seen: dict[int, Tensor]
+
+    def persistent_load(self, address: tuple[int, tuple[int, ...]]) -> Tensor:
+        number, order = address
+        back = [order.index(axis) for axis in range(len(order))]
+        return self.seen.setdefault(number, self.tensors[number].permute(back))
+
+
+_FROZEN = (ArchGraph, Transfer)
+_pickled = functools.lru_cache(maxsize=256)(functools.partial(pickle.dumps, protocol=5))
+
+
+@functools.lru_cache(maxsize=256)
+def _frozen(text: bytes) -> object:
+    return pickle.loads(text)
+
+
+def _ordinary(value: Tensor) -> bool:
+    """Whether a tensor is one that the wire holds, in this machine's memory."""
+    dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+    return dense and value.device.type == "cpu" and not value.is_complex() and not value.is_neg()
