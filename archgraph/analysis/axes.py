@@ -242,7 +242,7 @@ def _axes(eq: Equations) -> Axes:
 
 
 def _named(layout: Layout, public: Mapping[Var, Axis], show: Callable[[Layout], Layout]) -> Layout:
-    """A layout of named axes; a variable without a name is not a channel axis of any leaf."""
+    """Return a layout in named axes; a variable without a name is not an axis of any leaf."""
     match layout:
         case Var():
             axis = public.get(layout)

@@ -115,7 +115,7 @@ class Drafts:
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
     def _outer(self, draft: BlockDraft) -> Path:
-        """Module whose operators in front of a block belong to it: the outermost without others."""
+        """Return the outermost module that contains only this block and the operators before it."""
         own = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
         path = draft.path
         while len(path) > 1 and self.modules.work[path[:-1]] == own:
@@ -158,7 +158,7 @@ class Drafts:
                     names[i] = longer
 
     def _begin(self, draft: BlockDraft) -> Path:
-        """Module that a block's work begins in."""
+        """Return the module in which a block's work begins."""
         heavy = (n for n in draft.stream if n in self.stream.heavy)
         return next((self.modules.place(n) for n in heavy), ())
 
@@ -178,7 +178,7 @@ class Drafts:
         return ".".join(path) or leaf or default
 
     def _whole_module(self, draft: BlockDraft, path: Path) -> Path:
-        """The module that is a block: the innermost with its norms, or the item of a list."""
+        """Return the module of a block: the innermost with its norms, or the item of a list."""
         modules, work = self.modules, self.modules.work[path]
         layers = [n for n in draft.stream if modules.is_layer(n)]
         around = common(map(modules.place, layers))

@@ -36,7 +36,7 @@ def choose(
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
-    """The new size of each axis chosen by share or size; the positions of those chosen by position.
+    """Return sizes of axes chosen by share or size, and positions of those chosen by position.
 
     Each is a choice by axis name, role or pattern, of which a later entry wins; positions win over
     sizes, sizes over shares. To ``grow`` is to read factors from 1 on instead of shares and sizes
@@ -97,7 +97,7 @@ def _wanted(shares: Any) -> bool:
 
 
 def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
-    """The error of a choice that changes no axis: why each of the first few stays as it is."""
+    """Return the error for a choice that changes no axis, with the reasons of the first few."""
     # No free axis was chosen, or each has its size back.
     what = "rounded to what it has" if counts else "pinned"
     reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
@@ -112,7 +112,7 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
 
 
 def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
-    """The old position of each new one of an axis."""
+    """Return the old position of each new position of an axis."""
     index = _whole_numbers(axis, requested)
     outside = [i for i in index.tolist() if not 0 <= i < axis.size]
     missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
@@ -156,7 +156,7 @@ def _by_axis(
 
 
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
-    """A share in (0, 1], or a factor from 1 on."""
+    """Return a share in (0, 1], or with ``grow`` a factor of at least 1."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     fits = number and (1 <= value < math.inf if grow else 0 < value <= 1)
     if not fits:

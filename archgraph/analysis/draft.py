@@ -52,7 +52,7 @@ class BlockDraft:
         return self.heads[-1] if self.heads else None
 
     def terms(self, graph: ArchGraph) -> tuple[str, ...]:
-        """What a dense region appends to the value that it passes on."""
+        """Return the results that a dense region appends to the value that it passes on."""
         last = self.last
         if last is None or last.kind != "dense" or len(self.heads) > 1:
             return ()
@@ -71,7 +71,7 @@ class BlockDraft:
 
 
 def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str = "") -> BlockDraft:
-    """A draft of some pieces; its module is that of its work, or of what it learns."""
+    """Draft a block of pieces; its module is that of its work, or of what it learns."""
     node, heavy = modules.graph.node, modules.stream.heavy
     work = [modules.place(n) for p in heads for n in p.nodes if n in heavy]
     if not heads:
@@ -114,7 +114,7 @@ def listed(node: Node) -> tuple[str, ...]:
 
 
 def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
-    """The way through a block with most work on it."""
+    """Return the path through a block that does most of its work."""
     nodes = draft.stream
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:

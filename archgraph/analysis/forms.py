@@ -83,7 +83,7 @@ def differ(a: Form, b: Form) -> str:
 
 
 def factor(node: Node) -> float | None:
-    """The number by which an operator multiplies or divides.
+    """Return the number by which an operator multiplies or divides.
 
     It is not part of a form: attention divides by the root of a width.
     """
@@ -105,7 +105,7 @@ def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
 
 
 def _natural(name: str) -> list[str | int]:
-    """What names are sorted by: 9 comes before 10."""
+    """Return the sort key of a name: 9 comes before 10."""
     return [int(p) if i % 2 else p for i, p in enumerate(re.split(r"(\d+)", name))]
 
 
@@ -114,7 +114,7 @@ def _parts(text: str) -> list[str]:
 
 
 def nearest(form: Form, others: Sequence[Form]) -> Form | None:
-    """The form of the others that has most operators in common."""
+    """Return the form among the others that shares the most operators."""
 
     def alike(other: Form) -> tuple[bool, float]:
         matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
@@ -166,7 +166,7 @@ class Forms:
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """The result behind operators that act in training only (dropout)."""
+        """Return the result behind operators that act in training only (dropout)."""
         node = self.graph.node[name]
         fact = row(node.op)
         while fact.training_flag and not fact.normalises and len(node.types) == 1:
@@ -186,7 +186,7 @@ class Forms:
 
 @per_graph
 def forms(graph: ArchGraph) -> Forms:
-    """The forms of a graph's parts, cached with the graph.
+    """Return the forms of a graph's parts, cached with the graph.
 
     Example:
         >>> import torch
@@ -200,7 +200,7 @@ def forms(graph: ArchGraph) -> Forms:
 
 @per_graph
 def forms_by_widths(graph: ArchGraph) -> Forms:
-    """The forms of a graph whose names mean nothing to the other graph."""
+    """Return the forms of a graph whose names mean nothing to the other graph."""
     return Forms(graph, by_widths=True)
 
 
@@ -217,7 +217,7 @@ class _Reading:
             self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def form(self) -> Form:
-        """The form."""
+        """Compute the form."""
         number: dict[str, int] = {}
         leaf: dict[str, int] = {}
         far: dict[str, None] = {}
@@ -331,7 +331,7 @@ class _Reading:
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
     ) -> str:
-        """An argument; widths of axes are left out, which are not part of the form."""
+        """Write an argument; without ``sizes``, widths of axes are omitted from the form."""
         match value:
             case Ref(name):
                 return ref(self.of.through(name))

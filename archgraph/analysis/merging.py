@@ -168,7 +168,7 @@ class Merging:
         return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
 
     def _claim(self, paths: Sequence[Path]) -> str:
-        """The user's block that a piece's work belongs to: the one with the innermost module."""
+        """Return the user's block that contains a piece's work: that of the innermost module."""
         best: Path = ()
         for module in self.claims:
             if len(module) > len(best) and any(under(p, module) for p in paths):

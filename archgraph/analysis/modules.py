@@ -16,7 +16,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def path_of(scope: str) -> Path:
-    """Module path of a scope.
+    """Return the module path of a scope.
 
     >>> path_of("layer1.0"), path_of("")
     (('layer1', '0'), ())
@@ -25,7 +25,7 @@ def path_of(scope: str) -> Path:
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """The innermost module that holds all.
+    """Return the innermost module that contains all paths.
 
     >>> common([("layer1", "0", "conv1"), ("layer1", "0", "bn1")])
     ('layer1', '0')
@@ -103,7 +103,7 @@ class Modules:
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:
-        """Module of an operator: that of its leaves where it is more exact than the call's."""
+        """Return the module of an operator: that of its leaves if more exact than the call's."""
         if name not in self._places:
             node = self.graph.node[name]
             scope = path_of(node.scope)
@@ -117,16 +117,16 @@ class Modules:
         return self._places[name]
 
     def class_of(self, module: Path) -> tuple[Path, frozenset[str]]:
-        """What two modules of one class share: their place but for numbers, and their children."""
+        """Return what modules of one class share: path without numbers, and children."""
         pattern = tuple(re.sub(r"\d+", "*", part) for part in module)
         return pattern, frozenset(self._children.get(module, ()))
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """What tells a layer apart, however often it is used: its leaves, also computed ones."""
+        """Return what identifies a layer, however often it is used: its leaves, computed or not."""
         return self.stream.weights(name) or (f"%{name}",)
 
     def count(self, names: Iterable[str]) -> int:
-        """Number of layers; one that is used several times counts once."""
+        """Count layers; a layer that is used several times counts once."""
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:

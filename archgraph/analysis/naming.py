@@ -58,7 +58,7 @@ class Naming:
         self.names = {var: self._names[var] for var in ordered}
 
     def variables(self, layout: Layout) -> tuple[Var, ...]:
-        """The variables that a layout consists of; the same tuple for the same layout."""
+        """Return the variables of a layout; the same tuple for the same layout."""
         layout = self._eq.resolve(layout)
         if isinstance(layout, Var):
             return (layout,)
@@ -118,7 +118,7 @@ class Naming:
                 self._names[var] = self._fresh(f"{owner}.{role}" if role else stem + part)
 
     def _fresh(self, stem: str) -> str:
-        """The stem, with an ordinal where it is in use."""
+        """Return the stem, with an ordinal if it is in use."""
         count = self._count.get(stem, 0)
         self._count[stem] = count + 1
         return stem if not count else f"{stem}~{count + 1}"

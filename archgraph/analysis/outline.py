@@ -24,7 +24,7 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """What an architecture computes, line by line, without names.
+    """Write what an architecture computes, line by line, without names.
 
     Two graphs have equal lines if they apply the same operators to results and leaves of the same
     types, connected alike. Leaves at the same place then correspond.

@@ -48,7 +48,7 @@ def touched(layout: Layout, kept: Kept) -> bool:
 
 
 def shares(layout: Layout, kept: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A number for each position that stays: the product of those of its axes, by default ones.
+    """Compute a number per remaining position: the product of those of its axes, 1 by default.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
@@ -99,7 +99,7 @@ def positions(layout: Layout, kept: Kept) -> np.ndarray:
 
 
 def param_after(solved: Axes, param: Param, kept: Kept) -> Param:
-    """A leaf with the positions that stay, in its shape and value; itself where none is cut."""
+    """Return a leaf cut to the remaining positions; the same object if none is cut."""
     layouts = solved.leaf[param.name]
     type_ = _type_after(param.type, layouts, kept)
     if type_ is param.type:
@@ -111,7 +111,7 @@ def param_after(solved: Axes, param: Param, kept: Kept) -> Param:
 
 
 def node_after(solved: Axes, node: Node, kept: Kept) -> Node:
-    """An operator with the sizes that stay, in its results and in the arguments that state sizes.
+    """Return an operator with the remaining sizes in its results and in stated sizes.
 
     It is one of the graph, or stands in such a one's place under its name.
     """
@@ -146,7 +146,7 @@ def _type_after(type_: TensorType, layouts: Sequence[Layout], kept: Kept) -> Ten
 
 
 def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:
-    """The numbers at these positions of every dimension."""
+    """Take these positions of every dimension of a constant."""
     width = len(value.data) // max(int(np.prod(value.shape)), 1)
     raw = np.frombuffer(value.data, dtype=np.uint8).reshape(*value.shape, width)
     part = raw[np.ix_(*index, np.arange(width))]

@@ -115,7 +115,7 @@ class Casts:
         )
 
     def _back(self, end: str, dtype: str) -> list[str]:
-        """The casts through which alone a result is used, up to the one of a type."""
+        """Follow the casts that are the only use of a result, back to the one from a type."""
         run: list[str] = []
         name = end
         while self.graph.node[name].dtype != dtype:
@@ -144,7 +144,7 @@ class Casts:
         )
 
     def ends(self, draft: BlockDraft) -> Piece:
-        """The last piece of a block, the casts that end it aside."""
+        """Return the last piece of a block, ignoring the casts that end it."""
         return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
 
 

@@ -99,7 +99,7 @@ class Removal:
         return frozenset(a.name for a in axes(self.graph).free)
 
     def _lists(self, name: str, op: str) -> frozenset[str]:
-        """What an operator of a kind joins as items of a list."""
+        """Return what an operator of a kind joins as items of a list."""
         if name not in self._listed:
             self._listed[name] = frozenset(listed(self.graph.node[name]))
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
@@ -138,7 +138,7 @@ class Removal:
 
 
 def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
-    """What has a dimension that would be empty without an axis, by axis."""
+    """Return, for each axis, what would have an empty dimension without it."""
     needing: dict[str, list[str]] = {}
     for owner, dims in layouts.items():
         for name in {n for d in dims for n in _only(d)}:
@@ -147,7 +147,7 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
 
 
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
-    """The axes that layouts are made of, by name, in order."""
+    """Return the axes of layouts by name, in order."""
     parts = (leaf for layout in layouts for leaf in leaves(layout))
     return {leaf.name: leaf for leaf in parts if isinstance(leaf, AxisRef)}
 

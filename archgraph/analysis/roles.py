@@ -14,7 +14,7 @@ from archgraph.ops.table import row
 
 @per_graph
 def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """What each weighted operator multiplies with: parameters of two or more dimensions, by node.
+    """Return the parameters that each weighted operator multiplies with (two or more dimensions).
 
     Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
     parameters, position tables and class tokens do not count; operators without any are left out.
@@ -40,7 +40,7 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
 @per_graph
 def head(graph: ArchGraph) -> tuple[str, str] | None:
-    """The last operator that multiplies with a weight, and the result that it is applied to.
+    """Return the last operator that multiplies with a weight, and the result that it is applied to.
 
     Of a classifier: its last layer, and the features of the last hidden one. None where no operator
     multiplies a result with a weight.
@@ -106,7 +106,7 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
+    """Return two outputs: the architecture's, and the features of its last hidden layer.
 
     Features are what :func:`head` is applied to; without a head the tuple has the outputs alone.
 

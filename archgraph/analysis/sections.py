@@ -40,7 +40,7 @@ def sections(drafts: Drafts) -> list[Group]:
 
 
 def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
-    """The user's sections, and those between them."""
+    """Return the user's sections, and those between them."""
     mine = [i for i, d in enumerate(blocks) if d.given]
     if not mine:
         return []
@@ -62,7 +62,7 @@ def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
 def _framed(
     stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft], tower: bool = False
 ) -> list[Group]:
-    """A stem, stages and a head; those of a tower have names of their own."""
+    """Return a stem, stages and a head; those of a tower have names of their own."""
     first = [Group(_title(stem) if tower else "stem", "stem", stem)] if stem else []
     last = [Group(_title(head) if tower else "head", "head", head)] if head else []
     return [*first, *stages, *last]
@@ -112,7 +112,7 @@ def _branched(draft: BlockDraft) -> bool:
 
 
 def _transitions(stages: list[Group]) -> list[Group]:
-    """The sections, where what leads from one stage to the next is a section of its own.
+    """Turn the transition between two stages into a section of its own.
 
     A transition is one block: a plain layer unlike its neighbours, or a block that changes the
     resolution to that of the next stage.
@@ -188,7 +188,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
 
 
 def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
-    """A run over several modules that each repeat a body is one section per module."""
+    """Split a run over several modules that each repeat a body into one section per module."""
     path = common(item[0].unit for item in run)
     parts: list[list[list[BlockDraft]]] = []
     names: list[Path] = []

@@ -125,7 +125,7 @@ class Stream:
         return reached
 
     def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
-        """The input whose stream and towers are cut best.
+        """Choose the input whose stream and towers are cut best.
 
         That is into most residual regions, with fewest long connections.
         """
@@ -150,7 +150,7 @@ class Stream:
         return max(chains, key=score)
 
     def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
-        """What a source leads to: all, and what is learned with what prepares it, in order."""
+        """Return all that a source leads to, and what is learned and prepares it, in order."""
         below = self._descendants((source,)) & among
         core = below & self._learned
         starts = [v for v in core if not any(p in core for p in self.preds[v])]

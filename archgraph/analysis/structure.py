@@ -168,7 +168,7 @@ class Structure:
         _missing(name, known, "section or block")
 
     def end(self, name: str) -> str:
-        """The operator that makes the value of a section or, if no section has the name, a block.
+        """Return the operator that computes the value of a section, or else of a block.
 
         It need not be the last one: operators of a side branch may come after it.
 
@@ -256,7 +256,7 @@ def _begin(drafts: Drafts, group: Group) -> int:
 
 
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:
-    """The finished block."""
+    """Build the finished block."""
     nodes = tuple(sorted([*draft.stream, *draft.extra], key=drafts.order.__getitem__))
     entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
     reason = judge.obstacle(draft, nodes, entry, end)

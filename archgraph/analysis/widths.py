@@ -24,7 +24,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def axes_of(layout: Layout) -> list[AxisRef]:
-    """The axes that a layout is made of, with repetition."""
+    """List the axes of a layout, with repetition."""
     return [a for a in leaves(layout) if isinstance(a, AxisRef)]
 
 
@@ -39,7 +39,7 @@ def alike(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
 
 
 def sized(place: str, whole: Layout, client: Layout) -> Iterator[Equation]:
-    """What a dimension's size in the smaller graph tells: of each factor or term, if alike."""
+    """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
     for part, other in alike(whole, client):
         assert isinstance(other.size, int)
         yield place, part, other.size
@@ -63,7 +63,7 @@ def stated(
 
 
 def _written(node: Node, key: str) -> int | None:
-    """A number that an argument is given as or by default."""
+    """Return a number that an argument has explicitly or by default."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
         value = schema(node.op).by_name[key].default
@@ -71,7 +71,7 @@ def _written(node: Node, key: str) -> int | None:
 
 
 def flat(sizes: StatedSizes) -> Sequence[Layout]:
-    """The layouts in what an argument states."""
+    """List the layouts in what an argument states."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
     if sizes is None:
@@ -111,7 +111,7 @@ class Widths:
         self.claims, self.open = solve(self.equations, self.gone)
 
     def kept(self, place: str) -> dict[str, np.ndarray]:
-        """The first positions of each axis that the client has less of.
+        """Return the first positions of each axis that the client has less of.
 
         Raises:
             RewriteError: If the client is not a cut of the whole.
