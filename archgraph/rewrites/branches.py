@@ -105,7 +105,7 @@ def on_branches(
 
 
 def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
-    """The branches of a residual block, numbered where there are several (a transformer's two)."""
+    """Yield the branches of a residual block, numbered if several (a transformer's two)."""
     if not block.sums:
         raise RewriteError("not a residual block", where=block.name, found=block.kind)
     owner = block.name

@@ -204,7 +204,7 @@ class _Upstream:
     def _carriers(
         self, node: Node, fact: Growth, operands: Sequence[Ref | Leaf]
     ) -> Sequence[Ref | Leaf]:
-        """The operands that an operator hands a factor on to."""
+        """Return the operands to which an operator passes a factor on."""
         if fact.scales == "all" and not offset(node):
             return operands
         if fact.scales == "first":

@@ -84,7 +84,7 @@ class Copies:
         return {name: equal_parts(index) for name, index in self.index.items()}
 
     def axes_in(self, layout: Layout) -> set[str]:
-        """The axes with copies that a layout contains."""
+        """Return the axes with copies that a layout contains."""
         return {axis.name for axis in axes_of(layout) if axis.name in self.index}
 
     def positions(self, layout: Layout) -> npt.NDArray[np.int64]:

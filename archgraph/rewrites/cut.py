@@ -12,7 +12,7 @@ from archgraph.states import DimMap, Entry, Rewritten
 
 
 def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
-    """The architecture with only these positions of its axes, in this order.
+    """Keep only these positions of the architecture's axes, in this order.
 
     Args:
         graph: The architecture.

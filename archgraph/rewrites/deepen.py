@@ -87,7 +87,7 @@ def deepen(
 def _restored(
     graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
 ) -> tuple[Rewritten, tuple[Block, ...]] | None:
-    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and the blocks.
+    """Restore blocks of ``like`` that the graph lacks, as a fresh model has them; return them too.
 
     None where it is not ``like`` without some of its blocks.
     """
@@ -120,7 +120,7 @@ def _restored(
 def _covered(
     before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
 ) -> None:
-    """What is new lies in the new blocks, and only what is new starts anew."""
+    """Check that new operators lie in the new blocks, and that only new leaves are initialised."""
     inside = {n for block in blocks for n in block.nodes}
     for param in after.params:
         if param.name in before.param or param.role == "constant":
@@ -140,7 +140,7 @@ def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
 
 
 def _operands(node: Node) -> list[Ref | Leaf]:
-    """The results and leaves that an operator uses in evaluation."""
+    """Return the results and leaves that an operator uses in evaluation."""
     values = (i for _, v in node.args for i in walk(in_mode(v, False)))
     return [i for i in values if isinstance(i, (Ref, Leaf))]
 
@@ -154,7 +154,7 @@ class _Identity:
         self.inside = set(block.nodes)
 
     def starts(self) -> dict[str, Start]:
-        """Initialisers by leaf."""
+        """Return the initialisers by leaf."""
         if self.block.sums:
             return self._residual()
         if self.block.kind == "chain":
@@ -195,7 +195,7 @@ class _Identity:
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
-        """The last layers of a branch at zero, behind operators that keep zeros.
+        """Set the last layers of a branch to zero, behind operators that map zeros to zeros.
 
         Where branches are added or joined inside it (parallel attention and feed-forward), each of
         them is.

@@ -27,8 +27,8 @@ def ends_after(
         graph: The architecture.
         section: The last section or block that stays.
         head: The classifier: an architecture with one input and one output, or a number of classes
-            for a mean over positions and a linear layer. None: the exit that :func:`add_exits` has
-            put there; earlier exits stay, and forward returns all of them by name.
+            for a mean over positions and a linear layer. Default: the exit that :func:`add_exits`
+            has put there; earlier exits stay, and forward returns all of them by name.
         verify: Check that it computes what the original does with the same head behind the section
             (three forwards in float64).
 
@@ -63,7 +63,7 @@ def ends_after(
 
 
 def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The user's own sections, as far as they stay."""
+    """Yield the user's sections, as far as they stay."""
     parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
@@ -73,7 +73,7 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
-    """The answers behind a section and before it, by name."""
+    """Return the answers before and at the end of a section, by name."""
     if isinstance(outputs, Mode):
         train, test = (_exits_up_to(graph, v, section) for v in (outputs.train, outputs.eval))
         return Mode(train, test)

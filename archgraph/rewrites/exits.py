@@ -66,7 +66,7 @@ def add_exits(
     rewritten = initialised(graph, new)
 
     def main(value: Value) -> Value:
-        """What the architecture returned before its new exits."""
+        """Return what the architecture returned before its new exits."""
         assert isinstance(value, Record)
         rest = tuple((k, v) for k, v in value.fields if k not in heads)
         return Record(rest, value.name) if again else rest[0][1]

@@ -63,7 +63,7 @@ def grafted(
     like: ArchGraph | None = None,
     verify: bool = False,
 ) -> tuple[Rewritten, tuple[Block, ...]]:
-    """What :func:`graft` gives, and the blocks that it inserted."""
+    """Return the result of :func:`graft`, and the blocks that it inserted."""
     depths = whole(depths)
     parts = structure(graph)
     model = structure(like) if like is not None else None
@@ -104,7 +104,7 @@ def grafted(
 
 
 def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
-    """The grafted network runs, and without the new blocks it is the original."""
+    """Check that the grafted network runs, and that it is the original without the new blocks."""
     laws.check_law(graph, rewritten, None)
     again = skip(rewritten.graph, fresh).graph
 

@@ -24,7 +24,7 @@ from archgraph.rewrites.insert import channels, fresh
 def with_head(
     whole: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """A graph with a head behind a section or block, and what the head answers.
+    """Attach a head behind a section or block; return the graph and the head's output.
 
     ``whole`` is the graph with the heads that it was given so far; the leaves of this one begin
     with ``stem``.
@@ -49,7 +49,7 @@ def with_head(
 def _classified(
     graph: ArchGraph, classes: int, end: Node, stem: str, channel: tuple[int, int]
 ) -> tuple[ArchGraph, Value]:
-    """A mean over all positions, then a linear layer."""
+    """Attach a mean over all positions, then a linear layer."""
     shape, dtype, names = end.shape, end.dtype, set(graph.node)
     at, wide = channel
     nodes: list[Node] = []
@@ -72,7 +72,7 @@ def _classified(
 def _attached(
     graph: ArchGraph, head: ArchGraph, end: Node, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """An architecture's operators and leaves behind an operator."""
+    """Attach an architecture's operators and leaves behind an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
     if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
         raise RewriteError(

@@ -15,7 +15,7 @@ from archgraph.states import Entry, Rewritten, Slot, signature
 
 
 def fresh(taken: set[str], stem: str) -> str:
-    """A node name that is not taken; it is taken from now on."""
+    """Return an unused node name, and add it to the used ones."""
     name, count = stem, 0
     while name in taken:
         count += 1
@@ -25,7 +25,7 @@ def fresh(taken: set[str], stem: str) -> str:
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """The leaves of a graph with new ones, each behind a given leaf (empty: at the end)."""
+    """Return the leaves of a graph with new ones, each behind a named leaf (empty: at the end)."""
     behind: dict[str, list[Param]] = {}
     for place, param in added:
         behind.setdefault(place, []).append(param)
@@ -36,13 +36,13 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """The last of a block's leaves in state-dict order: new ones stand behind it."""
+    """Return the last of a block's leaves in state-dict order: new ones follow it."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
 
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
-    """A rewrite that keeps all entries; new ones start as a fresh model's would.
+    """Keep all entries; initialise new ones as in a fresh model.
 
     Args:
         graph: The architecture before.
@@ -112,7 +112,7 @@ def silent(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """The graph without leaves that nothing uses whose module is gone."""
+    """Remove leaves that are unused and whose module is gone."""
     gone = {
         name
         for name, module in silent(before).items()

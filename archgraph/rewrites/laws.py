@@ -49,7 +49,7 @@ Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
 
 
 def in_float64(graph: ArchGraph) -> ArchGraph:
-    """The graph with every floating-point type replaced by float64, complex ones by complex128."""
+    """Replace every floating-point type by float64, every complex type by complex128."""
 
     def wide(type_: TensorType) -> TensorType:
         return dataclasses.replace(type_, dtype=_WIDE.get(type_.dtype, type_.dtype))
@@ -115,7 +115,7 @@ def random_state(
 
 
 def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
-    """Inputs of the graph's types by argument name.
+    """Draw inputs of the graph's types, by argument name.
 
     Whole numbers are 0 or 1, which any table has. A mask never hides all positions: attention that
     may look at nothing is 0/0. Numbers that become whole ones are from 0 to 2.
@@ -155,7 +155,7 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
 
 
 def _rounded(graph: ArchGraph) -> set[str]:
-    """Inputs whose numbers become whole ones before a weight meets them: bytes, indices."""
+    """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
     made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
     found: set[str] = set()
     for node in graph.nodes:
@@ -217,7 +217,7 @@ def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> flo
 
 
 def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The wide graph and state with every dropped position at zero's edge, in constants too.
+    """Set every dropped position of the wide graph and state to zero, in constants too.
 
     Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
     dropped weights alone (weight norm's ``v/‖v‖``) stays a number, whatever it is multiplied with
@@ -384,7 +384,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def to_float64(transfer: Transfer) -> Transfer:
-    """The transfer between float64 states: what it initialises is as exact."""
+    """Return the transfer between float64 states, its initialisers in float64 too."""
     source, target = (
         tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
         for slots in (transfer.source, transfer.target)

@@ -97,7 +97,7 @@ _Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"
 
 
 def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) -> _Shift:
-    """A function that increases the number in the module paths of a block.
+    """Return a function that increases the number in the module paths of a block.
 
     The number is the last one in the path of the block's module (``layer3.1``); where the block is
     not a module, its layers' numbers in their list (``features.40``, ``features.41``).

@@ -115,7 +115,7 @@ class MovedFactors:
         return self.copies.rewritten.graph
 
     def _numbered(self, layer: str, dim: int, size: int) -> torch.Tensor:
-        """A result whose values are its positions along a dimension."""
+        """Return a result whose values are its positions along a dimension."""
         shape = [size_at(s, 1) for s in self._wide.node[layer].types[0].shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
         return torch.arange(size).reshape(view).expand(shape).contiguous()
@@ -138,7 +138,7 @@ class MovedFactors:
 
 
 def _sent(node: Node, sent: Sent) -> Sent:
-    """What an operator that only moves positions about makes of numbers, for a batch of one."""
+    """Run an operator that only moves positions on numbers, for a batch of one."""
     if node.op == "getitem":
         index = node.arg("index")
         assert isinstance(index, int)

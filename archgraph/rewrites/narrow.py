@@ -89,7 +89,7 @@ def narrow(
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
-    """Copies merged with their originals: summed where widening divides them, else averaged."""
+    """Merge copies with their originals: summed where widening divides them, else averaged."""
     rows = copies.positions(layout)
     equal = copies.parts(layout)
     assert isinstance(layout.size, int)
@@ -103,7 +103,7 @@ def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | N
 
 
 def _spread(layout: Layout, kept: Kept) -> DimMap | None:
-    """What is left out added to what stays, in equal parts (FedADP, Algorithm 3)."""
+    """Add what is left out to what stays, in equal parts (FedADP, Algorithm 3)."""
     size = layout.size
     assert isinstance(size, int)
     stays = positions(layout, kept)

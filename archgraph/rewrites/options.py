@@ -20,7 +20,7 @@ from archgraph.plain import Json
 def _number(
     fits: Callable[[float], bool], what: str, expected: str, bounds: Any
 ) -> BeforeValidator:
-    """A number within bounds; what is not a number is left to pydantic to refuse."""
+    """Return a validator of a number's bounds; pydantic itself refuses other types."""
 
     def checked(value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -151,7 +151,7 @@ def _by_axis(main: str) -> Any:
 
 
 def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
-    """The value of a rewrite's key: its options, or a short form that stands for them."""
+    """Return the type of a rewrite's key: its options, or a short form of them."""
     return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
 
 

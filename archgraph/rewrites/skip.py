@@ -93,7 +93,7 @@ def skip(
         others = {k: v for k, v in bypass.items() if k not in dense}
 
         def bypassed(wide: ArchGraph, state: State) -> laws.GraphAndState:
-            """The original with blocks bypassed, and what dense ones append masked."""
+            """Bypass blocks of the original, and mask what dense ones append."""
             if kept:
                 wide, state = laws.masked(wide, state, kept)
             wide = wide.mapped(_follow(others)).replace(updates=())
@@ -123,7 +123,7 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
 
 
 def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
-    """Replaces results by those that stand in for them."""
+    """Return a function that replaces bypassed results."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in bypass:

@@ -63,7 +63,7 @@ def names_in_use(graph: ArchGraph) -> set[str]:
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """A graph with operators behind a result; whatever read the result reads theirs, ``end``."""
+    """Insert operators behind a result; whatever read the result reads ``end`` of theirs."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
     return new.replace(nodes=(*new.nodes[:at], *nodes, *new.nodes[at:]), updates=graph.updates)
@@ -128,7 +128,7 @@ class Splice:
         return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
-        """The finished graph and its new blocks, in ``like``'s order where that has all leaves."""
+        """Return the finished graph and new blocks, in ``like``'s order if it has all leaves."""
         whole = self.whole
         if like is not None and all(p.name in like.param for p in whole.params):
             place = {p.name: i for i, p in enumerate(like.params)}
@@ -156,7 +156,7 @@ def _after(items: tuple[T, ...], new: Iterable[T], here: Callable[[T], bool]) ->
 
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
-    """A block whose operators have other names."""
+    """Rename the operators of a block."""
     return dataclasses.replace(
         block,
         nodes=tuple(names[n] for n in block.nodes),
@@ -170,7 +170,7 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 
 @per_graph
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
-    """What of a block is copied: its operators, what serves only them, their leaves and counters.
+    """Plan the copy of a block: its operators, what serves only them, their leaves and counters.
 
     First what leads from the entry to the exit. Then, of what serves nothing else, the operators
     with weights, random numbers or an operand that is copied: masks are shared, tables and noise

@@ -142,7 +142,7 @@ class _Cut:
         self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
 
     def _home(self, update: Value) -> int:
-        """The part that an update goes with: that of the last operator that it needs."""
+        """Return the part of an update: that of the last operator that it needs."""
         return max((self.part_of[name] for name in refs(update)), default=0)
 
     def _crossing(self, k: int) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) ->
 
 
 def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
-    """What the first of two architectures returns, by the second's input that it stands for."""
+    """Map inputs of the second of two architectures to what the first returns."""
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
@@ -314,7 +314,7 @@ def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
 
 
 def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
-    """A graph with all that it lists in another one's order, under the other's name."""
+    """Sort all that a graph lists in another one's order, and use the other's name."""
     arguments, leaves, nodes, buffers = (
         {name: i for i, name in enumerate(names)}
         for names in (dict(like.inputs), like.param, like.node, dict(like.updates))

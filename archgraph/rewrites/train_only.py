@@ -18,7 +18,7 @@ from archgraph.states import Rewritten, Transfer
 
 @takes_graph
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
-    """The same architecture with some parameters trained and all others frozen.
+    """Train some parameters of the architecture and freeze all others.
 
     What it computes and its state stay what they are; built, it has ``requires_grad`` for the
     chosen ones alone. Buffers are not parameters: a norm layer's statistics go on as its mode says.
@@ -72,7 +72,7 @@ def _real(param: Param) -> bool:
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names whose parts are most like the words of a pattern."""
+    """Return the names whose parts are most like the words of a pattern."""
     words = [word for word in re.split(r"[.*?!\[\]]+", pattern) if word]
     parts = {part for name in names for part in name.split(".")}
     alike = {
