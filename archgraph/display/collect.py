@@ -160,7 +160,7 @@ class _Collector:
         )
 
     def _pin(self, axis: Axis) -> Pin:
-        """The reason taken apart: what, which operator, where in the model and in its source."""
+        """Split the reason into what, which operator, where in the model and in its source."""
         why, node, remedy = axis.reason, None, None
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
@@ -188,7 +188,7 @@ TERMS = 8
 
 
 def layout_text(layout: Layout, axis: str = "") -> str:
-    """A layout in words; of a long concatenation its ends and the terms with an axis.
+    """Write a layout in words; of a long concatenation its ends and the terms with an axis.
 
     >>> from archgraph.layout.layouts import AxisRef
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")), "d")

@@ -49,7 +49,7 @@ def themed(text: str) -> str:
 
 
 def variables(dark: bool) -> str:
-    """Declarations of the variables of :func:`themed`."""
+    """Declare the variables of :func:`themed`."""
     return " ".join(f"--c{k[1:]}: {v if dark else k};" for k, v in DARK.items())
 
 

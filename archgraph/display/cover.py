@@ -116,7 +116,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
 
 
 def percent(share: float) -> str:
-    """A share in whole per cent; rounding never reaches 0 % or 100 %.
+    """Write a share in per cent; only exact shares are written as 0 % or 100 %.
 
     >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
     ('0 %', '<1 %', '50 %', '>99 %', '100 %')

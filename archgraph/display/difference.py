@@ -38,7 +38,7 @@ class Difference:
         return bool(self.leaves or self.nodes or self.ends)
 
     def tables(self) -> tuple[Table, ...]:
-        """The differences for people; parts without a row are left out."""
+        """Return the differences as tables; parts without a row are left out."""
 
         def table(title: str, changes: Sequence[Change]) -> Table:
             rows = tuple((c.name, c.before or "–", c.after or "–") for c in changes)
@@ -53,7 +53,7 @@ class Difference:
 
 
 def correspondence_table(found: Correspondence) -> Table:
-    """The differences of two graphs for people; equal neighbours share a row.
+    """Return the differences of two graphs as a table; equal neighbours share a row.
 
     Example:
         >>> import torch
@@ -166,7 +166,7 @@ def _call(node: Node, names: dict[str, str]) -> str:
 
 
 def _renamed(value: Value, names: dict[str, str]) -> str:
-    """A value in the names of the other graph, as far as operators were matched."""
+    """Write a value in the names of the other graph, as far as operators were matched."""
 
     def rename(item: Any) -> Any:
         return Ref(names.get(item.name, item.name)) if isinstance(item, Ref) else item

@@ -68,7 +68,7 @@ class _Drawing:
         self.frames = 0
 
     def source(self, heading: str) -> str:
-        """The DOT text."""
+        """Write the DOT text."""
         target = graphviz.Digraph(
             self.picture.name or "graph",
             graph_attr={
@@ -122,12 +122,12 @@ class _Drawing:
             self.mark(target, f"{self.ids[tail]}_in{number}", self.number(tail), after=False)
 
     def number(self, tail: str) -> str:
-        """Number of the mark by which a value continues in a later row."""
+        """Return the number of the mark by which a value continues in a later row."""
         leaving = [name for row in self.rows for name in row.leaves]
         return str(leaving.index(tail) + 1)
 
     def mark(self, target: Any, name: str, label: str, after: bool) -> None:
-        """A small circle where an arrow leaves a row or comes into one."""
+        """Draw a small circle where an arrow leaves or enters a row."""
         target.node(
             name,
             label,
@@ -158,7 +158,7 @@ class _Drawing:
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(self, target: Any, group: Cluster, within: str, row: Row, inside: set[str]) -> None:
-        """A frame with what is inside; a section of one block needs one frame only."""
+        """Draw a frame with its contents; a section of one block needs one frame only."""
         here = [box for each in group.walk() for box in each.boxes if box in row.boxes]
         if not here:
             return
@@ -236,7 +236,7 @@ def fill(fed: Fed) -> str:
 
 
 def words(fed: Fed) -> list[str]:
-    """A part's coverage in words: clients and share of the weights, or one share."""
+    """Write a part's coverage in words: clients and share of the weights, or one share."""
     if isinstance(fed, Reach):
         return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
     return [percent(fed)]
@@ -263,7 +263,7 @@ def _box_label(box: Box, fed: Fed | None, quiet: str) -> str:
 
 
 def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:
-    """A frame's title, line by line: its name, how often, its size, how clients feed it."""
+    """Write a frame's title, line by line: its name, how often, its size, how clients feed it."""
     size = 10 if within else 12
     lines = [text(short(group.name, within), size=size, bold=True)]
     inner = group.groups[0] if single(group) else group
@@ -284,7 +284,7 @@ def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> 
 
 
 def short(name: str, within: str) -> str:
-    """A block's name, without the name of its section if it is long.
+    """Return a block's name, without the name of its section if it is long.
 
     >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
     ('layer1.0', 'encoder_layer_0.mlp')

@@ -41,7 +41,7 @@ class Explanation:
 
     Attributes:
         model: Name of the graph.
-        asked: Name of the part to explain; None: the whole graph.
+        asked: Name of the part to explain; Default: the whole graph.
         about: The facts about the whole graph.
         axes: The axes in question.
         roles: Their free axes by role.
@@ -72,7 +72,7 @@ class Explanation:
         return tuple(a for a in self.axes if not a.free)
 
     def plain(self) -> dict[str, Any]:
-        """The explanation as values that JSON can write.
+        """Return the explanation as values that JSON can write.
 
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
         ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
@@ -94,7 +94,7 @@ class Explanation:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """The explanation as tables; empty ones are left out.
+        """Return the explanation as tables; empty ones are left out.
 
         Parts that differ only in a number share a row, unless the explanation is of a named part.
         """
@@ -145,7 +145,7 @@ class Explanation:
         )
 
     def _halves(self) -> Table:
-        """What halving all axes of a role or a section saves."""
+        """Tabulate what halving all axes of a role or a section saves."""
         roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
         groups = [(f"role {g.name}", g) for g in roles]
         groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
@@ -168,7 +168,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
     Args:
         graph: The architecture.
         name: Part to explain: an axis, section, block, leaf, operator, role or module, or a
-            pattern (`layer1.*`). None: all axes and blocks.
+            pattern (`layer1.*`). Default: all axes and blocks.
 
     Returns:
         Facts, with `plain()` for tools and `tables()` for people.

@@ -26,7 +26,7 @@ SAVES = ("parameters", "MACs")
 
 
 def savings(saving: Saving | None) -> tuple[str, str]:
-    """The two cells of a saving: parameters and MACs, each with its share."""
+    """Write the two cells of a saving: parameters and MACs, each with its share."""
     if saving is None:
         return "", ""
     return (
@@ -144,7 +144,7 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
 
 
 def _source(source: str) -> str:
-    """A line of code by its file's last two parts: the path to a package says little."""
+    """Shorten a source line's path to its last two parts: the path to a package says little."""
     return "/".join(source.replace("\\", "/").split("/")[-2:])
 
 
@@ -197,7 +197,7 @@ def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
 
 
 def one_axis(axis: AxisFact) -> Table:
-    """An axis, one fact per row."""
+    """Tabulate an axis, one fact per row."""
     rows = [("size", str(axis.size)), ("role", axis.role)]
     if axis.section:
         inside = axis.section if axis.block == axis.section else f"{axis.section}, {axis.block}"
@@ -224,7 +224,7 @@ def one_axis(axis: AxisFact) -> Table:
 
 
 def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Runs of names with their numbers of members, the number written behind the name."""
+    """Return runs of names with their numbers of members, the number written behind the name."""
     return [
         (name if len(indices) == 1 else f"{name} ×{len(indices)}", len(indices))
         for name, indices in runs(names, [None] * len(names))
@@ -274,7 +274,7 @@ def leaves_with_axis(axis: AxisFact) -> Table:
 
 
 def _local(layout: str, axis: str) -> str:
-    """A layout with the axes of an axis' own module called by what follows the module.
+    """Write a layout with the axes of the axis' module named by what follows the module.
 
     >>> _local("a.b.q.heads[2] × a.b.v.dim[3]", "a.b.q.heads")
     'q.heads[2] × v.dim[3]'
@@ -309,7 +309,7 @@ def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
 
 
 def one_operator(operator: OperatorFact) -> Table:
-    """An operator, one fact per row."""
+    """Tabulate an operator, one fact per row."""
     rows = [("operator", operator.operator), ("in", operator.place or "the model itself")]
     if operator.source:
         rows.append(("code", operator.source))

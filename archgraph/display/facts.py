@@ -227,7 +227,7 @@ class Facts:
 
 
 def plain(fact: Any) -> Any:
-    """A fact as values that JSON can write: dataclasses as mappings, tuples as lists."""
+    """Return a fact as values that JSON can write: dataclasses as mappings, tuples as lists."""
     if dataclasses.is_dataclass(fact):
         return {f.name: plain(getattr(fact, f.name)) for f in dataclasses.fields(fact)}
     if isinstance(fact, tuple):

@@ -105,7 +105,7 @@ def shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float
 
 
 def file_name(name: str) -> str:
-    """A name as a file's; `client-` keeps it apart from the global picture and from odd names.
+    """Return a name as a file's; `client-` separates it from the global picture and odd names.
 
     >>> file_name("weak"), file_name("a/b c")
     ('client-weak', 'client-a-b-c')

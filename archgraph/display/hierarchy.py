@@ -72,7 +72,7 @@ def folds(
     feeds: Mapping[str, Sequence[str]],
     marks: Mapping[str, object] | None = None,
 ) -> tuple[Fold, ...]:
-    """Runs of equal blocks within each section, in order.
+    """Return runs of equal blocks within each section, in order.
 
     Args:
         graph: The architecture.
@@ -134,7 +134,7 @@ class _Reading:
     def run(
         self, blocks: Sequence[tuple[str, Sequence[str]]], period: int, growing: bool = False
     ) -> Fold:
-        """The first blocks and as many as repeat them."""
+        """Fold the first blocks and all that repeat them."""
         units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
         names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
         nodes = tuple(tuple(n for _, held in unit for n in held) for unit in units) or ((),)

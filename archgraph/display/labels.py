@@ -26,7 +26,7 @@ class LabelLine:
 
 
 def dimensions(shape: Sequence[Size]) -> str:
-    """A shape with `×`, without its batch axis; other multiples of the batch show as `n`.
+    """Write a shape with `×`, without its batch axis; other multiples of the batch show as `n`.
 
     >>> dimensions((Batch(), 64, 32, 32)), dimensions((Batch(4), 49, 96)), dimensions((10,))
     ('64×32×32', '4n×49×96', '10')
@@ -48,7 +48,7 @@ def shape_label(kind: TensorType) -> str:
 
 
 def plain(op: str) -> str:
-    """An operator's name in words.
+    """Write an operator's name in words.
 
     >>> plain("aten.max_pool2d"), plain("aten.add.Tensor"), plain("getitem")
     ('max pool2d', 'add', 'getitem')
@@ -75,7 +75,7 @@ def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
 
 
 def parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
-    """Number of parameter elements in some leaves."""
+    """Count the parameter elements in some leaves."""
     return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
 
 
@@ -90,7 +90,7 @@ def attends(graph: ArchGraph, node: Node) -> bool:
 
 
 def mask_of(node: Node) -> str:
-    """The value that masks a node's attention; empty if there is none."""
+    """Return the value that masks a node's attention; empty if there is none."""
     known = row(node.op).attends
     value = node.arg(known[1]) if known is not None else None
     return value.name if isinstance(value, Ref) else ""
@@ -109,7 +109,7 @@ def attention(graph: ArchGraph, node: Node) -> LabelLine:
 
 
 def describe(graph: ArchGraph, node: Node) -> LabelLine:
-    """An operator's label: its name, kernel, result channels, and what differs from one."""
+    """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
     if attends(graph, node):
         return attention(graph, node)
     kernel = kernel_of(graph, node)
@@ -132,7 +132,7 @@ def describe(graph: ArchGraph, node: Node) -> LabelLine:
 
 
 def shorten(words: Sequence[str]) -> str:
-    """A few words of a list; a neighbour's repetition is left out."""
+    """Write the first words of a list; repeated neighbours are left out."""
     kept = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
     if len(kept) > WORDS:
         kept = [*kept[: WORDS - 2], "…", kept[-1]]

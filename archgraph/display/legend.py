@@ -73,7 +73,7 @@ def _scale() -> str:
 
 
 def _table(notes: Sequence[Sequence[str]]) -> str:
-    """A small table; numbers stand at the right."""
+    """Write a small table; numbers are right-aligned."""
     rows = []
     for number, row in enumerate(notes):
         cells = "".join(

@@ -36,7 +36,7 @@ def stacked(lines: Sequence[str]) -> str:
 
 
 def bar(share: float, whole: int = BAR, colour: str = colours.INK) -> str:
-    """A bar that is filled up to a share."""
+    """Draw a bar that is filled up to a share."""
     full = round(min(max(share, 0.0), 1.0) * whole)
     cells = [(full, colour), (whole - full, colours.PAPER)]
     row = "".join(

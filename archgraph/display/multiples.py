@@ -58,7 +58,7 @@ def _cell(content: str, place: int) -> str:
 
 
 def _bar(share: float) -> str:
-    """A bar in the middle, as wide as the share, with the share in it or beside it."""
+    """Draw a centred bar, as wide as the share, with the share in it or beside it."""
     if not share:
         return text("–", size=9, colour=colours.QUIET)
     full = max(round(share * WHOLE), 3)

@@ -46,7 +46,8 @@ def draw(
 
     Args:
         graph: The architecture.
-        path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. None: nowhere.
+        path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. Default:
+            it is not written.
         cover: What :func:`archgraph.display.cover.coverage` returns, or one share of clients, 0 to
             1, by leaf or block name. A block that it does not name has the mean of its leaves,
             weighted by their sizes. Blocks that are fed differently do not fold.
@@ -54,7 +55,7 @@ def draw(
             `section` shows a block as one box.
         direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        title: Heading; None: the graph's name.
+        title: Heading; Default: the graph's name.
         notes: Rows of a table under the heading, the first one its titles.
 
     Raises:
@@ -102,7 +103,7 @@ def save(text: str, path: str | os.PathLike[str]) -> None:
 
 
 def _form(path: str | os.PathLike[str]) -> str:
-    """The format that a file's ending names."""
+    """Return the format that a file's suffix implies."""
     ending = Path(path).suffix.lower().lstrip(".")
     if ending not in FORMATS:
         raise RunError(
@@ -115,7 +116,7 @@ def _form(path: str | os.PathLike[str]) -> str:
 
 
 def notebook(graph: ArchGraph) -> str | None:
-    """The picture that a notebook shows, as SVG text; None if the graph is too large for one."""
+    """Draw a graph for a notebook, as SVG text; None if the graph is too large."""
     return render(draw(graph), "svg").decode() if len(graph.nodes) <= NOTEBOOK else None
 
 
@@ -194,7 +195,7 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
 
 
 def _tips(graph: ArchGraph, box: Box) -> Iterator[str]:
-    """What a pointer over a box shows: its operators as the graph prints them."""
+    """Yield tooltips of a box: its operators as the graph prints them."""
     for name in box.nodes:
         yield str(graph.node[name])
     if box.folded:

@@ -36,7 +36,7 @@ class Pieces:
 
 
 def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
-    """What shares a box.
+    """Group the operators that share a box.
 
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
@@ -68,7 +68,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 
 
 def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
-    """Inputs and operators that have a box or share one with what they feed.
+    """List inputs and operators that have a box or share one with what they feed.
 
     What only updates buffers, and zeros that states begin with, say nothing in an overview; at
     `node` only those are left out that nothing leads to: counters.
@@ -86,7 +86,7 @@ def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
 
 
 def _hosts(graph: ArchGraph, shown: Sequence[str]) -> dict[str, str]:
-    """The operator that is shown for each: a user, one of the same module, else a neighbour."""
+    """Map each operator to the visible one: a user, one of the same module, else a neighbour."""
     host = {name: name for name in shown}
     scopes: dict[str, str] = {}
     for name in shown:
@@ -131,7 +131,7 @@ def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
 
 
 def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What each operator uses, drawn as few arrows.
+    """Return what each operator uses, drawn with as few arrows as possible.
 
     Where an operator gathers several values of which another one of its kind gathers the first
     (the concatenations of a dense block), one arrow comes from there instead of one from each.
@@ -231,7 +231,7 @@ class _Boxes:
         return result
 
     def users(self) -> dict[str, list[str]]:
-        """What takes values from each operator."""
+        """Return, for each operator, the operators that use it."""
         users: dict[str, list[str]] = {}
         for name, before in self.feeds.items():
             for used in before:
@@ -244,7 +244,7 @@ class _Boxes:
         return same and (one in self.training) == (other in self.training)
 
     def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
-        """What only prepares queries, keys and values: it has no weights and no other user."""
+        """Return what only prepares queries, keys and values: without weights or other users."""
         found: set[str] = set()
         if not attends(self.graph, self.graph.node[attention]):
             return found

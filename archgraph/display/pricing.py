@@ -79,13 +79,13 @@ class Pricing:
         return math.prod(param.shape) if param.role == "parameter" else 0
 
     def halving(self, chosen: Iterable[Axis | AxisFact]) -> Saving:
-        """What halving some axes at once saves; halves are rounded up."""
+        """Return what halving some axes at once saves; halves are rounded up."""
         return self.cutting({a.name: np.arange(halved(a.size)) for a in chosen})
 
     def cutting(
         self, kept: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
     ) -> Saving:
-        """What keeping some positions of some axes saves, some operators and leaves gone."""
+        """Return what keeping some positions of some axes saves, some operators and leaves gone."""
         parameters = sum(map(self.numel, leaves))
         macs = sum(self.whole.nodes[name].macs for name in nodes)
         touched = dict.fromkeys(leaf for name in kept for leaf in self.leaves_of[name])
@@ -106,7 +106,7 @@ class Pricing:
         return self.saving(parameters, macs)
 
     def skipping(self, block: Block) -> Saving:
-        """What leaving a block out saves, with all that only it needs."""
+        """Return what skipping a block saves, with everything that only it needs."""
         # a dense block takes the width that it appends away from all that reads it
         none = np.zeros(0, dtype=np.int64)
         kept = {
@@ -125,7 +125,7 @@ class Pricing:
         return self.cutting(kept, self._evaluated.without(*ends), leaves)
 
     def saving(self, parameters: int, macs: int) -> Saving:
-        """A saving with its shares."""
+        """Return a saving with its shares."""
         return Saving(
             parameters,
             macs,
@@ -134,7 +134,7 @@ class Pricing:
         )
 
     def _resized(self, names: Iterable[str], sizes: Mapping[str, Param], kept: Kept) -> ArchGraph:
-        """Some operators and all that they use, with the sizes after a cut."""
+        """Return some operators and all that they use, with the sizes after a cut."""
         nodes: dict[str, Node] = {}
         params: dict[str, Param] = {}
         for name in names:

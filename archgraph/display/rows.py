@@ -28,7 +28,7 @@ class Row:
 
 
 def rows(picture: Scene, length: int = LENGTH) -> list[Row]:
-    """The boxes of a scene in rows; no block is cut.
+    """Arrange the boxes of a scene in rows; no block is cut.
 
     Example:
         >>> from archgraph.display.scene import Box, Link
@@ -71,7 +71,7 @@ def _stay(picture: Scene, parts: list[set[str]]) -> None:
 
 
 def _units(picture: Scene) -> Iterator[tuple[str, ...]]:
-    """What stays together, in order: the boxes of a block, or one that no block holds."""
+    """Yield what stays together, in order: the boxes of a block, or a box outside all blocks."""
     holder = {name: each.boxes for each in picture.clusters() for name in each.boxes}
     done: set[str] = set()
     for box in picture.boxes:

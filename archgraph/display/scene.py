@@ -126,7 +126,7 @@ def scene(
     fold: bool = True,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
-    """What to draw of a graph.
+    """Lay out what to draw of a graph.
 
     Args:
         graph: The architecture.
@@ -213,7 +213,7 @@ class _Making:
         ]
 
     def box(self, names: Sequence[str], nodes: Sequence[str], titles: Mapping[str, str]) -> Box:
-        """The box of some operators and of the counters that belong to them."""
+        """Build the box of some operators and of the counters that belong to them."""
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
@@ -271,7 +271,7 @@ class _Making:
         yield from found.values()
 
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
-        """The arrow of one value to one operator."""
+        """Build the arrow of one value to one operator."""
         node, source = self.graph.node[name], self.graph.node[used]
         steady = {
             item.name
@@ -338,7 +338,7 @@ def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
 def _groups(
     graph: ArchGraph, held: Sections, boxes: Sequence[Box], found: Sequence[Fold]
 ) -> Iterator[Cluster]:
-    """A cluster for each section with its blocks and folds inside."""
+    """Yield a cluster for each section with its blocks and folds inside."""
     holder = {name: box.name for box in boxes for name in box.nodes}
     first = {one.blocks[0][0]: one for one in found}
 

@@ -55,7 +55,7 @@ class Anatomy:
 
 
 def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
-    """The parts of a graph in the order of the page; blocks that are fed unlike do not fold."""
+    """Return the parts of a graph in the page's order; blocks of unequal coverage do not fold."""
     parts = structure(graph).sections
     named = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
     found = pieces(graph, named, "block")
@@ -104,7 +104,7 @@ def described(found: Anatomy) -> dict[str, Any]:
 
 
 def _prices(graph: ArchGraph) -> list[list[float]]:
-    """What stays of parameters and MACs when a share of every free axis is taken."""
+    """Compute the remaining parameters and MACs when a share of every free axis is taken."""
     solved, about = axes(graph), facts(graph)
     rows: list[list[float]] = []
     for share in SHARES if solved.free else ():
@@ -150,7 +150,7 @@ def _operators(found: Anatomy) -> dict[str, Any]:
 
 
 def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
-    """What equal operators share: what they do, their words, shapes and attributes."""
+    """Return what equal operators share: what they do, their words, shapes and attributes."""
     arguments = tuple(
         (name, show(value))
         for name, value in node.args

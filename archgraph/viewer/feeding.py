@@ -49,7 +49,7 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
 
 
 def _taken(member: Tier) -> dict[str, str]:
-    """What a client takes of each leaf of the global state; a leaf that it copies is told twice."""
+    """Write what a client takes of each global leaf; a leaf that it copies has two entries."""
     found: dict[str, list[str]] = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:

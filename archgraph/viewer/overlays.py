@@ -29,7 +29,7 @@ class Overlay:
         colours: ``scale``: from little to much; ``amount``: from nothing.
         low: Where the colours begin.
         high: Where they end.
-        figures: For each graph of the page the columns of :func:`by_part`; None: it has none.
+        figures: For each graph of the page the columns of :func:`by_part`, None without any.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Overlay:
 
 
 def by_part(found: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any]:
-    """What is to be said of the operators of the graph, and of each of its parts, in columns."""
+    """Evaluate a function for each operator of the graph and for each of its parts, in columns."""
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in found.sections]
     return {
         "whole": of(found.operators),
@@ -53,7 +53,7 @@ def by_part(found: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any
 
 
 def importance(graphs: Sequence[Anatomy], given: Mapping[str, Given]) -> Overlay:
-    """Importance as given: a part has the mean of all that it uses.
+    """Build an overlay of the user's importance: a part has the mean of all that it uses.
 
     Args:
         graphs: The graphs of a page.
@@ -107,7 +107,7 @@ def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
 
 
 def _means(found: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
-    """The mean of what the operators of each part use."""
+    """Average what the operators of each part use."""
     inside = {
         name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
         for name, fact in facts(found.graph).operators.items()

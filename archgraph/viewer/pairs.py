@@ -10,12 +10,12 @@ from archgraph.viewer.anatomy import Anatomy
 
 
 def paired(a: Anatomy, b: Anatomy, way: Way | None = None) -> dict[str, Any]:
-    """The correspondence of two graphs in numbers of operators, as the page counts them.
+    """Return the correspondence of two graphs in numbers of operators, as the page counts them.
 
     Args:
         a: The first graph.
         b: The second one.
-        way: The transfer from A's states to B's; None: the graphs are aligned by structure.
+        way: The transfer from A's states to B's; Default: the graphs are aligned by structure.
     """
     found = correspond(a.graph, b.graph, way)
     numbers = tuple({name: i for i, name in enumerate(one.operators)} for one in (a, b))

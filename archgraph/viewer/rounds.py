@@ -19,7 +19,7 @@ STOPS = 100
 
 
 def rounds_of(log: Log) -> dict[str, Any] | None:
-    """What a page tells of a run's rounds; None: it has no global model, or recorded none of it.
+    """Return a run's rounds for the page; None if it has or recorded no global model.
 
     Lines that are damaged cost the colours, and not the page.
     """
@@ -57,7 +57,7 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, A
 
 
 def _spread(changes: Sequence[RoundChange]) -> list[RoundChange]:
-    """The first round, the last one, and so many between them that there are not too many.
+    """Select the first round, the last one, and evenly spaced ones between them.
 
     >>> [one.round for one in _spread([RoundChange(round=n, norm=[]) for n in range(1, 300)])][-2:]
     [296, 299]

@@ -56,8 +56,8 @@ def view(
             of them, or graphs by name. Further graphs correspond to the first: through the transfer
             of a rewrite of it, or the transfers of two rewrites of one graph, else by alignment.
             The second of several graphs of one name is numbered.
-        path: Where to write the page; None: nowhere.
-        title: Heading; None: the first graph's name.
+        path: Where to write the page; Default: it is not written.
+        title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
             one, or one for each position. A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
@@ -103,7 +103,7 @@ def view(
 
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
-    """The graphs that a page opens with: of a family with a global graph, that one."""
+    """Return the graphs that a page opens with: of a family with a global graph, that one."""
     found: list[int] = []
     at = 0
     for parts in several:
@@ -126,7 +126,7 @@ def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _versions(
     parts: Sequence[_Part], graphs: Sequence[Mapping[str, Any]], states: Mapping[str, State]
 ) -> list[list[State]]:
-    """The weights of each graph: one state, or one of each client."""
+    """Return the weights of each graph: one state, or one of each client."""
     names = [
         {g["name"]} | ({GLOBAL} if p.family else set()) for p, g in zip(parts, graphs, strict=True)
     ]
@@ -149,7 +149,7 @@ def _overlays(graphs: list[dict[str, Any]], told: Mapping[str, Overlay]) -> dict
 
 
 def _listed(shown: Any) -> list[tuple[str | None, Shown]]:
-    """What is shown, with the names that were given to it."""
+    """List the subjects, with the names that the user assigned."""
     if isinstance(shown, Mapping):
         return list(shown.items())
     several = isinstance(shown, list | tuple) or not hasattr(shown, "graph")
@@ -165,7 +165,7 @@ class _Part:
     Attributes:
         name: What it is called; empty: as its graph.
         found: Its parts.
-        way: Map from the states of the graph that it was made of; None: there is none.
+        way: Map from the states of the graph from which it was derived, if any.
         family: The family whose global graph it is.
         rounds: What the rounds of a run changed in it.
     """
@@ -184,7 +184,7 @@ class _Part:
 
 
 def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
-    """The graphs of a family or of a run, the global one first, or one graph."""
+    """Yield the graphs of a family or of a run, the global one first, or one graph."""
     rounds = None
     if isinstance(shown, Log):
         rounds = rounds_of(shown)
@@ -209,7 +209,7 @@ def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
-    """The transfer from one to the other, or both their transfers from one graph; None: neither."""
+    """Return the transfer between two parts, or both from their common graph; else None."""
     if other.way and other.way.source == signature(first.found.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:

@@ -37,7 +37,7 @@ def similarity(
 
     Args:
         graphs: The graphs of a page.
-        ways: For each further graph how it comes from the first; None: it is aligned with it.
+        ways: How each further graph is derived from the first; None to align it instead.
         states: Weights of each graph, of all its versions.
 
     Raises:
@@ -97,7 +97,7 @@ def _products(
 
 
 def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Transfer]:
-    """A state from which the transfer leads; NaN where the first graph has nothing of it."""
+    """Return a state that the transfer can read; NaN where the first graph lacks an entry."""
     if isinstance(way, Transfer):
         return dict(mine), {name: name for name in mine}, way
     into, transfer = way
@@ -112,7 +112,7 @@ def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Trans
 
 
 def _columns(found: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
-    """The mean cosine of each part."""
+    """Average the cosine of each part."""
 
     def mean(nodes: Sequence[str]) -> float | None:
         leaves = dict.fromkeys(k for name in nodes for k in found.graph.node[name].leaves())
@@ -124,7 +124,7 @@ def _columns(found: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict
 
 
 def _cosine(products: Sequence[Products]) -> float | None:
-    """Of all the values together; None: there are none, or all are zero on one side."""
+    """Compute the cosine over all values; None without values, or if one side is zero."""
     xy, xx, yy = (sum(column) for column in zip(*products, strict=True)) if products else (0, 0, 0)
     return max(-1.0, min(1.0, xy / math.sqrt(xx * yy))) if xx and yy else None
 
