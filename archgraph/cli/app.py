@@ -131,7 +131,7 @@ class Command(TyperCommand):
             gc.set_threshold(*before)
 
     def get_help(self, ctx: click.Context) -> str:
-        """The help; typer escapes brackets for rich even where rich does not print."""
+        """Return the help; typer escapes brackets for rich even where rich does not print."""
         text = super().get_help(ctx).replace("\\[", "[")
         return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
 

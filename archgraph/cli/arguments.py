@@ -48,7 +48,7 @@ Member = Annotated[
 def graph_of(
     file: Path, choose: Sequence[str] | None = None, member: str | None = None
 ) -> ArchGraph:
-    """The architecture in a file, with some of its choices made; of a family, that of a member."""
+    """Return the architecture in a file, with some choices made; of a family, that of a member."""
     from archgraph.language import load_graph
 
     family = family_of(file)
@@ -74,7 +74,7 @@ def graph_of(
 
 
 def shown_in(text: str) -> Any:
-    """What a page shows of a file or folder: a run, a family, a model, one of those.
+    """Return what a page shows of a file or folder: a run, a family, a model, or a part of one.
 
     Args:
         text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
@@ -117,7 +117,7 @@ def _named(text: str) -> tuple[Path, str | None]:
 
 
 def _from_global(family: Any, name: str) -> Any:
-    """The transfer from a family's global model to one of its models."""
+    """Return the transfer from a family's global model to one of its models."""
     from archgraph.states import Transfer
 
     own = {kind.name: kind.transfer for kind in family.clients}
@@ -125,7 +125,7 @@ def _from_global(family: Any, name: str) -> Any:
 
 
 def _of_run(folder: Path, member: str | None) -> ArchGraph:
-    """An architecture of a run: the global one unless another is named."""
+    """Return an architecture of a run: the global one by default."""
     from archgraph.fields import GLOBAL
     from archgraph.reports import read_run
 
@@ -140,7 +140,7 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
 
 
 def family_of(file: Path) -> Any:
-    """The family in a file, or the one that an experiment names, resolved; None for a model."""
+    """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
     from archgraph.language.yaml import read_document
 
@@ -232,7 +232,7 @@ def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """A value as YAML writes it: a number, true, [1, 2], {a: 1}, text."""
+    """Parse a value as YAML does: a number, true, [1, 2], {a: 1}, text."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -243,7 +243,7 @@ def value_of(text: str) -> Any:
 
 
 def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
-    """The experiment in a file, with some settings changed."""
+    """Read the experiment in a file, with some settings changed."""
     import archgraph
     from archgraph.language import ExperimentSpec
 
@@ -271,7 +271,7 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 @contextlib.contextmanager
 def typed(name: str, data: Mapping[str, Any], place: str) -> Iterator[Document]:
-    """What was typed, as a document: a command line has neither file nor line to point at.
+    """Treat typed values as a document: a command line has neither file nor line to point at.
 
     An error names the option or key behind ``place``.
     """

@@ -70,7 +70,7 @@ def check(
 
 
 def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict]:
-    """The verdict of an experiment with other settings."""
+    """Yield the verdict of an experiment with other settings."""
     from archgraph.engine.files import verdict_of
 
     if len(paths) != 1:

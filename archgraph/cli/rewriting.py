@@ -96,7 +96,7 @@ def _flag(name: str) -> str:
 
 
 def _with_rows() -> Any:
-    """The command with an option for every row of the registry, in front of the other options."""
+    """Return the command with an option for every row of the registry, before the other options."""
     own = inspect.signature(rewrite, eval_str=True)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rows().values():
@@ -149,7 +149,7 @@ def _value(texts: Sequence[str]) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, which is how files are read."""
+    """Convert lists to tuples, as files are read."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

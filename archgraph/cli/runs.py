@@ -78,7 +78,7 @@ def run(
 
 
 def _saved(folder: Path, words: Iterable[str]) -> str:
-    """What is left of a run that was stopped, and the command that goes on with it."""
+    """Write what is left of a stopped run, and the command that resumes it."""
     from archgraph.record.folder import last_saved
 
     last = last_saved(folder)
@@ -116,7 +116,7 @@ def report(
 
 
 def _viewer(log: Log) -> str:
-    """The page of a run's architectures; empty where its folder does not tell them."""
+    """Write the page of a run's architectures; return an empty path if its folder lacks them."""
     from archgraph.viewer import view
 
     try:
@@ -350,7 +350,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
 ) -> None:
-    """The whole way in two minutes.
+    """Run every step of a study in two minutes.
 
     Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
     """

@@ -192,7 +192,7 @@ def with_weights(
     states: Sequence[Path] | None,
     data: Path | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """What a page shows by the names that its weights have, and these weights."""
+    """Return what a page shows by the names of its weights, and these weights."""
     named = list(with_states(files, states))
     if len(files) == 1 and Path(files[0]).is_dir():
         models = _models(files[0], data, named[0][1])
@@ -243,7 +243,7 @@ def _models(
 
 
 def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> Any:
-    """An architecture with weights; of a run folder its global model."""
+    """Return an architecture with weights; of a run folder its global model."""
     models = _models(name, data, file, tested)
     if len(models) > 1 and "global" not in models:
         raise SpecError(

@@ -31,7 +31,7 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 
     Args:
         folder: Where to write; if it holds something, a number is added to its name.
-        rounds: Rounds of each run; None: as its file says.
+        rounds: Rounds of each run; Default: as its file says.
 
     Raises:
         RunError: If the folder cannot be written.
@@ -112,7 +112,7 @@ def _same(family: Family) -> str:
 
 
 def _empty(folder: Path) -> Path:
-    """The folder, or the first numbered one that holds nothing yet."""
+    """Return the folder, or the first numbered one that is empty."""
     for number in itertools.count(1):
         place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
@@ -129,7 +129,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _copied(folder: Path) -> Path:
-    """The demo's YAML files, where the user can change them."""
+    """Copy the demo's YAML files to where the user can change them."""
     folder.mkdir()
     for item in resources.files("archgraph.demo").iterdir():
         if item.name.endswith(".yaml"):
