@@ -54,7 +54,7 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
     constants = _Constants(model)
 
     def known(self: torch.Tensor, *, single: bool) -> Any:
-        """The value of a tensor, or one on the same side of zero; None where it can have others."""
+        """Return the value of a tensor, or one on the same side of zero; None if it can differ."""
         node = _node(self)
         if node is None:
             return None
@@ -95,7 +95,7 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
 
 
 def _node(tensor: torch.Tensor) -> torch.fx.Node | None:
-    """The call of the program under way that made a tensor."""
+    """Return the call of the current program that made a tensor."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
     return getattr(getattr(slot, "proxy", None), "node", None)
@@ -121,7 +121,7 @@ class _Constants:
         self._sized: set[torch.fx.Node] = set()  # that an open size alone keeps from being known
 
     def of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """The value of a call; None where it depends on anything else."""
+        """Return the value of a call; None if it depends on anything else."""
         self._follow(node.graph)
         value = self._values.get(node)
         return value if isinstance(value, torch.Tensor) else None

@@ -39,7 +39,7 @@ def grow(inputs: Any) -> Any:
 
 
 def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
-    """The inputs with another batch size; ``batched`` says which tensors have it.
+    """Return the inputs at another batch size; ``batched`` says which tensors have it.
 
     Their values do not count.
     """
@@ -85,7 +85,7 @@ def redrawn(inputs: Any) -> Any:
 
 
 def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
-    """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
+    """Return the argument that export expects: each tensor replaced by its dynamic axes."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*inputs[0], **inputs[1])
     counter = iter(range(1 << 30))
@@ -149,7 +149,7 @@ def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]
 
 
 def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
-    """Example inputs where the model is, if it is in one place."""
+    """Move example inputs to the model's device, if the model is on a single one."""
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     if len(devices) != 1:
         return inputs

@@ -149,7 +149,7 @@ class _Folding:
             )
 
     def _now(self, item: Any) -> Any:
-        """An argument of a call that is run now; LookupError where it is not known."""
+        """Evaluate an argument of a call that is run now; LookupError if it is unknown."""
         if isinstance(item, torch.device):
             return torch.device("cpu")
         if not isinstance(item, torch.fx.Node):

@@ -69,7 +69,7 @@ def inline(
 
 
 def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
-    """The error for an input of a program that is neither a leaf nor a tensor of forward's."""
+    """Return the error for an input that is neither a leaf nor a tensor of forward's."""
     if kind in ("PARAMETER", "BUFFER"):
         return TraceError("the model's state has no entry of this name", where=name)
     return TraceError(
@@ -81,7 +81,7 @@ def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
 
 
 def _values(constant: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of a constant, where folding may change it."""
+    """Copy a constant, where folding may change it."""
     if constant.is_meta:
         raise TraceError(
             "a constant has no values on the meta device",

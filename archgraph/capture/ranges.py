@@ -65,7 +65,7 @@ def batches(
     size: int,
     export_at: ExportAt,
 ) -> Range:
-    """The batch sizes around the example's for which an exported program holds.
+    """Find the batch sizes around the example's for which an exported program holds.
 
     Args:
         model: What was exported.
@@ -113,7 +113,7 @@ def batches(
 
 
 def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """What an export takes for granted of the batch size ``n``, by guard.
+    """Return what an export assumes of the batch size ``n``, by guard.
 
     Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
     be a certain number belongs to an input without the batch.
@@ -164,7 +164,7 @@ def _all_hold(tests: Iterable[str], size: int) -> bool:
 def _graph(
     model: torch.nn.Module, program: torch.export.ExportedProgram, batch: str
 ) -> ArchGraph | None:
-    """A program in canonical form; None where it has none."""
+    """Return a program in canonical form; None if it has none."""
     parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
     owners = {key: key for key in model.state_dict()}
     try:

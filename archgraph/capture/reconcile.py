@@ -60,7 +60,7 @@ def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
 
 
 def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
-    """The operator that adds one to a norm's counter in training."""
+    """Return the operator that adds one to a norm's counter in training."""
     before = in_mode(updates[counter], True) if counter in updates else None
     label = f"{norm.name}~count"
     updates[counter] = Mode(Ref(label), None)
@@ -140,7 +140,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
 
 
 def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
-    """A branch that goes by a buffer which forward changes is decided anew at every call."""
+    """Refuse a branch on a buffer that forward changes: it is decided anew at every call."""
     changed = evaluated.updates.keys() | trained.updates.keys()
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
@@ -198,7 +198,7 @@ def _all_constants(
 
 
 def _join(left: Value, right: Value) -> Value:
-    """A value of evaluation and one of training as one."""
+    """Join a value of evaluation and one of training."""
     if same(left, right):
         return left
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):

@@ -104,7 +104,7 @@ def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[A
 
 
 def _joined(path: str, key: Any) -> str:
-    """The path of what a container holds; a module has its parts as attributes."""
+    """Return the path of an item in a container; a module has its parts as attributes."""
     if path.endswith("."):
         return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
@@ -130,14 +130,14 @@ def _kind(container: Any) -> Any:
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """What a container holds by key or by position."""
+    """Return the items of a container by key or by position."""
     kind = _kind(container)
     items = kind.items if issubclass(kind, dict) else kind.__iter__
     return dict(items(container) if issubclass(kind, dict) else enumerate(items(container)))
 
 
 def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
-    """The keys of what a container no longer holds, or holds besides."""
+    """List the keys that a container lost, gained or rebound."""
     now, missing = _contents(container), object()
     every = {**before, **now}
     return [key for key in every if before.get(key, missing) is not now.get(key, missing)]

@@ -73,7 +73,7 @@ def arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _spread(signature: inspect.Signature, key: str, value: Any) -> list[tuple[str, Any]]:
-    """An argument; ``*args`` and ``**kwargs`` as arguments with names of their own."""
+    """Spread an argument; ``*args`` and ``**kwargs`` become arguments with names of their own."""
     kind = signature.parameters[key].kind
     if kind is inspect.Parameter.VAR_KEYWORD:
         return list(value.items())

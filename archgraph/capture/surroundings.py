@@ -202,7 +202,7 @@ class _Functions:
 
 
 def _noting(function: Any, asked: set[str]) -> Any:
-    """A function of torch's that notes when the user's code calls it."""
+    """Wrap a function of torch's so that it records calls by the user's code."""
 
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:

@@ -194,7 +194,7 @@ _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model be
 
 
 def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
-    """Notes as text; the first one that is an error is raised, or all of them are warned of."""
+    """Return notes as text; raise the first one that is an error, or warn of all of them."""
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
@@ -214,7 +214,7 @@ class Leaves:
 
     @staticmethod
     def of(model: torch.nn.Module) -> Leaves:
-        """The leaves of a model; keys of one tensor are one leaf.
+        """Return the leaves of a model; keys of one tensor are one leaf.
 
         A buffer outside of the state is one, too, where it has no values that a graph could hold.
         """
@@ -235,7 +235,7 @@ class Leaves:
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """What a model's leaves hold now, copies."""
+        """Copy the current values of a model's leaves."""
         tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
@@ -243,7 +243,7 @@ class Leaves:
 def _traced_uncached(
     model: torch.nn.Module, args: Any, kwargs: Any, way: _Way
 ) -> tuple[Traced, list[Note]]:
-    """A capture; where results are of a type that no graph holds, one without what is cached."""
+    """Capture; where results are of a type that no graph holds, capture without what is cached."""
     try:
         return _traced(model, args, kwargs, way)
     except UnknownType:
@@ -293,7 +293,7 @@ def _drafted(
     values: Mapping[str, torch.Tensor],
     way: _Way,
 ) -> tuple[OneMode, Captured]:
-    """A capture in both modes as one, and that of evaluation; the model's modes stay."""
+    """Capture both modes as one, and evaluation by itself; the model's modes stay."""
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
@@ -311,19 +311,19 @@ def _drafted(
 
 
 def _flagged(nodes: Iterable[Node]) -> set[str]:
-    """The module paths of operators that have a flag for the mode."""
+    """Return the module paths of operators that have a flag for the mode."""
     return {n.scope for n in nodes if table.row(n.op).training_flag is not None}
 
 
 def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
-    """The ``training`` flags of a model, of those modules whose flag is not that around them."""
+    """Return the ``training`` flags of modules that differ from that of the module around them."""
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
 
 
 def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """The names of each module that a model has under several names."""
+    """Return the names of each module that a model has under several names."""
     names: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -331,7 +331,7 @@ def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:
-    """The note on modules that were in another mode than the model."""
+    """Yield the note on modules that were in another mode than the model."""
     paths = [path for path, _ in flags if path]
     if paths:
         mode, other = ("train", "eval") if model.training else ("eval", "train")
@@ -380,7 +380,7 @@ def _one_mode(
     own: bool = False,
     fixed: str = "",
 ) -> tuple[OneMode, Captured]:
-    """The canonical capture of a model in the mode that it is in.
+    """Return the canonical capture of a model in the mode that it is in.
 
     ``values`` are those of buffers that are on the meta device for the capture; ``fixed`` says why
     the batch has the example's size, where that is known.
@@ -406,7 +406,7 @@ def _both_modes(
     leaves: Leaves,
     values: Mapping[str, torch.Tensor],
 ) -> OneMode:
-    """A capture that is right in train mode too; where there is none, eval mode stands in."""
+    """Return a capture that is right in train mode too; without one, eval mode stands in."""
     try:
         trained, _ = _one_mode(model, args, kwargs, leaves, values)
         if evaluated.fixed and not trained.fixed:
@@ -426,7 +426,7 @@ def _both_modes(
 
 
 def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
-    """A cumulative mean of batch statistics divides by a counter's value: no graph can say that."""
+    """Refuse a cumulative mean of batch statistics: no graph can divide by a counter's value."""
     for node in nodes:
         row = table.row(node.op)
         if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
@@ -463,7 +463,7 @@ def _bare(graph: ArchGraph) -> ArchGraph:
 def _graph(
     draft: OneMode, tensors: Mapping[str, torch.Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
-    """The graph of a capture, and buffers without values that no operator says how to start."""
+    """Build the graph of a capture; return it and buffers that no operator initialises."""
     graph = ArchGraph(
         draft.inputs,
         leaves.params + tuple(draft.constants.values()),

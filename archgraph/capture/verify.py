@@ -69,7 +69,7 @@ class _Results:
     drew: bool = False  # random numbers
 
     def floor(self) -> float:
-        """What gradients are compared with that are smaller."""
+        """Return the magnitude below which gradients are compared absolutely."""
         return _FLOOR * max(map(_largest, self.gradients.values()), default=0.0)
 
 
@@ -406,7 +406,7 @@ class _Verification:
 
 
 def _parts(model: torch.nn.Module) -> dict[str, int]:
-    """The parameters of a model by name, and the names of its buffers."""
+    """Return the parameters of a model by name, and the names of its buffers."""
     parts = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
     return parts | dict.fromkeys((name for name, _ in model.named_buffers()), 0)
 
@@ -421,7 +421,7 @@ def _replaced(model: torch.nn.Module, name: str) -> TraceError:
 
 
 def _own(graded: _Graded) -> Iterator[str]:
-    """Notes on what agrees in these calls and is another thing all the same."""
+    """Yield notes on what agrees in these calls but differs in kind."""
     for function in graded.functions:
         yield (
             f"{_source(function)}: {_short(function)} defines its own backward, which agreed with "
@@ -450,7 +450,7 @@ def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
 
 
 def _graded(results: Sequence[torch.Tensor]) -> _Graded:
-    """What the backward pass of some results runs through."""
+    """Trace what the backward pass of some results runs through."""
     waiting = [r.grad_fn for r in results if r.grad_fn is not None]
     seen: set[Any] = set(waiting)
     functions: dict[Any, None] = {}
@@ -470,7 +470,7 @@ def _graded(results: Sequence[torch.Tensor]) -> _Graded:
 
 
 def _incoming(tensor: torch.Tensor, generator: torch.Generator, second: bool) -> torch.Tensor:
-    """The gradient that comes in at a result; large ones show what clips them."""
+    """Return the incoming gradient of a result; large values reveal what clips them."""
     real = torch.empty((), dtype=tensor.dtype).real.dtype
     loud = min(_LOUD, torch.finfo(real).max ** 0.25) if second else 1.0
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * loud
@@ -485,7 +485,7 @@ def _beyond(
     allowed: Callable[[torch.dtype], float],
     floor: Callable[[], float] = float,
 ) -> Iterator[_Difference]:
-    """The difference of a tensor that is off by more than is allowed for its dtype."""
+    """Yield the difference of a tensor that is off by more than is allowed for its dtype."""
     if actual is None and expected is None:
         return
     if actual is None or expected is None:

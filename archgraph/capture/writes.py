@@ -316,14 +316,14 @@ _EXPAND = torch.ops.aten.expand.default
 
 
 def _pure(target: Any) -> Any:
-    """What is called without changing anything: ``unsqueeze`` for ``unsqueeze_``."""
+    """Return the pure form of a call: ``unsqueeze`` for ``unsqueeze_``."""
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
         return schema(calls.operator_name(target)).overload
     return target
 
 
 def _functional(target: torch._ops.OpOverload) -> str | None:
-    """The operator that computes what an in-place one writes: of the same arguments, or name."""
+    """Return the operator that computes what an in-place one writes, by arguments or by name."""
     packet = target._schema.name.partition("::")[2]
     plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")
     packets = getattr(torch.ops.aten, plain, None)
@@ -343,7 +343,7 @@ def _formal(overload: torch._ops.OpOverload) -> dict[str, str]:
 def _arguments(
     target: torch._ops.OpOverload, functional: Schema, args: Any, kwargs: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an in-place call for its functional form, which may order or name others."""
+    """Bind an in-place call to its functional form, whose arguments may differ in order or name."""
     formal = target._schema.arguments
     by_name = {a.name: a.default_value for a in formal if a.has_default_value()}
     by_name |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs

@@ -40,7 +40,7 @@ class ArchBlock(nn.Module):
     _path: ClassVar[str] = ""
 
     def extra_repr(self) -> str:
-        """A recurrent layer whose layers or directions a cut left with unequal sizes."""
+        """Describe a recurrent layer whose layers or directions a cut left with unequal sizes."""
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[Any, ...]:
