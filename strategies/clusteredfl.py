@@ -63,7 +63,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """A cluster for each architecture, with the first weights of its first tier."""
+        """Start a cluster for each architecture, with the first weights of its first tier."""
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
         state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
@@ -87,7 +87,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """The mean within each cluster; then clusters in disagreement are split.
+        """Average within each cluster; then split clusters in disagreement.
 
         Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
         have returned something.
@@ -130,7 +130,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return state.group(f"cluster/{state.values['clusters'][client]}")
 
     def _split(self, state: fl.ServerState, products: fl.PairwiseProducts) -> fl.ServerState:
-        """The state with clusters split whose clients have converged together, but not each."""
+        """Split clusters whose clients have converged together, but not each."""
         clusters = list(state.values["clusters"])
         for number in range(max(clusters) + 1):
             members = [client for client, its in enumerate(clusters) if its == number]

@@ -88,7 +88,7 @@ class DepthFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The first sections and their exits."""
+        """Send the first sections and their exits."""
         ramp = self.ramp if self.distil else None
         graph = world.tier_of(client).graph
         train = fl.Train(MutualDistillation(ag.exits(graph), ramp))
@@ -98,7 +98,7 @@ class DepthFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """The mean over the clients that have an entry, corrected by ``h`` (FedDyn).
+        """Average over the clients that have an entry, corrected by ``h`` (FedDyn).
 
         ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``, for m clients in all.
         """
@@ -123,7 +123,7 @@ class DepthFL(fl.Averaging):
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model and every depth; the answer is the mean of its exits' logits."""
+        """Evaluate the global model and every depth by the mean of its exits' logits."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 
@@ -149,7 +149,7 @@ class MutualDistillation:
 
     Attributes:
         exits: Names of the K exits.
-        ramp: Round from which on ``w(t)`` is 1; None: no distillation.
+        ramp: Round from which on ``w(t)`` is 1; Default: no distillation.
     """
 
     exits: tuple[str, ...]

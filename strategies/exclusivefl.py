@@ -36,7 +36,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The model of the client's group."""
+        """Send the model of the client's group."""
         tier = world.tier_of(client)
         return fl.part(
             world,

@@ -128,7 +128,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def merged(
         self, world: fl.World, old: fl.State, results: Iterable[fl.Result], drawn: int = 0
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
-        """The mean of the grown models, and what it covers; nothing without results.
+        """Average the grown models; return the mean and its coverage, empty without results.
 
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
         models is the grown mean. So an architecture is grown once, however many clients run it.
@@ -161,7 +161,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def _each_grown(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], drawn: int
     ) -> fl.ServerState:
-        """The mean where every client's model counts by itself, grown to the global one."""
+        """Average with every client's model counted by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
         left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         arrived = False
@@ -179,7 +179,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state.with_values(drawn=drawn) if arrived else state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each architecture's on the data of the clients that run it."""
+        """Evaluate the global model, and each architecture's on its clients' data."""
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -220,7 +220,7 @@ class Fit:
     undo: bool
 
     def sent(self, whole: fl.State) -> fl.State:
-        """The client's state from the global one."""
+        """Return the client's state from the global one."""
         if not self.undo:
             return self.frame.down.pull(whole)
         wide = self.frame.reached.transfer.pull(whole, copy=False)
@@ -235,7 +235,7 @@ class Fit:
         return self.frame.shorter.pull(sums)
 
     def grown(self, own: fl.State, old: fl.State) -> fl.State:
-        """The global state from the client's; what cannot be made of it is the old global's."""
+        """Return the global state from the client's, completed from the old global state."""
         grown = self.up.pull(own, copy=False)
         if self.exact:
             return grown
@@ -418,7 +418,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
 
 
 def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.Rewritten:
-    """The architecture without blocks, or without all of them but the projection."""
+    """Remove blocks from the architecture, or everything in them but the projection."""
     names = [name for blocks in lacks.values() for name in blocks]
     shorter = ag.Rewritten.identity(graph)
     for projection in (False, True):
@@ -434,7 +434,7 @@ def _deepened(
     bodies: Collection[str],
     approximate: bool,
 ) -> tuple[ag.Rewritten, Lacks]:
-    """An architecture with the blocks of another, and the sections that did not get theirs.
+    """Deepen an architecture to another's blocks; return the sections that did not get theirs too.
 
     What is inside a new block may be as wide as in the blocks beside it.
 
@@ -458,7 +458,7 @@ def _deepened(
 
 
 def _advised(error: ag.ArchGraphError) -> ag.ArchGraphError:
-    """The error with what to do about it."""
+    """Add advice to an error."""
     hint = (
         "with approximate: true the model is grown all the same; blocks that cannot start as the "
         "identity then come from the old global model"

@@ -62,7 +62,7 @@ class FedAvg(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, on every client's data too."""
+        """Evaluate the global model, on every client's data too."""
         policy = fl.NormPolicy(self.norm)
         yield fl.Evaluated(
             name="global",

@@ -170,7 +170,7 @@ class FedFA(fl.Averaging, fl.Masking):
         """Graft, scale and average in one pass (lines 11-22)."""
 
         def grafted(result: fl.Result) -> fl.Result:
-            """A client's model at the global depth (line 11, Algorithm 2)."""
+            """Graft a client's model to the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
             norms = result.findings or self.examine(world, result)
             skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
@@ -194,7 +194,7 @@ class FedFA(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each architecture's on the data of the clients that run it."""
+        """Evaluate the global model, and each architecture's on its clients' data."""
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -204,7 +204,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
 
     def _limited(self, world: fl.World) -> frozenset[int]:
-        """The clients that have resources for the smallest architecture only."""
+        """Return the clients that have resources for the smallest architecture only."""
         order = torch.randperm(len(world.clients), generator=fl.seeded(world.seed, "fedfa limited"))
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 

@@ -37,8 +37,8 @@ class FedGKT(fl.Strategy):
     """Options of FedGKT.
 
     Attributes:
-        after: Section or block of the global model behind which the server's part begins; None: the
-            first section.
+        after: Section or block of the global model behind which the server's part begins. Default:
+            the first section.
         alpha: Weight of distillation at a client, and of the targets at the server.
         temperature: Temperature of both distillations.
         server_epochs: Passes of the server over the features of a round.
@@ -183,7 +183,7 @@ class FedGKT(fl.Strategy):
         return self.after or ag.structure(world.graph).sections[0].name
 
     def _server(self, world: fl.World) -> ag.Rewritten:
-        """The global model behind the cut."""
+        """Return the global model behind the cut."""
         return ag.split(world.graph, after=self._after(world))[1]
 
     def _answers(self, world: fl.World, module: nn.Module, features: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class Group:
 
 
 def _told(work: fl.Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
-    """What a client tells the server of all its examples, as its trained model sees them."""
+    """Compute what a client sends of all its examples: features, logits and labels."""
 
     def each() -> Iterator[tuple[Tensor, ...]]:
         for examples in work.data.batches(None, work.local.batch):

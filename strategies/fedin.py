@@ -44,17 +44,17 @@ class FedIN(fl.Weighted):
     """Options of FedIN.
 
     Attributes:
-        after: Section or block that ends the extractor, for all tiers or by tier; None: the first
-            section (see :func:`cut`).
-        before: Section or block that begins the classifier; None: the last block that holds
+        after: Section or block that ends the extractor, for all tiers or by tier. Default: the
+            first section (see :func:`cut`).
+        before: Section or block that begins the classifier. Default: the last block that holds
             parameters, with the pooling before it.
         step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
             ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
         multiplier: λ of Eq. 16.
         aggregate: Average extractors and classifiers; off: clients keep theirs (Fig. 7b).
         in_training: Exchange features and train on them; off: local training only (Fig. 7c).
-        upload: Pairs of features that a client sends each round, the latest it saw; None: as many
-            as a minibatch has examples.
+        upload: Pairs of features that a client sends each round, the latest it saw. Default: as
+            many as a minibatch has examples.
         capacity: Pairs that the server holds of each client.
         store: Which ones: a ``reservoir`` of all that it was ever sent, or the ``latest``.
         sample: Pairs that it sends to the clients of a round.
@@ -208,7 +208,7 @@ class FedIN(fl.Weighted):
         return after, before
 
     def _cut(self, tier: fl.Tier) -> Cut:
-        """A tier's architecture in three parts."""
+        """Split a tier's architecture into three parts."""
         try:
             return cut(tier.graph, *self._places(tier))
         except ag.ArchGraphError as error:
@@ -223,7 +223,7 @@ class FedIN(fl.Weighted):
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:
-        """The first tier's name of each shared entry → this tier's."""
+        """Map the first tier's name of each shared entry to this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
@@ -285,9 +285,9 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
 
     Args:
         graph: Any architecture.
-        after: Section or block that ends the extractor; None: the first section. Of a section that
-            leaves nothing in front of the classifier, the block that gives it its name, the first.
-        before: Section or block that begins the classifier; None: the last block that holds
+        after: Section or block that ends the extractor. Default: the first section. Of a section
+            that leaves nothing in front of the classifier, the block that gives it its name, the first.
+        before: Section or block that begins the classifier. Default: the last block that holds
             parameters.
 
     Raises:
@@ -414,7 +414,7 @@ def summed(
 
 
 def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
-    """The ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
+    """Return the ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
 
     All intermediate weights together are one matrix: the inner product runs over all of them.
 
@@ -457,7 +457,7 @@ class InTraining:
         before: Section or block that begins the classifier.
         step: How both gradients become one step.
         multiplier: λ of Eq. 16.
-        upload: Pairs to return, the latest; None: as many as a minibatch has.
+        upload: Pairs to return, the latest. Default: as many as a minibatch has.
         objective: ``l_local``.
     """
 
@@ -527,7 +527,7 @@ def _rows(features: Mapping[str, Tensor]) -> int:
 
 
 def _latest(batches: Iterable[Mapping[str, Tensor]], wanted: int) -> dict[str, Tensor]:
-    """The last rows of minibatches of features, as they travel."""
+    """Return the last rows of minibatches of features, in the form in which they are sent."""
     parts: dict[str, list[Tensor]] = {}
     for batch in batches:
         for name, tensor in batch.items():
@@ -570,7 +570,7 @@ class Chain:
 
     @staticmethod
     def of(cut: Cut, work: fl.Work) -> Chain:
-        """The modules in training mode, with a copy of the work's state."""
+        """Build the modules in training mode, with a copy of the work's state."""
         modules = tuple(
             fl.module_of(
                 fl.Model(p, {k: work.state[k] for k in p.state_names}), work.device
@@ -596,7 +596,7 @@ class Chain:
         return {k: p for k, p in self.parameters.items() if k in self.cut.middle}
 
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
-        """What enters and leaves the intermediate layers, detached, and the outputs (Eqs. 7-9)."""
+        """Return what enters and leaves the intermediate layers, and all outputs (Eqs. 7-9)."""
         _, middle, classifier = self.cut.parts
         values = dict(zip(_inputs(self.cut.graph), inputs, strict=True))
         values |= self._run(0, values)

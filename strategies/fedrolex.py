@@ -115,7 +115,7 @@ class FedRolex(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each tier's window of the round."""
+        """Evaluate the global model, and each tier's window of the round."""
 
         def model(tier: fl.Tier) -> fl.Model:
             rolled = self._rolled(world, tier, state.values["round"])
@@ -124,7 +124,7 @@ class FedRolex(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
     def _rolled(self, world: fl.World, tier: fl.Tier, round: int) -> fl.Tier:
-        """A tier with the window of a round."""
+        """Return a tier with the window of a round."""
         start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
         rolled = window(world.graph, tier.transfer, start)
         # One graph for all windows, where it is one: its module is compiled once.

@@ -76,7 +76,7 @@ class FjORD(fl.Weighted, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The model of width ``p_max``, and the statistics of all widths up to it."""
+        """Send the model of width ``p_max``, and the statistics of all widths up to it."""
         tier = world.tier_of(client)
         own = widths(world.by_size, tier.name)
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
@@ -132,7 +132,7 @@ class FjORD(fl.Weighted, fl.Masking):
         yield from fl.by_tier(world, state, norm=norm, model=model, whole=False, idle=True)
 
     def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Running statistics that the server holds for a width."""
+        """Return the running statistics that the server holds for a width."""
         return fl.NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
 
 
@@ -167,7 +167,7 @@ def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
 
 
 def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
-    """The widths that a client of a tier trains: all up to its own, as parts of its own.
+    """List the widths that a client of a tier trains: all up to its own, as parts of its own.
 
     Args:
         sizes: The tiers from the smallest on.
@@ -181,7 +181,7 @@ def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
 
 
 def _of(width: Width, extras: fl.State) -> dict[str, Tensor]:
-    """What belongs to a width."""
+    """Return the extras that belong to a width."""
     prefix = f"{width.name}/"
     return {k.removeprefix(prefix): v for k, v in extras.items() if k.startswith(prefix)}
 

@@ -94,7 +94,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.ServerState(tensors, {"runs": shared})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The layers that the client shares; the others it has."""
+        """Send the layers that the client shares; it has the others."""
         tier = world.tier_of(client)
         weights, own = self._weights(state, tier)
         mask = self.mask_absent
@@ -133,7 +133,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
-        """The runs of an architecture, each with its map to the architecture's entries."""
+        """Yield the runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
         own = fl.NormPolicy(self.norm).kept(graph)
         transfers = renamed(graph, self.match, self.unit, cuts, own)
@@ -168,7 +168,7 @@ class Link(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
-    """An architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
+    """Return an architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
 
     def link(part: Iterable[ag.Layer]) -> Link:
         part = list(part)
@@ -194,7 +194,7 @@ class Run(NamedTuple):
 
 
 def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
-    """Runs of layers that are averaged together, each layer of a chain in at most one.
+    """Return runs of layers that are averaged together, each layer of a chain in at most one.
 
     Args:
         chains: What the layers of each architecture are told apart by.

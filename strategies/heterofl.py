@@ -135,7 +135,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights, rows=chosen)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each tier's on the data of the clients that run it."""
+        """Evaluate the global model, and each tier's on the data of the clients that run it."""
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def _rate(self, tier: fl.Tier) -> float:
@@ -152,7 +152,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
 @functools.lru_cache(maxsize=64)
 def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
-    """The architecture with its scaler, made once: clients of a tier share its compiled module."""
+    """Add the scaler; cached, so that clients of a tier share its compiled module."""
     return ag.add_scaler(graph, rate).graph
 
 

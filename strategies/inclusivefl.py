@@ -50,7 +50,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """The shared layers, and each size's own.
+        """Start from the shared layers, and each size's own.
 
         Raises:
             RunError: If a tier is narrower from the input on, or lacks other layers than the last
@@ -63,7 +63,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The shared layers, with what the client's size has for itself."""
+        """Send the shared layers, and those of the client's size alone."""
         tier = world.tier_of(client)
         weights = self._weights(state, tier)
         mask = self.mask_absent
@@ -120,7 +120,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> fl.State:
-        """A size's weights: what is shared, and what is its own."""
+        """Return a size's weights: shared and private."""
         shared = tier.transfer.pull(state.group("global"), copy=False)
         return shared | state.group(f"tier/{tier.name}")
 
@@ -133,7 +133,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         small: fl.Tier,
         large: fl.Tier,
     ) -> fl.ServerState:
-        """The state with the last layers of a size moved by what the next deeper one has learnt."""
+        """Move the last layers of a size by what the next deeper one has learnt."""
         old, new = (self._weights(state, large) for state in (before, merged))
         moved = after.group(f"tier/{small.name}")
         was = before.group(f"tier/{small.name}")
@@ -165,7 +165,7 @@ def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
 
 
 def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """What a tier has of the global model, from the input on.
+    """Return what a tier has of the global model, from the input on.
 
     Returns:
         By section, the first blocks, as far as it has them as they are; and all blocks from the
@@ -208,7 +208,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
 
 @functools.lru_cache(maxsize=256)
 def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Prefix]:
-    """What every tier shares and has for itself, by name."""
+    """Return what every tier shares and has for itself, by name."""
     found = {tier.name: _kept(graph, tier) for tier in tiers}
     kept = {name: blocks for name, (blocks, _) in found.items()}
     sections = ag.structure(graph).sections
@@ -238,7 +238,7 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Pref
 
 
 def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:
-    """What a tier shares and has for itself.
+    """Return what a tier shares and has for itself.
 
     Raises:
         RunError: If a tier is narrower from the input on, or lacks other layers than the last of a

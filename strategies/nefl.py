@@ -111,7 +111,7 @@ class NeFL(fl.Weighted):
         return state
 
     def drawn(self, world: fl.World, client: int, round: int) -> fl.Tier:
-        """The submodel that a client trains in a round: uniform around its own size (§V-A3)."""
+        """Draw a client's submodel of a round: uniform around the client's own size (§V-A3)."""
         sizes = world.by_size
         own = [tier.name for tier in sizes].index(world.clients[client].name)
         near = sizes[max(own - self.spread, 0) : own + self.spread + 1]
@@ -119,7 +119,7 @@ class NeFL(fl.Weighted):
         return near[int(torch.randint(len(near), (), generator=draw))]
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """A submodel for the client (Algorithm 1)."""
+        """Send a submodel to the client (Algorithm 1)."""
         tier = self.drawn(world, client, round)
         submodel = self._submodel(world, tier)
         task = fl.part(
@@ -177,7 +177,7 @@ class NeFL(fl.Weighted):
         )
 
     def _state(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.State:
-        """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
+        """Return a submodel's weights: shared ones cut from the global state, and private ones."""
         weights = self._submodel(world, tier).transfer.pull(state.group("global"), copy=False)
         return weights | state.group(f"submodel/{tier.name}")
 
@@ -209,7 +209,7 @@ def submodel(
     inconsistent: Inconsistent = "auto",
     norm: Norm = "per_submodel",
 ) -> Submodel:
-    """A tier's architecture with its step sizes.
+    """Build a tier's architecture with its step sizes.
 
     Raises:
         RewriteError: If a residual sum has no single branch to scale.

@@ -55,9 +55,10 @@ class RecipFL(fl.Masking):
         clip: Greatest norm of the hypernetwork's gradient.
         weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
         transfer: Teach small models on strong clients (§3.3); off: RecipFL without KT.
-        small: Tier whose architecture strong clients train beside their own; None: the one with the
-            fewest parameters.
-        strong: Tiers whose clients are strong; None: all whose architecture is not the small one.
+        small: Tier whose architecture strong clients train beside their own. Default: the one
+            with the fewest parameters.
+        strong: Tiers whose clients are strong. Default: all whose architecture is not the
+            small one.
         descriptor: What is known of a client: its ``classes`` in their proportions, a learned
             embedding of its ``id``, or ``none``.
         embedding: Size of that embedding.
@@ -251,7 +252,7 @@ class RecipFL(fl.Masking):
     # -- what follows from the options ------------------------------------------------------------
 
     def small_tier(self, world: fl.World) -> fl.Tier:
-        """The tier whose architecture strong clients teach.
+        """Return the tier whose architecture strong clients teach.
 
         Raises:
             RunError: If ``small`` names one that is not there.
@@ -378,7 +379,7 @@ class Server:
         ]
 
     def version(self, client: int) -> dict[str, Tensor]:
-        """A client's own model as it would get it now."""
+        """Return a client's own model as the server would send it now."""
         [(part, tensors)] = self.generated(self.parts([client])[:1])
         return {**part.first, **tensors}
 
@@ -408,7 +409,7 @@ class Server:
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
-        """What a client sent of the tensors that were generated for this part."""
+        """Return what a client sent of the tensors that were generated for this part."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
 

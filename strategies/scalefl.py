@@ -78,7 +78,7 @@ class ScaleFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The client's level: width and depth."""
+        """Send the client's level: width and depth."""
         gamma = self.gamma if round > self.warmup * world.rounds else 0.0
         exits = ag.exits(world.tier_of(client).graph)
         program = fl.Train(EarlyExits(exits, gamma, self.temperature))
@@ -91,7 +91,7 @@ class ScaleFL(fl.Averaging):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model and every level, each by its last exit."""
+        """Evaluate the global model and every level, each by its last exit."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=fl.Logits(ag.exits(model.graph)[-1]))
 

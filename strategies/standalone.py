@@ -21,11 +21,11 @@ class Standalone(fl.Masking):
     needs_global = False
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """The server holds nothing."""
+        """Start with an empty server state."""
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The first weights of the client's architecture; all of them stay with it."""
+        """Send the initial weights of the client's architecture; all of them stay with it."""
         tier = world.tier_of(client)
         return fl.Task(
             client=client,
