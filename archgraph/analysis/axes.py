@@ -213,13 +213,13 @@ def _axes(eq: Equations) -> Axes:
             var.pinned = single or ("" if var in naming.weighed else "no parameter has it")
         role, spans = naming.roles.get(var, "channels"), tuple(naming.spans.get(var, ()))
         public[var] = Axis(name, var.size, role, var.pinned, spans)
-    shown: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
+    cache: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
 
     def show(layout: Layout) -> Layout:
         layout = eq.resolve(layout)
-        if id(layout) not in shown:
-            shown[id(layout)] = _named(layout, public, show)
-        return shown[id(layout)]
+        if id(layout) not in cache:
+            cache[id(layout)] = _named(layout, public, show)
+        return cache[id(layout)]
 
     def show_sizes(sizes: StatedSizes) -> StatedSizes:
         if isinstance(sizes, tuple):
@@ -231,7 +231,7 @@ def _axes(eq: Equations) -> Axes:
         {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
         {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
         {k: show_sizes(v) for k, v in eq.attributes.items()},
-        tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
+        tuple(Contraction(node, show(d), operands) for d, node, operands in eq.contractions),
         tuple((node, show(d)) for d, node, _ in eq.runs),
         {
             node: (math.prod(var.size for var in eq.axes_in(shared)), value.size)

@@ -85,9 +85,9 @@ class Drafts:
         """How many of the pieces between two blocks belong to the first of them."""
         module = self._outer(right) if right is not None else ()
         for i, piece in enumerate(between):
-            place = common(self.modules.place(n) for n in piece.nodes)
-            mine = bool(left.path) and under(place, left.path)
-            theirs = bool(module) and under(place, module)
+            inside = common(self.modules.place(n) for n in piece.nodes)
+            mine = bool(left.path) and under(inside, left.path)
+            theirs = bool(module) and under(inside, module)
             if mine != theirs:
                 if theirs:
                     return i
@@ -116,9 +116,9 @@ class Drafts:
 
     def _outer(self, draft: BlockDraft) -> Path:
         """Return the outermost module that contains only this block and the operators before it."""
-        own = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
+        work = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
         path = draft.path
-        while len(path) > 1 and self.modules.work[path[:-1]] == own:
+        while len(path) > 1 and self.modules.work[path[:-1]] == work:
             path = path[:-1]
         return path
 
@@ -139,7 +139,7 @@ class Drafts:
         """Name blocks of one module after the modules further in that their work begins in."""
         alike: dict[str, list[int]] = {}
         for i, (d, name) in enumerate(zip(drafts, names, strict=True)):
-            if not d.given:
+            if not d.user_block:
                 alike.setdefault(name, []).append(i)
         for name, which in alike.items():
             if len(which) == 1:
@@ -165,8 +165,8 @@ class Drafts:
     def _own_name(self, draft: BlockDraft, default: str) -> str:
         """Name of a block by its module alone, which becomes its unit."""
         draft.unit = path = draft.path
-        if draft.given:
-            return draft.given
+        if draft.user_block:
+            return draft.user_block
         heavy = [n for n in draft.stream if n in self.stream.heavy]
         if path and self.modules.work[path] == self.modules.count(heavy):
             draft.unit = path = self._whole_module(draft, path)
@@ -278,16 +278,16 @@ def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> li
 
 def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
     """Block of the operator next to a free one, first of all in its own module."""
-    place, index = modules.place(node.name), modules.order[node.name]
+    module, index = modules.place(node.name), modules.order[node.name]
     nodes = modules.graph.nodes
     best: tuple[int, int] | None = None
     for distance in range(1, len(nodes)):
         for other in (index + distance, index - distance):
             if not 0 <= other < len(nodes) or nodes[other].name not in owner:
                 continue
-            shared = len(common((place, modules.place(nodes[other].name))))
+            shared = len(common((module, modules.place(nodes[other].name))))
             if best is None or shared > best[0]:
                 best = shared, owner[nodes[other].name]
-            if best[0] == len(place) or distance > 16:
+            if best[0] == len(module) or distance > 16:
                 return best[1]
     return best[1] if best is not None else 0

@@ -72,14 +72,14 @@ def choose(
         counts[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
     for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
         low, high = (axis.size, math.inf) if grow else (1, axis.size)
-        whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
-        if not whole or not low <= size <= high:
+        integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
+        if not integral or not low <= size <= high:
             raise RewriteError(
                 "impossible size",
                 where=axis.name,
                 found=size,
                 expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
-                hint="take and narrow make axes narrower" if whole and grow else None,
+                hint="take and narrow make axes narrower" if integral and grow else None,
             )
         counts[axis] = int(size)
     requested = _by_axis(solved, positions, "positions by axis", single=False)
@@ -92,8 +92,8 @@ def choose(
 
 def _wanted(shares: Any) -> bool:
     """Whether a choice by share or factor asks for another size of anything."""
-    wanted = shares.values() if isinstance(shares, Mapping) else (shares,)
-    return any(share not in (None, 1) for share in wanted)
+    requested = shares.values() if isinstance(shares, Mapping) else (shares,)
+    return any(share not in (None, 1) for share in requested)
 
 
 def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:

@@ -22,7 +22,7 @@ class BlockDraft:
         heads: The pieces that do its work.
         pieces: All its pieces; consecutive.
         path: Innermost module of its work.
-        given: The user's name for it, if any.
+        user_block: The user's name for it, if any.
         uses: How often its layers are used, one round after the other.
         extra: Operators beside the stream that hang on it or only serve it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
@@ -36,7 +36,7 @@ class BlockDraft:
     heads: list[Piece]
     pieces: list[Piece]
     path: Path
-    given: str = ""
+    user_block: str = ""
     uses: int = 1
     extra: list[str] = field(default_factory=list)
     kind: BlockKind = "chain"
@@ -70,7 +70,9 @@ class BlockDraft:
         return [n for p in self.pieces for n in p.nodes]
 
 
-def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str = "") -> BlockDraft:
+def draft(
+    modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
+) -> BlockDraft:
     """Draft a block of pieces; its module is that of its work, or of what it learns."""
     node, heavy = modules.graph.node, modules.stream.heavy
     work = [modules.place(n) for p in heads for n in p.nodes if n in heavy]
@@ -86,7 +88,9 @@ def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str 
         path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
     kind: BlockKind = next((candidate for candidate in order if candidate in kinds), "chain")
-    return BlockDraft(heads, pieces, path_of(given.partition("~")[0]) or path, given, kind=kind)
+    return BlockDraft(
+        heads, pieces, path_of(user_block.partition("~")[0]) or path, user_block, kind=kind
+    )
 
 
 def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
@@ -100,8 +104,10 @@ def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
         # What joins branches has a width of its own: only the rest of its shape counts.
         joins = graph.node[draft.last.exit]
         lists = [v for _, v in joins.args if isinstance(v, tuple)]
-        parts, whole = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
-        wide = {i for p in parts if len(p) == len(whole) for i, s in enumerate(p) if s != whole[i]}
+        parts, joined = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
+        wide = {
+            i for p in parts if len(p) == len(joined) for i, s in enumerate(p) if s != joined[i]
+        }
         shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
     draft.out = (draft.kind == "dense", end.dtype, shape)
 

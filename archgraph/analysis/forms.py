@@ -99,9 +99,9 @@ def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
     begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
     begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
     for words in (a, b):
-        shown = words[begin : begin + _WORDS]
+        excerpt = words[begin : begin + _WORDS]
         before, after = ["…"] * (begin > 0), ["…"] * (begin + _WORDS < len(words))
-        yield " > ".join([*before, *shown, *after]) or "nothing"
+        yield " > ".join([*before, *excerpt, *after]) or "nothing"
 
 
 def _natural(name: str) -> list[str | int]:
@@ -249,18 +249,18 @@ class _Reading:
 
     def _order(self) -> Iterator[str]:
         """Operators, each after what it uses, operands in the order of their keys or arguments."""
-        seen: set[str] = set()
+        visited: set[str] = set()
         for end in self.ends:
             stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
-            seen.update(name for name, _ in stack)
+            visited.update(name for name, _ in stack)
             while stack:
                 name, rest = stack[-1]
-                used = next((u for u in rest if u in self.key and u not in seen), None)
+                used = next((u for u in rest if u in self.key and u not in visited), None)
                 if used is None:
                     yield name
                     stack.pop()
                 else:
-                    seen.add(used)
+                    visited.add(used)
                     stack.append((used, iter(self._results(self._sorted(used)))))
 
     def _uses(self, name: str) -> list[str]:
@@ -288,8 +288,8 @@ class _Reading:
             if len(tied) > 1:
                 below = [self._beneath(value) for value in tied]
                 common = below[0].intersection(*below[1:])
-                own = [leaves - common for leaves in below]
-                order = sorted(range(len(tied)), key=lambda i: self._marks(own[i]))
+                private = [leaves - common for leaves in below]
+                order = sorted(range(len(tied)), key=lambda i: self._marks(private[i]))
                 tied = [tied[i] for i in order]
             ranked += tied
         return ranked
@@ -315,7 +315,7 @@ class _Reading:
         if node.op == "input":
             rank = len(node.shape)
             return f"input({self.of._inputs.index(name)}; {node.dtype}; {rank} dimensions)"
-        shown = []
+        arguments = []
         left_out = row(node.op).rates
         number = factor(node)
         for key, value, sizes in self._sorted(name):
@@ -325,8 +325,8 @@ class _Reading:
                 continue  # a number of groups, which is not written where it is one
             text = self._show(value, sizes, ref, leaf)
             if text:
-                shown.append(f"{key}={text}")
-        return f"{base(node.op)}({'; '.join(shown)})"
+                arguments.append(f"{key}={text}")
+        return f"{base(node.op)}({'; '.join(arguments)})"
 
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
@@ -352,7 +352,7 @@ class _Reading:
                 items = [self._show(v, sizes, ref, leaf) for v in value]
                 # A list of what dense blocks made before is as long as the network is deep.
                 runs = (list(run) for _, run in itertools.groupby(items))
-                shown = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
-                return f"({', '.join(shown)})"
+                terms = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
+                return f"({', '.join(terms)})"
             case _:
                 return ""

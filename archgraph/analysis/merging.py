@@ -74,7 +74,7 @@ class Merging:
         for module in sorted((m for m in inside if len(inside[m]) > 1), key=len, reverse=True):
             classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
         for modules in classes.values():
-            whole = [
+            complete = [
                 m
                 for m in modules
                 if not any(claimed[i] or i in merged for i in inside[m])
@@ -82,7 +82,7 @@ class Merging:
                 and self.modules.work[m]
                 == self.modules.count(n for i in inside[m] for n in working[i])
             ]
-            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in whole}
+            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in complete}
             for m in self._blocks(members):
                 merged.update(inside[m])
                 group[inside[m][0] : inside[m][-1] + 1] = [inside[m][0]] * len(inside[m])

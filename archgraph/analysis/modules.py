@@ -63,11 +63,11 @@ def unique(names: Iterable[str]) -> list[str]:
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     result = []
     for name in names:
-        seen[name] += 1
-        result.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+        counts[name] += 1
+        result.append(name if counts[name] == 1 else f"{name}~{counts[name]}")
     return result
 
 
@@ -88,18 +88,18 @@ class Modules:
         self.layers: Counter[Path] = Counter()
         self._places: dict[str, Path] = {}
         self._children: dict[Path, set[str]] = {}
-        seen: set[tuple[str, ...]] = set()
+        layers: set[tuple[str, ...]] = set()
         chains = (*stream.towers, stream.pieces)
         for name in (n for pieces in chains for p in pieces for n in p.nodes):
-            if not self.is_layer(name) or self.weights(name) in seen:
+            if not self.is_layer(name) or self.weights(name) in layers:
                 continue
-            seen.add(self.weights(name))
-            place = self.place(name)
-            for size in range(len(place) + 1):
-                self.work[place[:size]] += name in stream.heavy
-                self.layers[place[:size]] += 1
-                if size < len(place):
-                    self._children.setdefault(place[:size], set()).add(place[size])
+            layers.add(self.weights(name))
+            path = self.place(name)
+            for size in range(len(path) + 1):
+                self.work[path[:size]] += name in stream.heavy
+                self.layers[path[:size]] += 1
+                if size < len(path):
+                    self._children.setdefault(path[:size], set()).add(path[size])
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:

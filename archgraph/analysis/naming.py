@@ -35,9 +35,9 @@ class Naming:
                 self.roles.setdefault(var, role)
         self.spans: dict[Var, dict[str, None]] = {}
         for layout, name, what in eq.spans:
-            place = eq.graph.node[name].scope or f"%{name}"
+            location = eq.graph.node[name].scope or f"%{name}"
             for var in self.variables(layout):
-                self.spans.setdefault(var, {})[f"{what} in {place}"] = None
+                self.spans.setdefault(var, {})[f"{what} in {location}"] = None
         used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
         self._order = self._ordered([*used, *eq.leaves])
         self.weighed = {
@@ -72,12 +72,12 @@ class Naming:
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
         """Places of the variables of some leaves, in their order."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         order: dict[Var, int] = {}
         for leaf in dict.fromkeys(names):
             for run in map(self.variables, self._eq.leaves[leaf]):
-                if len(run) == 1 or id(run) not in seen:
-                    seen.add(id(run))
+                if len(run) == 1 or id(run) not in visited:
+                    visited.add(id(run))
                     for var in run:
                         order.setdefault(var, len(order))
         return order

@@ -36,7 +36,7 @@ def outline(graph: ArchGraph) -> Outline:
         >>> drawn.lines[1], drawn.leaves
         ('%1: float32[batch, 2] = aten.linear(input=%0, weight=#0, bias=#1)', ('weight', 'bias'))
     """
-    nodes = {node.name: f"{place}" for place, node in enumerate(graph.nodes)}
+    nodes = {node.name: f"{index}" for index, node in enumerate(graph.nodes)}
     used = [name for node in graph.nodes for name in node.leaves()]
     used += [buffer for buffer, _ in graph.updates]
     places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}

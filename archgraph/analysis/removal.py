@@ -109,10 +109,10 @@ class Removal:
         solved = axes(self.graph)
         stream = _axes_in(*solved.value[passed][0])
         for name in terms:
-            own = _axes_in(*solved.value[name][0])
-            if not own:
+            widths = _axes_in(*solved.value[name][0])
+            if not widths:
                 return f"appends %{name}, whose width is not that of a parameter of its own"
-            for axis, ref in own.items():
+            for axis, ref in widths.items():
                 if axis not in self._free:
                     return f"appends {ref}, which is pinned: {solved[axis].reason}"
                 if axis in stream:

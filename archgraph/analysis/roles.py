@@ -140,12 +140,12 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
         >>> exits(add_exits(trace(net, zeros(1, 3)).graph, {"2": 2, "0": 2}).graph)
         ('0', '2', 'main')
     """
-    whole = specialise(graph, training=False)
-    if not isinstance(whole.outputs, Record):
+    evaluated = specialise(graph, training=False)
+    if not isinstance(evaluated.outputs, Record):
         return ()
     depth = {
-        name: len(reached(refs(value), lambda node: whole.node[node].uses()))
-        for name, value in whole.outputs.fields
+        name: len(reached(refs(value), lambda node: evaluated.node[node].uses()))
+        for name, value in evaluated.outputs.fields
     }
     return tuple(sorted(depth, key=lambda name: (depth[name], name == "main")))
 

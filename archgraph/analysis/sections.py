@@ -41,21 +41,21 @@ def sections(drafts: Drafts) -> list[Group]:
 
 def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
     """Return the user's sections, and those between them."""
-    mine = [i for i, d in enumerate(blocks) if d.given]
+    mine = [i for i, d in enumerate(blocks) if d.user_block]
     if not mine:
         return []
     groups: list[Group] = []
     rest: list[BlockDraft] = []
     for d in blocks[mine[0] : mine[-1] + 1]:
-        if not d.given:
+        if not d.user_block:
             rest.append(d)
             continue
         groups += _stages(rest)
         rest = []
-        if groups and groups[-1].name == owner[d.given]:
+        if groups and groups[-1].name == owner[d.user_block]:
             groups[-1].blocks.append(d)
         else:
-            groups.append(Group(owner[d.given], "stage", [d]))
+            groups.append(Group(owner[d.user_block], "stage", [d]))
     return _framed(blocks[: mine[0]], groups, blocks[mine[-1] + 1 :])
 
 
@@ -70,8 +70,8 @@ def _framed(
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
     """Sections of a tower; one without building blocks is a stem."""
-    whole = any(d.whole for d in blocks)
-    return _framed(*(_parts(drafts, blocks) if whole else (blocks, [], [])), tower=True)
+    complete = any(d.whole for d in blocks)
+    return _framed(*(_parts(drafts, blocks) if complete else (blocks, [], [])), tower=True)
 
 
 def _title(blocks: Sequence[BlockDraft]) -> str:
@@ -142,12 +142,12 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
     Between the first and the last building block, the levels of an encoder–decoder included; in a
     plain chain from the start to where the image or sequence collapses, or to the last layer.
     """
-    whole = [i for i, d in enumerate(blocks) if d.whole]
+    complete = [i for i, d in enumerate(blocks) if d.whole]
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
     ends += [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
-    if whole or ends:
-        begin, end = min(whole + ends), max(whole + ends) + 1
+    if complete or ends:
+        begin, end = min(complete + ends), max(complete + ends) + 1
         while ends and begin and blocks[begin - 1].out == blocks[begin].out:
             begin -= 1
         while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
@@ -182,8 +182,8 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         path = common(units)
         if path in units and path and numbered(path[-1]):
             path = path[:-1]
-        own = path and inside[path] == len(members)
-        groups.append(Group(".".join(path) if own else members[0].name, "stage", members))
+        covers = path and inside[path] == len(members)
+        groups.append(Group(".".join(path) if covers else members[0].name, "stage", members))
     return groups
 
 

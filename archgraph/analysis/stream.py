@@ -192,18 +192,18 @@ class Stream:
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
         """Nodes without an edge that jumps over them; ``ends`` have an edge out of the part."""
-        place = {name: i for i, name in enumerate(nodes)}
+        order = {name: i for i, name in enumerate(nodes)}
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
-            inside = [place[p] for p in self.preds[name] if p in place]
+            inside = [order[p] for p in self.preds[name] if p in order]
             first = min(inside, default=-1)
             if entry in self.preds[name]:
                 first = -1
             jumps[first + 1] += 1
             jumps[i] -= 1
         for name in ends:
-            if name in place:
-                jumps[place[name] + 1] += 1
+            if name in order:
+                jumps[order[name] + 1] += 1
         over = itertools.accumulate(jumps)
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
@@ -273,7 +273,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
     Dense connections repeat themselves: ``cat(x, y)``, ``cat(x, y, z)``. Read as
     ``cat(cat(x, y), z)`` each of them is a cut node.
     """
-    seen: dict[tuple[str, str, tuple[Value, ...]], str] = {}
+    first: dict[tuple[str, str, tuple[Value, ...]], str] = {}
     lengths: dict[tuple[str, str], set[int]] = {}  # of the lists seen
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
@@ -287,12 +287,12 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
             for size in _downwards(len(operands) - 1, known):
                 parts = (operands[:size], operands[size:]), (operands[-size:], operands[:-size])
                 match = next(
-                    ((seen[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in seen), None
+                    ((first[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in first), None
                 )
                 if match is not None:
                     before = dict.fromkeys((match[0], *refs(match[1])))
                     break
-            seen.setdefault((n.op, rest, operands), n.name)
+            first.setdefault((n.op, rest, operands), n.name)
             known.add(len(operands))
         result[n.name] = tuple(before)
     return result

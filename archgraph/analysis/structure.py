@@ -146,10 +146,10 @@ class Structure:
         known = [b.name for b in self.blocks]
         chosen: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            named = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
-            if not named:
+            matches = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
+            if not matches:
                 _missing(pattern, known, "block")
-            chosen.update(named)
+            chosen.update(matches)
         return tuple(b for b in self.blocks if b.name in chosen)
 
     def nodes(self, name: str) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ def structure(graph: ArchGraph) -> Structure:
     built = [d for chain in drafts.chains for d in chain]
     for section, blocks in graph.sections:
         for name in blocks:
-            if not any(d.given == name for d in built):
+            if not any(d.user_block == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
     groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
     casts.restore(drafts)

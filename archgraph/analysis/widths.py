@@ -38,19 +38,19 @@ def alike(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
             yield mine, theirs
 
 
-def sized(place: str, whole: Layout, client: Layout) -> Iterator[Equation]:
+def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
     """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
-    for part, other in alike(whole, client):
+    for part, other in alike(full, client):
         assert isinstance(other.size, int)
-        yield place, part, other.size
+        yield where, part, other.size
 
 
 def stated(
-    client: ArchGraph, mine: str, whole: ArchGraph, theirs: str
+    client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
     """Sizes that the arguments of two operators state, side by side: heads, groups, shapes."""
-    a, b = client.node[mine], whole.node[theirs]
-    of, other = axes(client).attributes, axes(whole).attributes
+    a, b = client.node[mine], full.node[theirs]
+    of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
         if (mine, key) not in of and (theirs, key) not in other:
             continue
@@ -93,60 +93,60 @@ class Widths:
     """
 
     def __init__(
-        self, client: ArchGraph, whole: ArchGraph, shared: Pairs, blocks: Pairs, nodes: Pairs
+        self, client: ArchGraph, full: ArchGraph, shared: Pairs, blocks: Pairs, nodes: Pairs
     ) -> None:
-        self.solved, own = axes(whole), axes(client)
-        self.gone = _dropped(whole, {name for _, name in blocks})
+        self.solved, narrow = axes(full), axes(client)
+        self.gone = _dropped(full, {name for _, name in blocks})
         self.equations: list[Equation] = []
         for a, b in shared:
             if client.param[a].role != "constant":
-                for layout, other in zip(self.solved.of(b), own.of(a), strict=True):
+                for layout, other in zip(self.solved.of(b), narrow.of(a), strict=True):
                     self.equations += sized(a, layout, other)
         for a, b in nodes:
-            for key, mine, theirs in stated(client, a, whole, b):
+            for key, mine, theirs in stated(client, a, full, b):
                 for x, y in alike(mine, theirs):
                     if axes_of(x) or axes_of(y):
                         assert isinstance(x.size, int)
                         self.equations.append((f"{key} of %{a}", y, x.size))
         self.claims, self.open = solve(self.equations, self.gone)
 
-    def kept(self, place: str) -> dict[str, np.ndarray]:
+    def selection(self, where: str) -> dict[str, np.ndarray]:
         """Return the first positions of each axis that the client has less of.
 
         Raises:
             RewriteError: If the client is not a cut of the whole.
         """
-        self.decided(place)
+        self.decided(where)
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
         after = {name: range(count) for name, count in counts.items()}
-        kept = {}
+        selection = {}
         for axis in self.solved.all:
             count = counts.get(axis.name, axis.size)
             if count == axis.size:
                 continue
             if not axis.free:
                 raise RewriteError(
-                    "axis cannot be cut", where=f"{place}: {axis.name}", found=axis.reason
+                    "axis cannot be cut", where=f"{where}: {axis.name}", found=axis.reason
                 )
             if count > axis.size:
                 raise RewriteError(
                     "axis is wider than the larger graph's",
-                    where=f"{place}: {axis.name}",
+                    where=f"{where}: {axis.name}",
                     found=count,
                     expected=f"at most {axis.size}",
                 )
-            kept[axis.name] = np.arange(count)
+            selection[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
             if size_after(layout, after) != size:
                 raise RewriteError(
                     "shape that no cut of the larger graph gives",
-                    where=f"{place}: {name}",
+                    where=f"{where}: {name}",
                     found=size,
                     expected=f"{size_after(layout, after)} of {layout}",
                 )
-        return kept
+        return selection
 
-    def decided(self, place: str) -> None:
+    def decided(self, where: str) -> None:
         """Check that every size follows from the shapes.
 
         Raises:
@@ -156,7 +156,7 @@ class Widths:
             name, layout, size = self.open[0]
             raise RewriteError(
                 "shape can come from several cuts",
-                where=f"{place}: {name}",
+                where=f"{where}: {name}",
                 found=f"{size} of {layout}",
                 hint="say which with take",
             )
@@ -207,19 +207,19 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> i
     """Size of the one unknown axis for which a layout has the given size, which grows with it."""
 
     def total(count: int) -> int:
-        whole = size_after(layout, {**known, axis: range(count)})
-        assert isinstance(whole, int)
-        return whole
+        result = size_after(layout, {**known, axis: range(count)})
+        assert isinstance(result, int)
+        return result
 
     count = bisect.bisect_left(range(1, size), size, key=total) + 1
     return count if total(count) == size else None
 
 
-def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:
+def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
     """Axes that go with dense blocks that are not matched: what these append."""
     dropped: set[str] = set()
-    for block in structure(whole).blocks:
+    for block in structure(full).blocks:
         if block.name not in matched:
-            layouts = (d for term in block.terms for d in axes(whole).value[term][0])
+            layouts = (d for term in block.terms for d in axes(full).value[term][0])
             dropped |= {a.name for layout in layouts for a in axes_of(layout)}
     return frozenset(dropped)
