@@ -83,7 +83,7 @@ def on_branches(
     nodes = {node.name: [node] for node in graph.nodes}
     added: list[tuple[str, Param]] = []
     for block in blocks:
-        place = last_leaf(graph, block)
+        last = last_leaf(graph, block)
         for branch in _branches(graph, block, name):
             new, params = make(branch)
             again = [p.name for p in params if p.name in in_use]
@@ -95,7 +95,7 @@ def on_branches(
             result = Ref(new[-1].name)
             args = tuple((k, result if v == branch.value else v) for k, v in branch.merge.args)
             nodes[branch.merge.name] = [*new, dataclasses.replace(branch.merge, args=args)]
-            added += [(place, p) for p in params]
+            added += [(last, p) for p in params]
     changed = graph.replace(
         nodes=tuple(n for group in nodes.values() for n in group),
         params=with_leaves(graph, added),

@@ -78,8 +78,8 @@ class _Compensation:
     def divide(self, contraction: Contraction) -> None:
         """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
-        wanted = self.copies.axes_in(contraction.layout)
-        if any(self._divide_leaf(name, dim, wanted) for name, dim in weights):
+        axes = self.copies.axes_in(contraction.layout)
+        if any(self._divide_leaf(name, dim, axes) for name, dim in weights):
             return
         problems = []
         for value, dim in contraction.operands:
@@ -97,7 +97,7 @@ class _Compensation:
         where = f" in {node.scope}" if node.scope else ""
         raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
 
-    def _divide_leaf(self, name: str, dim: int, wanted: set[str]) -> bool:
+    def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
         """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
         if self.graph.param[name].role == "constant":
             return False
@@ -108,7 +108,7 @@ class _Compensation:
             ]
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
-        part = self.copies.parts(self.copies.solved.of(name)[dim], wanted)
+        part = self.copies.parts(self.copies.solved.of(name)[dim], axes)
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 
@@ -148,7 +148,7 @@ class _Upstream:
     ) -> None:
         self.copies, self.graph = copies, copies.graph
         self.contraction, self.sums = contraction, sums
-        self.wanted = copies.axes_in(contraction.layout)
+        self.axes = copies.axes_in(contraction.layout)
         self.inside: set[str] = set()
         self.moved: dict[str, int] = {}
         self.beside: set[str] = set()
@@ -163,7 +163,7 @@ class _Upstream:
             if name not in self.inside and name not in self.moved:
                 pending += self._before(name, at)
         if self.moved:
-            moved = MovedFactors(self.copies, self.wanted)
+            moved = MovedFactors(self.copies, self.axes)
             for name, at in self.moved.items():
                 moved.divide(name, at)
             moved.check(next(iter(self.moved)), self.inside | {self.contraction.node})
@@ -195,10 +195,10 @@ class _Upstream:
             if isinstance(item, Leaf):
                 self._divide_operand(node, item.name)
                 continue
-            place = None
+            dim = None
             if fact.pointwise and at is not None:  # None where the operand lacks the dimension
-                place = at - len(node.shape) + len(self.graph.node[item.name].shape)
-            before.append((item.name, None if place is None or place < 0 else place))
+                dim = at - len(node.shape) + len(self.graph.node[item.name].shape)
+            before.append((item.name, None if dim is None or dim < 0 else dim))
         return before
 
     def _carriers(
@@ -222,7 +222,7 @@ class _Upstream:
         """Operands of a product that bring axes into its result: it does not sum over them."""
 
         def has(layouts: Iterable[Layout]) -> bool:
-            return any(self.copies.axes_in(layout) & self.wanted for layout in layouts)
+            return any(self.copies.axes_in(layout) & self.axes for layout in layouts)
 
         if has(c.layout for c in self.sums.get(node.name, ())):
             return []
@@ -242,18 +242,18 @@ class _Upstream:
             if not isinstance(value, Leaf) or not self.copies.only_user(node, value.name):
                 raise Refusal(f"{node.op} %{node.name} shares its {argument}")
             layout = self.copies.solved.of(value.name)[dim]
-            if not self.wanted <= self.copies.axes_in(layout):
+            if not self.axes <= self.copies.axes_in(layout):
                 raise Refusal(f"{node.op} %{node.name} does not make it")
-            self.divided[value.name, dim] = self.copies.parts(layout, self.wanted)
+            self.divided[value.name, dim] = self.copies.parts(layout, self.axes)
 
     def _divide_operand(self, node: Node, name: str) -> None:
         """Divide a leaf that an operator hands on as it is."""
-        left = set(self.wanted)
+        left = set(self.axes)
         if self.graph.param[name].role != "constant" and self.copies.only_user(node, name):
             for dim, layout in enumerate(self.copies.solved.of(name)):
-                if own := self.copies.axes_in(layout) & self.wanted:
-                    left -= own
-                    self.divided[name, dim] = self.copies.parts(layout, self.wanted)
+                if here := self.copies.axes_in(layout) & self.axes:
+                    left -= here
+                    self.divided[name, dim] = self.copies.parts(layout, self.axes)
         if left:
             raise Refusal(f"{node.op} %{node.name} takes {name}")
 

@@ -91,11 +91,11 @@ class Copies:
         """Old position of each new one of a layout."""
         return positions(layout, self.index)
 
-    def parts(self, layout: Layout, wanted: Collection[str] | None = None) -> Vector:
+    def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
         """Part of each new position of a layout, of some axes or of all."""
         share = self._share
-        if wanted is not None:
-            share = {name: part for name, part in share.items() if name in wanted}
+        if axes is not None:
+            share = {name: part for name, part in share.items() if name in axes}
         return shares(layout, self.index, share)
 
     def only_user(self, node: Node, leaf: str) -> bool:

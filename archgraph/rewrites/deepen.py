@@ -92,20 +92,20 @@ def _restored(
     None where it is not ``like`` without some of its blocks.
     """
     parts = structure(like)
-    wanted: list[str] = []
+    missing: list[str] = []
     others: list[str] = []
     for section in parts.sections:
         gone = [b.name for b in section.blocks if _lacks(graph, like, b)]
         add = depths.get(section.name, 0) - (len(section.blocks) - len(gone))
-        wanted += gone[: max(add, 0)]
+        missing += gone[: max(add, 0)]
         others += gone[max(add, 0) :]
         if section.name in depths and not 0 <= add <= len(gone):
             return None
-    if not wanted or not all(any(s.name == name for s in parts.sections) for name in depths):
+    if not missing or not all(any(s.name == name for s in parts.sections) for name in depths):
         return None
     try:
         model = skip(like, others).graph if others else like
-        before = skip(model, wanted).graph
+        before = skip(model, missing).graph
     except (GraphError, RewriteError):
         return None
     same = before.replace(sections=()) == graph.replace(sections=())
@@ -114,7 +114,7 @@ def _restored(
     if not same or not fits:
         return None
     restored = initialised(graph, model)
-    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in wanted)
+    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in missing)
 
 
 def _covered(
@@ -215,9 +215,9 @@ class _Identity:
             row(node.op).zero is zeros.always
         ):  # made of zeros, as the first state of a recurrent layer
             return {}
-        given = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
-        items = given or _operands(node)
-        if given or (fact.scales == "all" and not offset(node)):
+        listed = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
+        items = listed or _operands(node)
+        if listed or (fact.scales == "all" and not offset(node)):
             return {k: how for i in items for k, how in self._nothing(node, i).items()}
         if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
             for item in sorted(items, key=lambda i: isinstance(i, Ref)):
@@ -255,8 +255,8 @@ class _Identity:
             elif isinstance(start := fact.identity(self.graph, node), str):
                 self._refuse(f"has {node.op} %{name}, which {start}")
             else:
-                given = {node.arg(argument): how for argument, how in start.items()}
-                identity |= {k.name: how for k, how in given.items() if isinstance(k, Leaf)}
+                starts = {node.arg(argument): how for argument, how in start.items()}
+                identity |= {k.name: how for k, how in starts.items() if isinstance(k, Leaf)}
             results = [i.name for i in _operands(node) if isinstance(i, Ref)]
             if len(results) != 1:
                 self._refuse(f"has {node.op} %{name}, which takes {len(results)} results")
@@ -265,12 +265,12 @@ class _Identity:
 
     def _did(self, node: Node, entry: str) -> bool:
         """Whether a value has been through an operator of the same arguments already."""
-        wanted = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
+        expected = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
         name = entry
         while True:
             before = self.graph.node[name]
             if before.op == node.op:
-                return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == wanted
+                return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == expected
             refs = list(before.uses())
             if len(refs) != 1 or not growth(before.op).picks:
                 return False

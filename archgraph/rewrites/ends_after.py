@@ -48,17 +48,17 @@ def ends_after(
     Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
     """
     if head is None:
-        whole = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
+        original = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
     else:
         stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
         headed, answer = with_head(graph, graph, head, stem, section)
-        whole = headed.replace(outputs=answer)
-    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, section))))
+        original = headed.replace(outputs=answer)
+    short = tidied(graph, prune(original.replace(sections=_up_to(graph, section))))
     check(short)
     rewritten = initialised(graph, short)
     if verify:
         # The original with nothing pruned, which answers with the same head in the same place.
-        same_function(whole, Rewritten(rewritten.graph, initialised(whole, short).transfer))
+        same_function(original, Rewritten(rewritten.graph, initialised(original, short).transfer))
     return rewritten
 
 
@@ -68,8 +68,8 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
-    own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
-    return tuple((name, blocks) for name, blocks in own if blocks)
+    shortened = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
+    return tuple((name, blocks) for name, blocks in shortened if blocks)
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:

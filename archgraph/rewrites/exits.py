@@ -57,8 +57,8 @@ def add_exits(
         new, answers[name] = with_head(new, graph, head, stem, name)
 
     def joined(value: Value) -> Value:
-        own = value.fields if again and isinstance(value, Record) else (("main", value),)
-        return Record((*own, *answers.items()))
+        previous = value.fields if again and isinstance(value, Record) else (("main", value),)
+        return Record((*previous, *answers.items()))
 
     # What training returns beside the main output stays in `main`.
     new = new.replace(outputs=_in_both_modes(graph.outputs, joined))

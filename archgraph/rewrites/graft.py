@@ -92,12 +92,12 @@ def grafted(
     if not fresh:
         return Rewritten.identity(graph), ()
     rewritten, blocks = splice.rewritten(like)
-    wanted = [(k, tuple(v)) for k, v in names.items()]
-    rewritten = with_sections(rewritten, graph, parts, wanted)
+    expected = [(k, tuple(v)) for k, v in names.items()]
+    rewritten = with_sections(rewritten, graph, parts, expected)
     if like is not None:
-        named = rewritten.graph.replace(sections=like.sections)
-        if section_names(structure(named)) == wanted:
-            rewritten = Rewritten(named, rewritten.transfer)
+        relabelled = rewritten.graph.replace(sections=like.sections)
+        if section_names(structure(relabelled)) == expected:
+            rewritten = Rewritten(relabelled, rewritten.transfer)
     if verify:
         _undone(graph, rewritten, fresh)
     return rewritten, blocks

@@ -22,11 +22,11 @@ from archgraph.rewrites.insert import channels, fresh
 
 
 def with_head(
-    whole: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
+    headed: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
     """Attach a head behind a section or block; return the graph and the head's output.
 
-    ``whole`` is the graph with the heads that it was given so far; the leaves of this one begin
+    ``headed`` is the graph with the heads that it was given so far; the leaves of this one begin
     with ``stem``.
 
     Raises:
@@ -35,7 +35,7 @@ def with_head(
     """
     end = graph.node[structure(graph).end(where)]
     if not isinstance(head, int):
-        return _attached(whole, graph_of(head), end, stem, where)
+        return _attached(headed, graph_of(head), end, stem, where)
     if type(head) is not int or head < 1:
         raise RewriteError(
             "not a head",
@@ -43,7 +43,7 @@ def with_head(
             found=head,
             expected="an architecture, or a number of classes from 1",
         )
-    return _classified(whole, head, end, stem, channels(graph, end, stem))
+    return _classified(headed, head, end, stem, channels(graph, end, stem))
 
 
 def _classified(

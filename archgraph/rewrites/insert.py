@@ -14,21 +14,21 @@ from archgraph.ops.table import initialiser
 from archgraph.states import Entry, Rewritten, Slot, signature
 
 
-def fresh(taken: set[str], stem: str) -> str:
+def fresh(used: set[str], stem: str) -> str:
     """Return an unused node name, and add it to the used ones."""
     name, count = stem, 0
-    while name in taken:
+    while name in used:
         count += 1
         name = f"{stem}_{count}"
-    taken.add(name)
+    used.add(name)
     return name
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
     """Return the leaves of a graph with new ones, each behind a named leaf (empty: at the end)."""
     behind: dict[str, list[Param]] = {}
-    for place, param in added:
-        behind.setdefault(place, []).append(param)
+    for previous, param in added:
+        behind.setdefault(previous, []).append(param)
     params: list[Param] = []
     for param in graph.params:
         params += [param, *behind.pop(param.name, ())]

@@ -157,7 +157,7 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
 def _rounded(graph: ArchGraph) -> set[str]:
     """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
     made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
-    found: set[str] = set()
+    rounded: set[str] = set()
     for node in graph.nodes:
         used = list(node.uses())
         if node.op == "input":
@@ -166,11 +166,11 @@ def _rounded(graph: ArchGraph) -> set[str]:
             graph.param[leaf].role == "parameter" for leaf in node.leaves()
         ):
             made_of[node.name] = {i for u in used for i in made_of[u]}
-            whole = torch_dtype(node.dtype)
-            if not (whole.is_floating_point or whole.is_complex or whole is torch.bool):
+            dtype = torch_dtype(node.dtype)
+            if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
                 floats = (u for u in used if torch_dtype(graph.node[u].dtype).is_floating_point)
-                found |= {i for u in floats for i in made_of[u]}
-    return found
+                rounded |= {i for u in floats for i in made_of[u]}
+    return rounded
 
 
 def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -216,7 +216,9 @@ def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> flo
     return worst
 
 
-def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+def masked(
+    graph: ArchGraph, state: State, selection: Kept
+) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Set every dropped position of the wide graph and state to zero, in constants too.
 
     Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
@@ -232,7 +234,7 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
         mask = torch.ones(tensor.shape, dtype=torch.bool)
         for d, layout in enumerate(solved.of(param.name)):
             stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
-            stays[torch.from_numpy(positions(layout, kept))] = True
+            stays[torch.from_numpy(positions(layout, selection))] = True
             mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
         floating = tensor.is_floating_point()
         tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
@@ -248,7 +250,7 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
 def mask_equals_take(
     graph: ArchGraph,
     rewritten: Rewritten,
-    kept: Kept,
+    selection: Kept,
     *,
     tolerance: float = 1e-10,
     seed: int = 0,
@@ -263,16 +265,16 @@ def mask_equals_take(
         RewriteError: If the difference exceeds the tolerance, or nothing is compared.
     """
     spanned = {a.name for a in axes(graph).free if a.spans}
-    if any(name in spanned for name in kept):
+    if any(name in spanned for name in selection):
         check_law(graph, rewritten, None, seed=seed)
-        kept = {k: v for k, v in kept.items() if k not in spanned}
-        if not kept:
+        selection = {k: v for k, v in selection.items() if k not in spanned}
+        if not selection:
             return 0.0
-        rewritten = cut(graph, kept)
+        rewritten = cut(graph, selection)
     return check_law(
         graph,
         rewritten,
-        lambda wide, state: masked(wide, state, kept),
+        lambda wide, state: masked(wide, state, selection),
         "mask ≡ take does not hold: a rule of the operator table is wrong",
         tolerance=tolerance,
         seed=seed,
@@ -363,9 +365,9 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
     Raises:
         RewriteError: Names the first of them.
     """
-    whole = {p.name for p in before.params if 0 not in p.shape}
+    nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [
-        (p.name, p.type) for p in after.params if p.name in whole and 0 in p.shape
+        (p.name, p.type) for p in after.params if p.name in nonempty and 0 in p.shape
     ]
     if not any(0 in type_.shape for n in before.nodes for type_ in n.types):
         empty += [(f"%{n.name}", t) for n in after.nodes for t in n.types if 0 in t.shape]

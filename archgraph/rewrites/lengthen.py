@@ -55,16 +55,16 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     for k in range(depth - len(section.blocks)):
         block = repeatable[count - period + k % period]
         old = plan_of(graph, block).leaves
-        in_use = names_in_use(splice.whole)
-        own = block.name.partition("~")[0]
+        in_use = names_in_use(splice.extended)
+        original = block.name.partition("~")[0]
         for steps in itertools.count(1):
-            path = _shift(graph, own, old, steps)
+            path = _shift(graph, original, old, steps)
             leaf = {name: ".".join(path(name.split("."))) for name in old}
             # A leaf that lies directly in a module with other blocks is renamed and stays there.
             modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
             free = not in_use & {*leaf.values(), *modules}
-            module = ".".join(path(own.split(".")))
-            if free and module != own and all(name.startswith(f"{own}.") for name in old):
+            module = ".".join(path(original.split(".")))
+            if free and module != original and all(name.startswith(f"{original}.") for name in old):
                 free = not any(_under(name, module) for name in in_use)
             if free:
                 break
@@ -72,7 +72,7 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
         def scope(node: Node, path: _Shift = path) -> str:
             return ".".join(path(node.scope.split("."))) if node.scope else ""
 
-        names.append(".".join(path(own.split("."))))
+        names.append(".".join(path(original.split("."))))
         spot = splice.insert(block, spot, Renaming(leaf, scope), names[-1])
     return names
 
@@ -107,9 +107,9 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
     leaves = [name.split(".") for name in leaf_names]
     paths = [path[:-1] for path in leaves]
     module = list(common(map(tuple, paths)))
-    named = block.split(".")
-    if module[: len(named)] == named:
-        module = named
+    block_path = block.split(".")
+    if module[: len(block_path)] == block_path:
+        module = block_path
     prefix = ".".join([*module, ""])
     shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
     children = {p[len(module)] for p in paths if len(p) > len(module)}
@@ -148,8 +148,8 @@ def line_up(
         ) from None
     current = [b.name for b in section.blocks]
     missing = [b for b in target.blocks if b.name not in current]
-    wanted = depth - len(current)
-    if wanted > len(missing):
+    lacking = depth - len(current)
+    if lacking > len(missing):
         raise RewriteError(
             "impossible depth",
             where=section.name,
@@ -159,7 +159,7 @@ def line_up(
     spots = {b.name: splice.spot(b) for b in section.blocks}
     ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
     order = [b.name for b in target.blocks]
-    for wish in missing[:wanted]:
+    for wish in missing[:lacking]:
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
         before = earlier[-1] if earlier else current[-1]
         problem = ""
@@ -185,23 +185,25 @@ def line_up(
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
     """Names of a copy of one graph's block as they are in another graph's."""
     graph, plan = splice.graph, plan_of(splice.graph, block)
-    pairs, named = _side_by_side(graph, block, like, wish)
-    modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
+    pairs, counterparts = _side_by_side(graph, block, like, wish)
+    modules = {
+        p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in counterparts.items() if "." in p + q
+    }
     modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
     leaves: dict[str, str] = {}
     for name in plan.leaves:
         prefix, _, last = name.rpartition(".")
         path = modules.get(prefix)
-        new = named.get(name) or (last if path == "" else f"{path}.{last}")
-        if (name not in named and path is None) or new not in like.param:
+        new = counterparts.get(name) or (last if path == "" else f"{path}.{last}")
+        if (name not in counterparts and path is None) or new not in like.param:
             _refuse(block, name, f"a leaf of {wish.name}")
         leaves[name] = new
-    clash = sorted(names_in_use(splice.whole) & set(leaves.values()))
+    clash = sorted(names_in_use(splice.extended) & set(leaves.values()))
     if clash:
         raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
-    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & named.keys()
+    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & counterparts.keys()
     constants = (p for p in sorted(used) if graph.param[p].role == "constant")
-    leaves |= {p: named[p] for p in constants if named[p] != p}
+    leaves |= {p: counterparts[p] for p in constants if counterparts[p] != p}
 
     def scope(node: Node) -> str:
         if node.name in pairs:
@@ -216,7 +218,7 @@ def _side_by_side(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Operators and leaves in the same places of two blocks, walked from their ends backwards."""
     pairs: dict[str, str] = {}
-    named: dict[str, str] = {}
+    counterparts: dict[str, str] = {}
     inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
     pending = [(block.exit, wish.exit)]
     while pending:
@@ -233,19 +235,19 @@ def _side_by_side(
             if isinstance(i, Ref) and isinstance(j, Ref):
                 pending.append((i.name, j.name))
             elif isinstance(i, Leaf) and isinstance(j, Leaf):
-                if named.setdefault(i.name, j.name) != j.name:
+                if counterparts.setdefault(i.name, j.name) != j.name:
                     _refuse(block, i.name, j.name)
             elif not (_number(i) and _number(j)) and not same(i, j):
                 _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
-    return pairs, named
+    return pairs, counterparts
 
 
 def _number(value: Value) -> bool:
     return isinstance(value, (int, float, Batch))
 
 
-def _refuse(block: Block, found: object, expected: object) -> NoReturn:
-    raise RewriteError("bodies differ", where=block.name, found=found, expected=expected)
+def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
+    raise RewriteError("bodies differ", where=block.name, found=actual, expected=expected)
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:

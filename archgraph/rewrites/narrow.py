@@ -68,11 +68,11 @@ def narrow(
         raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
     solved = axes(graph)
     counts, _ = choose(solved, shares, sizes, allow_nothing=allow_nothing)
-    wanted = {axis: size for axis, size in counts.items() if size < axis.size}
-    kept = {a.name: np.arange(n) for a, n in wanted.items()}
-    narrowed = cut(graph, kept)
+    sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
+    selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
+    narrowed = cut(graph, selection)
     # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.
-    index = {a.name: drawn(a.name, n, a.size, seed) for a, n in wanted.items()}
+    index = {a.name: drawn(a.name, n, a.size, seed) for a, n in sizes_after.items()}
     copies = Copies(narrowed.graph, index)
     factors, _ = compensation(copies)
     entries = dict(narrowed.transfer.entries)
@@ -83,7 +83,7 @@ def narrow(
             if mode == "net2net" and touched(layout, index):
                 dims[dim] = _merged(copies, layout, factor)
             elif mode == "paper" and factor is not None and touched(layout, index):
-                dims[dim] = _spread(solved.of(leaf)[dim], kept)
+                dims[dim] = _spread(solved.of(leaf)[dim], selection)
         entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
     return Rewritten.between(graph, narrowed.graph, entries)
 
@@ -102,11 +102,11 @@ def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | N
     )
 
 
-def _spread(layout: Layout, kept: Kept) -> DimMap | None:
+def _spread(layout: Layout, selection: Kept) -> DimMap | None:
     """Add what is left out to what stays, in equal parts (FedADP, Algorithm 3)."""
     size = layout.size
     assert isinstance(size, int)
-    stays = positions(layout, kept)
+    stays = positions(layout, selection)
     gone = np.setdiff1d(np.arange(size), stays)
     length = len(stays)
     rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])

@@ -39,17 +39,17 @@ def with_sections(
     the repetition of a layer); the sections are then written into the graph.
     """
     kinds = {s.name: s.kind for s in parts.sections}
-    named = {b for _, blocks in before.sections for b in blocks}
-    if named:
-        wanted = [
-            (name, tuple(b for b in blocks if b in named or name in dict(before.sections)))
+    known = {b for _, blocks in before.sections for b in blocks}
+    if known:
+        requested = [
+            (name, tuple(b for b in blocks if b in known or name in dict(before.sections)))
             for name, blocks in names
         ]
     elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
         return rewritten
     else:
-        wanted = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
-    sections = tuple((name, blocks) for name, blocks in wanted if blocks)
+        requested = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
+    sections = tuple((name, blocks) for name, blocks in requested if blocks)
     graph = rewritten.graph.replace(sections=sections)
     try:
         structure(graph)

@@ -83,23 +83,23 @@ def skip(
     if not gone and not bypass:
         return Rewritten.identity(graph)
     solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
-    kept = {a.name: empty for n in terms for d in solved.value[n][0] for a in axes_of(d)}
+    selection = {a.name: empty for n in terms for d in solved.value[n][0] for a in axes_of(d)}
     names = [
         (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
     ]
-    rewritten = with_sections(_without(graph, bypass, terms, kept), graph, parts, names)
+    rewritten = with_sections(_without(graph, bypass, terms, selection), graph, parts, names)
     if verify:
         dense = {block.exit for block in chosen if block.terms}
         others = {k: v for k, v in bypass.items() if k not in dense}
 
         def bypassed(wide: ArchGraph, state: State) -> laws.GraphAndState:
             """Bypass blocks of the original, and mask what dense ones append."""
-            if kept:
-                wide, state = laws.masked(wide, state, kept)
+            if selection:
+                wide, state = laws.masked(wide, state, selection)
             wide = wide.mapped(_follow(others)).replace(updates=())
             return prune(wide, leaves=False), state
 
-        spanned = any(solved[name].spans for name in kept)  # mask ≡ take does not hold there
+        spanned = any(solved[name].spans for name in selection)  # mask ≡ take does not hold there
         message = "the network is not the original with blocks bypassed"
         laws.check_law(graph, rewritten, None if spanned else bypassed, message)
     return rewritten
@@ -134,7 +134,7 @@ def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
 
 
 def _without(
-    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], kept: Kept
+    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], selection: Kept
 ) -> Rewritten:
     """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more."""
 
@@ -148,7 +148,7 @@ def _without(
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
-    bypassed = cut(dropped.mapped(_follow(bypass)), kept, axes(graph))
+    bypassed = cut(dropped.mapped(_follow(bypass)), selection, axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)
     entries = {name: bypassed.transfer.entries[name] for name in new.state_names}

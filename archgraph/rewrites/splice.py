@@ -92,17 +92,17 @@ class Splice:
 
     Attributes:
         graph: The graph before.
-        whole: The graph with the copies so far.
+        extended: The graph with the copies so far.
         source: The leaf that each new leaf starts from.
-        made: The new blocks.
+        blocks: The new blocks.
     """
 
     graph: ArchGraph
     source: dict[str, str] = field(default_factory=dict)
-    made: list[Block] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.whole = self.graph
+        self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
         """Place behind a block of the original graph."""
@@ -112,40 +112,40 @@ class Splice:
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
         plan, leaf = plan_of(self.graph, block), renaming.leaves
-        names = {n: f"{n}~{len(self.made) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
+        names = {n: f"{n}~{len(self.blocks) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
         nodes, params, updates = renaming.copy(
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
         )
-        whole = behind(self.whole, spot.exit, nodes, names[block.exit])
-        fresh = [p for p in params if p.name not in whole.param]
-        self.whole = whole.replace(
-            params=_after(whole.params, fresh, lambda p: p.name in spot.leaves),
-            updates=_after(whole.updates, updates, lambda u: u[0] in spot.leaves),
+        extended = behind(self.extended, spot.exit, nodes, names[block.exit])
+        fresh = [p for p in params if p.name not in extended.param]
+        self.extended = extended.replace(
+            params=_after(extended.params, fresh, lambda p: p.name in spot.leaves),
+            updates=_after(extended.updates, updates, lambda u: u[0] in spot.leaves),
         )
         copied = dataclasses.replace(block, name=called, nodes=plan.nodes)
-        self.made.append(_renamed(copied, names))
+        self.blocks.append(_renamed(copied, names))
         self.source |= {leaf[old]: old for old in plan.leaves}
         return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
         """Return the finished graph and new blocks, in ``like``'s order if it has all leaves."""
-        whole = self.whole
-        if like is not None and all(p.name in like.param for p in whole.params):
-            place = {p.name: i for i, p in enumerate(like.params)}
+        graph = self.extended
+        if like is not None and all(p.name in like.param for p in graph.params):
+            order = {p.name: i for i, p in enumerate(like.params)}
             turn = {k: i for i, (k, _) in enumerate(like.updates)}
-            whole = whole.replace(
-                params=tuple(sorted(whole.params, key=lambda p: place[p.name])),
-                updates=tuple(sorted(whole.updates, key=lambda u: turn.get(u[0], len(turn)))),
+            graph = graph.replace(
+                params=tuple(sorted(graph.params, key=lambda p: order[p.name])),
+                updates=tuple(sorted(graph.updates, key=lambda u: turn.get(u[0], len(turn)))),
             )
-        new = renumber(whole)
+        new = renumber(graph)
         check(new)
         entries = {
             p.name: Entry(self.source.get(p.name, p.name), (None,) * len(p.shape))
             for p in new.params
             if p.role != "constant"
         }
-        called = {a.name: b.name for a, b in zip(whole.nodes, new.nodes, strict=True)}
-        blocks = tuple(_renamed(block, called) for block in self.made)
+        called = {a.name: b.name for a, b in zip(graph.nodes, new.nodes, strict=True)}
+        blocks = tuple(_renamed(block, called) for block in self.blocks)
         return Rewritten.between(self.graph, new, entries), blocks
 
 
@@ -189,18 +189,20 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
             below.add(name)
     needed = reached([block.exit], uses, within)
     copied = needed & below - {block.entry}
-    own = set(copied)
+    copies = set(copied)
     for name in reversed(members):
-        if name in needed and graph.users[name] and own.issuperset(graph.users[name]):
-            own.add(name)
-    learned = {n for n in own if any(graph.param[k].role != "constant" for k in _leaves(graph, n))}
-    drawn = {n for n in own if _random(graph.node[n])}
+        if name in needed and graph.users[name] and copies.issuperset(graph.users[name]):
+            copies.add(name)
+    learned = {
+        n for n in copies if any(graph.param[k].role != "constant" for k in _leaves(graph, n))
+    }
+    drawn = {n for n in copies if _random(graph.node[n])}
     for name in members:
-        if name in learned | drawn or (name in own and any(u in copied for u in uses(name))):
+        if name in learned | drawn or (name in copies and any(u in copied for u in uses(name))):
             copied.add(name)
     noise = drawn - below
     for name in reversed(members):
-        if name in own and name in fixed(graph) and any(u in noise for u in graph.users[name]):
+        if name in copies and name in fixed(graph) and any(u in noise for u in graph.users[name]):
             noise.add(name)
     copied |= noise
     updates = [

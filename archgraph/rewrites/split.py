@@ -39,15 +39,15 @@ class Parts(Sequence[Rewritten]):
 
     Attributes:
         parts: Each part's graph, and the transfer from the whole state to its own.
-        whole: The whole architecture, whose order :func:`chain` restores.
+        original: The architecture, whose order :func:`chain` restores.
     """
 
     parts: tuple[Rewritten, ...]
-    whole: ArchGraph
+    original: ArchGraph
 
     def __repr__(self) -> str:
         operators = ", ".join(str(len(part.graph.nodes)) for part in self.parts)
-        return f"<Parts of {self.whole.name or 'graph'}: {operators} operators>"
+        return f"<Parts of {self.original.name or 'graph'}: {operators} operators>"
 
     @overload
     def __getitem__(self, index: int) -> Rewritten: ...
@@ -241,14 +241,14 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         )
     if not graphs:
         raise RewriteError("nothing to chain", found=0, expected="at least one part")
-    whole = graphs[0]
+    joined = graphs[0]
     for number, graph in enumerate(graphs[1:], 2):
-        whole = _chained(whole, graph, f"part {number}")
-    whole = whole.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
+        joined = _chained(joined, graph, f"part {number}")
+    joined = joined.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
     if isinstance(parts, Parts):
-        whole = _in_order(whole, parts.whole)
-    check(whole)
-    return whole
+        joined = _in_order(joined, parts.original)
+    check(joined)
+    return joined
 
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
@@ -300,16 +300,16 @@ def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
     problem = "a part does not take what the one before it returns"
-    for value, wanted in zip(values, first, strict=False):
+    for value, target in zip(values, first, strict=False):
         actual = one.node[value.name].type if isinstance(value, Ref) else None
-        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
+        expected = two.node[target.name].type if isinstance(target, Ref) else None
         if actual is None or actual != expected:
             raise RewriteError(problem, where=where, found=actual, expected=expected)
-        assert isinstance(value, Ref) and isinstance(wanted, Ref)
-        rename[wanted.name] = value.name
+        assert isinstance(value, Ref) and isinstance(target, Ref)
+        rename[target.name] = value.name
     if len(first) < len(values):
-        found, takes = f"{len(values)} values", f"{len(first)}"
-        raise RewriteError(problem, where=where, found=found, expected=takes)
+        returned, takes = f"{len(values)} values", f"{len(first)}"
+        raise RewriteError(problem, where=where, found=returned, expected=takes)
     return rename
 
 

@@ -54,8 +54,8 @@ def take(
         axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
     )
     stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
-    kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
-    rewritten = cut(graph, kept)
+    selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
+    rewritten = cut(graph, selection)
     if verify:
-        mask_equals_take(graph, rewritten, kept)
+        mask_equals_take(graph, rewritten, selection)
     return rewritten

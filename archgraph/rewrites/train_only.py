@@ -46,8 +46,8 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         exact = [pattern] if pattern in owners else []
-        named = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
-        if not named:
+        matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
             near = _nearest(pattern, list(owners))
             raise GraphError(
                 "matches no parameter that can be trained",
@@ -55,7 +55,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
                 expected="a name or a pattern of names",
                 hint=f"the nearest are {', '.join(near)}" if near else None,
             )
-        chosen.update(owners[name] for name in named)
+        chosen.update(owners[name] for name in matches)
     params = tuple(
         dataclasses.replace(p, trainable=p.name in chosen) if p.role == "parameter" else p
         for p in graph.params

@@ -61,10 +61,10 @@ def widen(
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
     """
     solved = axes(graph)
-    wanted, chosen = choose(
+    sizes_after, chosen = choose(
         solved, factors, sizes, positions, grow=True, allow_nothing=allow_nothing
     )
-    copies = Copies(graph, copied_positions(wanted, chosen, seed))
+    copies = Copies(graph, copied_positions(sizes_after, chosen, seed))
     parts, refused = compensation(copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
