@@ -63,11 +63,11 @@ class Cover(Mapping[str, float]):
 
     def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
         """Share of several leaves together that each kind of client has; None if all are empty."""
-        whole = sum(sizes.values())
-        if not whole:
+        total = sum(sizes.values())
+        if not total:
             return None
         return tuple(
-            sum(size * self.parts[name][kind] for name, size in sizes.items()) / whole
+            sum(size * self.parts[name][kind] for name, size in sizes.items()) / total
             for kind in range(len(self.counts))
         )
 
@@ -77,8 +77,8 @@ class Cover(Mapping[str, float]):
         if shares is None:
             return None
         clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
-        held = sum(many * part for many, part in zip(self.counts, shares, strict=True))
-        return Reach(clients, sum(self.counts), held / clients if clients else 0.0)
+        weighted = sum(many * part for many, part in zip(self.counts, shares, strict=True))
+        return Reach(clients, sum(self.counts), weighted / clients if clients else 0.0)
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:

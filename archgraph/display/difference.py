@@ -52,7 +52,7 @@ class Difference:
         return tuple(t for t in tables if t.rows)
 
 
-def correspondence_table(found: Correspondence) -> Table:
+def correspondence_table(matched: Correspondence) -> Table:
     """Return the differences of two graphs as a table; equal neighbours share a row.
 
     Example:
@@ -67,15 +67,15 @@ def correspondence_table(found: Correspondence) -> Table:
         (('narrower', 'axis', '0.out', '0.out', '4', '2'),)
     """
     alike = itertools.groupby(
-        found.differences,
+        matched.differences,
         lambda d: (d.kind, d.level, bool(d.a), bool(d.b), d.before, d.after),
     )
     rows = tuple(_row(list(items)) for _, items in alike)
-    a, b = found.a.name, found.b.name
+    a, b = matched.a.name, matched.b.name
     heads = (a, b) if a and b and a != b else ("A", "B")
-    how = "read off the transfer" if found.exact else "aligned by structure"
-    blocks = [len({pair[i] for pair in found.blocks}) for i in (0, 1)]
-    total = [len(structure(graph).blocks) for graph in (found.a, found.b)]
+    how = "read off the transfer" if matched.exact else "aligned by structure"
+    blocks = [len({pair[i] for pair in matched.blocks}) for i in (0, 1)]
+    total = [len(structure(graph).blocks) for graph in (matched.a, matched.b)]
     return Table(
         f"{heads[0]} → {heads[1]}",
         ("difference", "part", f"in {heads[0]}", f"in {heads[1]}", "before", "after"),

@@ -208,10 +208,10 @@ class _Drawing:
 
     def links(self, target: Any) -> None:
         """Arrows; one to a later row ends at a mark and goes on from its twin there."""
-        place = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
+        row_of = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
         drawn: set[tuple[str, str]] = set()
         for link in self.picture.links:
-            start, stop = place[link.tail], place[link.head]
+            start, stop = row_of[link.tail], row_of[link.head]
             tail, head = self.ids[link.tail], self.ids[link.head]
             ends = [(tail, head)]
             if start != stop:

@@ -79,11 +79,11 @@ class Explanation:
         ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
         ``blocks``, ``leaves``, ``operators``.
         """
-        whole = {
+        overall = {
             k: plain(getattr(self.about, k)) for k in ("parameters", "macs", "reach", "halving")
         }
         chosen = {k: plain(getattr(self, k)) for k in KINDS}
-        return {"model": self.model, "asked": self.asked, **whole, **chosen}
+        return {"model": self.model, "asked": self.asked, **overall, **chosen}
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables())

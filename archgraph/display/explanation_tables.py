@@ -55,17 +55,17 @@ def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, lis
         for at in range(1, len(parts), 2):
             rest = ("".join(parts[:at]), "".join(parts[at + 1 :]))
             members.setdefault((at, *rest, alike[index]), []).append(index)
-    taken: set[int] = set()
+    grouped: set[int] = set()
     runs_of_names: list[tuple[str, list[int]]] = []
     # the longest runs first; of equal ones that of the number further left, e.g. the block's
     for (_, before, after, _), indices in sorted(
         members.items(), key=lambda item: (-len(item[1]), item[0][0])
     ):
-        left = [i for i in indices if i not in taken]
+        left = [i for i in indices if i not in grouped]
         if len(left) > 1:
             runs_of_names.append((f"{before}*{after}", left))
-            taken.update(left)
-    runs_of_names += [(name, [i]) for i, name in enumerate(names) if i not in taken]
+            grouped.update(left)
+    runs_of_names += [(name, [i]) for i, name in enumerate(names) if i not in grouped]
     return sorted(runs_of_names, key=lambda run: run[1][0])
 
 
@@ -119,12 +119,12 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
     rows = []
     for members in causes.values():
         groups = _grouped([a.name for a in members], [(a.section, a.size) for a in members], each)
-        shown = len(groups) if each else EACH
+        limit = len(groups) if each else EACH
         lines = [
             f"{name} [{members[indices[0]].size}]" + (f" ×{len(indices)}" * (len(indices) > 1))
-            for name, indices in groups[:shown]
+            for name, indices in groups[:limit]
         ]
-        hidden = sum(len(indices) for _, indices in groups[shown:])
+        hidden = sum(len(indices) for _, indices in groups[limit:])
         pin = members[0].pin
         assert pin is not None
         why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
@@ -233,7 +233,7 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 def leaves_with_axis(axis: AxisFact) -> Table:
     """Leaves that are cut with an axis."""
-    whole = f"{axis.name}[{axis.size}]"
+    full = f"{axis.name}[{axis.size}]"
     dims: dict[str, list[AxisMember]] = {}
     for member in axis.members:
         dims.setdefault(member.leaf, []).append(member)
@@ -245,7 +245,7 @@ def leaves_with_axis(axis: AxisFact) -> Table:
 
     def made_of(members: Sequence[AxisMember]) -> str:
         texts = []
-        for layout in dict.fromkeys(m.layout for m in members if m.layout != whole):
+        for layout in dict.fromkeys(m.layout for m in members if m.layout != full):
             several = layout.count(" + ") > 1
             texts.append("one of several terms" if several else _local(layout, axis.name))
         return ", ".join(texts)

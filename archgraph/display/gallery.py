@@ -47,12 +47,12 @@ def draw_family(
     Raises:
         RunError: If a file cannot be written, or the format is unknown.
     """
-    place = Path(folder)
+    target = Path(folder)
     name = family.name or family.graph.name or "model"
     paths = []
     if family.graph.nodes:  # else clients have nothing but models of their own
         cover = coverage(family)
-        paths += [place / f"global.{form}", place / f"clients.{form}"]
+        paths += [target / f"global.{form}", target / f"clients.{form}"]
         draw(
             family.graph,
             paths[0],
@@ -65,7 +65,7 @@ def draw_family(
         )
         save(multiples(name, legend(family), shares(family, cover)), paths[1])
     for member in family.clients:
-        paths.append(place / f"{file_name(member.name)}.{form}")
+        paths.append(target / f"{file_name(member.name)}.{form}")
         draw(
             member.graph,
             paths[-1],
@@ -99,9 +99,9 @@ def shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float
     for block in structure(graph).blocks:
         leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
         counts = {k: parameters(graph, (k,)) for k in leaves if k in cover}
-        held = cover.shares(counts)
-        if held is not None:
-            yield block.section, block.name, held
+        share = cover.shares(counts)
+        if share is not None:
+            yield block.section, block.name, share
 
 
 def file_name(name: str) -> str:

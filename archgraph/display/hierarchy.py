@@ -94,12 +94,12 @@ def folds(
         [('layers.0–2', 3)]
     """
     reading = _Reading(graph, feeds, marks or {})
-    found: list[Fold] = []
+    folded: list[Fold] = []
     for _, blocks in sections:
         # Inputs stand outside: the block that they lead to is like the next one.
-        own = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
-        found += reading.section([block for block in own if block[1]])
-    return tuple(found)
+        operators = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
+        folded += reading.section([block for block in operators if block[1]])
+    return tuple(folded)
 
 
 class _Reading:
@@ -117,7 +117,7 @@ class _Reading:
 
     def section(self, blocks: Sequence[tuple[str, Sequence[str]]]) -> list[Fold]:
         """Folds of a section: at each block the one that covers most, equal widths first."""
-        found: list[Fold] = []
+        folded: list[Fold] = []
         start = 0
         while start < len(blocks):
             strict = [self.run(blocks[start:], period) for period in PERIODS]
@@ -125,11 +125,11 @@ class _Reading:
             if best.times < 2:
                 best = self.run(blocks[start:], 1, growing=True)
             if best.times >= (GROWING if best.growing else 2):
-                found.append(best)
+                folded.append(best)
                 start += best.times * len(best.blocks[0])
             else:
                 start += 1
-        return found
+        return folded
 
     def run(
         self, blocks: Sequence[tuple[str, Sequence[str]]], period: int, growing: bool = False
@@ -137,23 +137,25 @@ class _Reading:
         """Fold the first blocks and all that repeat them."""
         units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
         names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
-        nodes = tuple(tuple(n for _, held in unit for n in held) for unit in units) or ((),)
+        nodes = tuple(tuple(n for _, members in unit for n in members) for unit in units) or ((),)
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
-            place = {name: i for i, name in enumerate(nodes[many - 1])}
-            taken: list[tuple[str, object]] = [
-                ("same", name) if name == other else ("made before", place.get(name))
+            position = {name: i for i, name in enumerate(nodes[many - 1])}
+            current: list[tuple[str, object]] = [
+                ("same", name) if name == other else ("made before", position.get(name))
                 for name, other in zip(outside, before, strict=False)
             ]
             alike = (
-                here == lines and relation in (None, taken) and ("made before", None) not in taken
+                here == lines
+                and relation in (None, current)
+                and ("made before", None) not in current
             )
             if not alike or not self.private(nodes[many - 1], nodes[many]):
                 break
-            relation, before, many = taken, outside, many + 1
+            relation, before, many = current, outside, many + 1
         return Fold(names[:many], nodes[:many], growing)
 
     def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
@@ -165,14 +167,14 @@ class _Reading:
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
         """Lines of a repetition, and what it takes from outside in the order of use."""
-        place = {name: f"%{i}" for i, name in enumerate(nodes)}
+        position = {name: f"%{i}" for i, name in enumerate(nodes)}
         outside: dict[str, str] = {}
         leaves: dict[str, str] = {}
 
         def unnamed(value: Value) -> Value:
             match value:
                 case Ref(name):
-                    return Ref(place.get(name) or outside.setdefault(name, f"<{len(outside)}"))
+                    return Ref(position.get(name) or outside.setdefault(name, f"<{len(outside)}"))
                 case Leaf(name):
                     return Leaf(leaves.setdefault(name, f"#{len(leaves)}"))
                 case _:
@@ -192,6 +194,6 @@ class _Reading:
             param = self.graph.param[leaf]
             lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
         if growing:
-            held = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
-            lines.append([self.marks.get(leaf) for leaf in held])
+            weights = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
+            lines.append([self.marks.get(leaf) for leaf in weights])
         return lines, list(outside)

@@ -133,10 +133,10 @@ def describe(graph: ArchGraph, node: Node) -> LabelLine:
 
 def shorten(words: Sequence[str]) -> str:
     """Write the first words of a list; repeated neighbours are left out."""
-    kept = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
-    if len(kept) > WORDS:
-        kept = [*kept[: WORDS - 2], "…", kept[-1]]
-    return " · ".join(kept)
+    shortened = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
+    if len(shortened) > WORDS:
+        shortened = [*shortened[: WORDS - 2], "…", shortened[-1]]
+    return " · ".join(shortened)
 
 
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
@@ -146,10 +146,10 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """
     lines: list[LabelLine] = []
     words: list[str] = []
-    whole = any(attends(graph, graph.node[name]) for name in names)
-    told = [n for n in names if not (whole and growth(graph.node[n].op).moves)]
-    told = [n for n in told if graph.node[n].op != "getitem"] or list(names)
-    for line in (describe(graph, graph.node[name]) for name in told):
+    attending = any(attends(graph, graph.node[name]) for name in names)
+    labelled = [n for n in names if not (attending and growth(graph.node[n].op).moves)]
+    labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
+    for line in (describe(graph, graph.node[name]) for name in labelled):
         if not line.strong:
             words.append(line.text)
             continue

@@ -77,9 +77,9 @@ def _table(notes: Sequence[Sequence[str]]) -> str:
     rows = []
     for number, row in enumerate(notes):
         cells = "".join(
-            f'<TD ALIGN="{"RIGHT" if place else "LEFT"}">'
+            f'<TD ALIGN="{"RIGHT" if column else "LEFT"}">'
             f"{text(cell, size=9, bold=number == 0)}</TD>"
-            for place, cell in enumerate(row)
+            for column, cell in enumerate(row)
         )
         rows.append(f"<TR>{cells}</TR>")
     table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="8" CELLPADDING="0">'

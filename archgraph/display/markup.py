@@ -35,10 +35,10 @@ def stacked(lines: Sequence[str]) -> str:
     return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
 
 
-def bar(share: float, whole: int = BAR, colour: str = colours.INK) -> str:
+def bar(share: float, length: int = BAR, colour: str = colours.INK) -> str:
     """Draw a bar that is filled up to a share."""
-    full = round(min(max(share, 0.0), 1.0) * whole)
-    cells = [(full, colour), (whole - full, colours.PAPER)]
+    full = round(min(max(share, 0.0), 1.0) * length)
+    cells = [(full, colour), (length - full, colours.PAPER)]
     row = "".join(
         f'<TD BGCOLOR="{tone}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
         for points, tone in cells
@@ -56,6 +56,6 @@ def width(lines: Sequence[str]) -> float:
     """
     widest = 0.0
     for line in lines:
-        found = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
-        widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in found))
+        texts = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
+        widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in texts))
     return (widest + 8) / 72

@@ -31,8 +31,8 @@ def multiples(
     """
     kinds = legend[1:]
     rows = [["", *(text(kind[0], size=11, bold=True) for kind in kinds)]]
-    for place, title in list(enumerate(legend[0]))[1:]:
-        words = (text(kind[place], size=9, colour=colours.QUIET) for kind in kinds)
+    for column, title in list(enumerate(legend[0]))[1:]:
+        words = (text(kind[column], size=9, colour=colours.QUIET) for kind in kinds)
         rows.append([text(title, size=9, colour=colours.QUIET), *words])
     before = ""
     for section, block, shares in blocks:
@@ -53,8 +53,8 @@ def multiples(
     )
 
 
-def _cell(content: str, place: int) -> str:
-    return f'<TD ALIGN="{"CENTER" if place else "LEFT"}">{content}</TD>'
+def _cell(content: str, column: int) -> str:
+    return f'<TD ALIGN="{"CENTER" if column else "LEFT"}">{content}</TD>'
 
 
 def _bar(share: float) -> str:

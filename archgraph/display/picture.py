@@ -81,12 +81,12 @@ def draw(
     picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
     fed = {} if cover is None else _fed(graph, picture, cover)
     total = parameters(graph, tuple(graph.param))
-    told = heading(picture, graph.name if title is None else title, total, cover, notes)
+    head = heading(picture, graph.name if title is None else title, total, cover, notes)
 
     def tips(box: Box) -> str:
         return "\n".join(_tips(graph, box))
 
-    text = dot(picture, told, fed, tips, direction)
+    text = dot(picture, head, fed, tips, direction)
     if path is not None:
         save(text, path)
     return text

@@ -83,23 +83,25 @@ class Pricing:
         return self.cutting({a.name: np.arange(halved(a.size)) for a in chosen})
 
     def cutting(
-        self, kept: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
+        self, selection: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
     ) -> Saving:
         """Return what keeping some positions of some axes saves, some operators and leaves gone."""
         parameters = sum(map(self.numel, leaves))
         macs = sum(self.whole.nodes[name].macs for name in nodes)
-        touched = dict.fromkeys(leaf for name in kept for leaf in self.leaves_of[name])
-        sizes = {leaf: param_after(self.solved, self.graph.param[leaf], kept) for leaf in touched}
+        touched = dict.fromkeys(leaf for name in selection for leaf in self.leaves_of[name])
+        sizes = {
+            leaf: param_after(self.solved, self.graph.param[leaf], selection) for leaf in touched
+        }
         for leaf, param in sizes.items():
             if leaf not in leaves and param.role == "parameter":
                 parameters += self.numel(leaf) - math.prod(param.shape)
         counted = [
             name
-            for name in dict.fromkeys(n for axis in kept for n in self.nodes_of[axis])
+            for name in dict.fromkeys(n for axis in selection for n in self.nodes_of[axis])
             if name in self.counting and name not in nodes
         ]
         if counted:
-            small = self._resized(counted, sizes, kept)
+            small = self._resized(counted, sizes, selection)
             macs += sum(
                 self.whole.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
             )
@@ -109,7 +111,7 @@ class Pricing:
         """Return what skipping a block saves, with everything that only it needs."""
         # a dense block takes the width that it appends away from all that reads it
         none = np.zeros(0, dtype=np.int64)
-        kept = {
+        selection = {
             name: none
             for term in block.terms
             for layout in self.solved.value[term][0]
@@ -122,7 +124,7 @@ class Pricing:
             used = self._trained.leaves_under.get(module, frozenset())
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
-        return self.cutting(kept, self._evaluated.without(*ends), leaves)
+        return self.cutting(selection, self._evaluated.without(*ends), leaves)
 
     def saving(self, parameters: int, macs: int) -> Saving:
         """Return a saving with its shares."""
@@ -133,7 +135,9 @@ class Pricing:
             macs / self.whole.macs if self.whole.macs else 0.0,
         )
 
-    def _resized(self, names: Iterable[str], sizes: Mapping[str, Param], kept: Kept) -> ArchGraph:
+    def _resized(
+        self, names: Iterable[str], sizes: Mapping[str, Param], selection: Kept
+    ) -> ArchGraph:
         """Return some operators and all that they use, with the sizes after a cut."""
         nodes: dict[str, Node] = {}
         params: dict[str, Param] = {}
@@ -141,7 +145,7 @@ class Pricing:
             node = self.evaluated.node[name]
             for used in (name, *node.uses()):
                 if used not in nodes:
-                    nodes[used] = node_after(self.solved, self.evaluated.node[used], kept)
+                    nodes[used] = node_after(self.solved, self.evaluated.node[used], selection)
             for leaf in node.leaves():
                 params[leaf] = sizes.get(leaf) or self.graph.param[leaf]
         return ArchGraph((), tuple(params.values()), tuple(nodes.values()), None)
@@ -190,10 +194,10 @@ class Liveness:
 
     def unused(self, gone: Collection[str]) -> frozenset[str]:
         """Leaves that only these operators use."""
-        held = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
+        used = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
         return frozenset(
             leaf
-            for leaf in held - self.returned
+            for leaf in used - self.returned
             if all(user in gone for user in self.leaf_users[leaf])
         )
 

@@ -47,8 +47,8 @@ def rows(picture: Scene, length: int = LENGTH) -> list[Row]:
             start = min(depth[name] for name in unit)
         parts[-1].update(unit)
     _stay(picture, parts)
-    place = {name: number for number, part in enumerate(parts) for name in part}
-    across = [(k.tail, k.head) for k in picture.links if place[k.tail] != place[k.head]]
+    unit_of = {name: number for number, part in enumerate(parts) for name in part}
+    across = [(k.tail, k.head) for k in picture.links if unit_of[k.tail] != unit_of[k.head]]
     return [
         Row(
             frozenset(part),

@@ -149,13 +149,13 @@ def scene(
         (['x', 'relu', 'output'], '8')
     """
     parts = pieces(graph, sections, detail)
-    held = blocks_of(sections, parts)
-    found = folds(graph, held, parts.feeds, marks) if fold else ()
-    making = _Making(graph, parts, found)
-    boxes = making.boxes(_titles(held) if detail == "section" else {})
+    inside = blocks_of(sections, parts)
+    folded = folds(graph, inside, parts.feeds, marks) if fold else ()
+    making = _Making(graph, parts, folded)
+    boxes = making.boxes(_titles(inside) if detail == "section" else {})
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
-    groups = tuple(_groups(graph, held, boxes, found))
+    groups = tuple(_groups(graph, inside, boxes, folded))
     return Scene(graph.name, (*boxes, *ends), (*links, *more), groups)
 
 
@@ -172,9 +172,9 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
     ]
 
 
-def _titles(held: Sections) -> dict[str, str]:
+def _titles(inside: Sections) -> dict[str, str]:
     """Name of the block of each operator."""
-    return {node: block for _, blocks in held for block, nodes in blocks for node in nodes}
+    return {node: block for _, blocks in inside for block, nodes in blocks for node in nodes}
 
 
 class _Making:
@@ -186,13 +186,13 @@ class _Making:
         copies: Operators of later repetitions by their place in the first one.
     """
 
-    def __init__(self, graph: ArchGraph, parts: Pieces, found: Sequence[Fold]) -> None:
+    def __init__(self, graph: ArchGraph, parts: Pieces, folds: Sequence[Fold]) -> None:
         self.graph, self.parts = graph, parts
         self.order = {node.name: i for i, node in enumerate(graph.nodes)}
         self.twin: dict[str, str] = {}
         self.turn: dict[str, tuple[int, int]] = {}
         self.copies: dict[str, list[str]] = {}
-        for number, one in enumerate(found):
+        for number, one in enumerate(folds):
             for turn, nodes in enumerate(one.nodes):
                 for first, name in zip(one.nodes[0], nodes, strict=True):
                     self.turn[name] = number, turn
@@ -248,12 +248,12 @@ class _Making:
                 f"  ×{1 + len(self.copies[names[0]])}" if title != end else ""
             )
         words = [line.text for line in lines if line.strong or mask]
-        told = (LabelLine(shorten(words or [line.text for line in lines])),)
-        return (LabelLine(title, strong=True), *told)
+        rest = (LabelLine(shorten(words or [line.text for line in lines])),)
+        return (LabelLine(title, strong=True), *rest)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
         """Arrows between operators; those from one repetition to the next say nothing."""
-        found: dict[tuple[str, str], Link] = {}
+        arrows: dict[tuple[str, str], Link] = {}
         for name, before in self.parts.feeds.items():
             for used in before:
                 a, b = self.turn.get(used, (-1, 0)), self.turn.get(name, (-2, 0))
@@ -262,13 +262,13 @@ class _Making:
                 if tail == head or (a[0] == b[0] and a[1] != b[1]):
                     continue
                 link = self.link(used, name, tail, head)
-                previous = found.get((tail, head))
+                previous = arrows.get((tail, head))
                 if previous is not None and name in self.twin and a[0] == b[0]:
                     link = replace(previous, label=_range(previous.label, link.label))
                 elif previous is not None and (link.training or not previous.training):
                     continue
-                found[tail, head] = link
-        yield from found.values()
+                arrows[tail, head] = link
+        yield from arrows.values()
 
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
         """Build the arrow of one value to one operator."""
@@ -290,13 +290,13 @@ class _Making:
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
         """Boxes of the outputs, and the arrows to them."""
         holder = {name: box.name for box in boxes for name in (*box.nodes, *box.folded)}
-        taken = set(self.graph.node)
+        used = set(self.graph.node)
         ends, links = [], []
         for label, source, aside in outputs_of(self.graph):
             name = label
-            while name in taken:
+            while name in used:
                 name = f"{name} (output)"
-            taken.add(name)
+            used.add(name)
             ends.append(Box(name, "output", (), (LabelLine(label, strong=True),), training=aside))
             kind = shape_label(self.graph.node[source].types[0])
             links.append(Link(holder[source], name, kind, aside))
@@ -336,11 +336,11 @@ def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
 
 
 def _groups(
-    graph: ArchGraph, held: Sections, boxes: Sequence[Box], found: Sequence[Fold]
+    graph: ArchGraph, sections: Sections, boxes: Sequence[Box], folds: Sequence[Fold]
 ) -> Iterator[Cluster]:
     """Yield a cluster for each section with its blocks and folds inside."""
     holder = {name: box.name for box in boxes for name in box.nodes}
-    first = {one.blocks[0][0]: one for one in found}
+    first = {one.blocks[0][0]: one for one in folds}
 
     def leaves_of(nodes: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
@@ -359,7 +359,7 @@ def _groups(
             return replace(units[0], name=one.name, leaves=leaves, note=note, times=one.times)
         return Cluster(one.name, tuple(units), (), leaves, note, one.times)
 
-    for section, blocks in held:
+    for section, blocks in sections:
         inner, index = [], 0
         filled = [(name, nodes) for name, nodes in blocks if nodes]
         while index < len(filled):

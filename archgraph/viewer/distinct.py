@@ -35,8 +35,8 @@ def stepping(lists: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     >>> stepping([(0, 1), (2, 3), (4, 0)])
     [(0, 1), (0, 1), (0, -4)]
     """
-    new, found = 0, []
+    new, result = 0, []
     for numbers in lists:
-        found.append(tuple(number - new for number in numbers))
+        result.append(tuple(number - new for number in numbers))
         new = max([new, *(number + 1 for number in numbers)])
-    return found
+    return result

@@ -17,7 +17,7 @@ from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
 
-def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
+def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     """Shares of every part, and positions of every leaf and axis, by kind of client.
 
     A part's row holds the number of clients that have any of it, the share of its weights that such
@@ -36,12 +36,14 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
     def of(nodes: Iterable[str]) -> int:
         return row(leaf for name in nodes for leaf in graph.node[name].leaves())
 
-    taken = [_taken(member) for member in family.clients]
+    entries = [_taken(member) for member in family.clients]
     return {
         "clients": [[member.name, member.count] for member in family.clients],
-        **by_part(found, of),
+        **by_part(parts, of),
         "leaves": [row([param.name]) for param in graph.params],
-        "positions": [texts.add(tuple(one.get(p.name, "") for one in taken)) for p in graph.params],
+        "positions": [
+            texts.add(tuple(one.get(p.name, "") for one in entries)) for p in graph.params
+        ],
         "axes": [texts.add(one) for one in _axes(family)],
         "rows": rows.rows,
         "texts": texts.rows,
@@ -50,12 +52,12 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
 
 def _taken(member: Tier) -> dict[str, str]:
     """Write what a client takes of each global leaf; a leaf that it copies has two entries."""
-    found: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
             dims = (":" if one is None else str(one) for one in entry.dims)
-            found.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
-    return {name: " and ".join(texts) for name, texts in found.items()}
+            sources.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
+    return {name: " and ".join(texts) for name, texts in sources.items()}
 
 
 def _axes(family: Family) -> Iterable[tuple[str, ...]]:
@@ -85,11 +87,11 @@ def _text(
     axis: str,
     size: int,
     plain: Mapping[str, Sequence[tuple[str, int]]],
-    kept: Mapping[str, int],
+    sizes: Mapping[str, int],
     maps: Mapping[tuple[str, int], str],
 ) -> str:
     """`32 of 64 [:32]`; empty for an axis of which nothing is taken."""
-    if axis not in kept:
+    if axis not in sizes:
         return ""
-    told = next((maps[place] for place in plain.get(axis, ()) if place in maps), "")
-    return f"{kept[axis]} of {size}" + (f" [{told}]" if told else "")
+    positions = next((maps[name] for name in plain.get(axis, ()) if name in maps), "")
+    return f"{sizes[axis]} of {size}" + (f" [{positions}]" if positions else "")

@@ -17,15 +17,15 @@ def paired(a: Anatomy, b: Anatomy, way: Way | None = None) -> dict[str, Any]:
         b: The second one.
         way: The transfer from A's states to B's; Default: the graphs are aligned by structure.
     """
-    found = correspond(a.graph, b.graph, way)
+    matched = correspond(a.graph, b.graph, way)
     numbers = tuple({name: i for i, name in enumerate(one.operators)} for one in (a, b))
-    partner = {numbers[1][y]: numbers[0][x] for x, y in found.nodes}
+    partner = {numbers[1][y]: numbers[0][x] for x, y in matched.nodes}
 
     def many(names: tuple[str, ...], known: Mapping[str, int]) -> list[int]:
         return [known[name] for name in names]
 
     return {
-        "exact": int(found.exact),
+        "exact": int(matched.exact),
         "partner": [partner.get(i, -1) for i in range(len(b.operators))],
         "differences": [
             [
@@ -38,6 +38,6 @@ def paired(a: Anatomy, b: Anatomy, way: Way | None = None) -> dict[str, Any]:
                 many(one.nodes_a, numbers[0]),
                 many(one.nodes_b, numbers[1]),
             ]
-            for one in found.differences
+            for one in matched.differences
         ],
     }

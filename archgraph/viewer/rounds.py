@@ -43,16 +43,16 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, A
         ``top``: the largest norm of all parameters together, which the colours end at.
     """
     number = {param.name: i for i, param in enumerate(graph.params)}
-    shown, rows = _spread(changes), Distinct()
+    selected, rows = _spread(changes), Distinct()
     return {
-        "numbers": [one.round for one in shown],
+        "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
-        "norm": [one.norm for one in shown],
+        "norm": [one.norm for one in selected],
         "coverage": [
-            -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in shown
+            -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,
-        "top": max((math.hypot(*filter(None, one.norm)) for one in shown), default=0.0),
+        "top": max((math.hypot(*filter(None, one.norm)) for one in selected), default=0.0),
     }
 
 

@@ -36,7 +36,7 @@ Shown: TypeAlias = GraphLike | Family | Log
 
 
 def view(
-    shown: Shown | Mapping[str, GraphLike] | Iterable[Shown],
+    subject: Shown | Mapping[str, GraphLike] | Iterable[Shown],
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
@@ -52,10 +52,10 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        shown: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`), several
-            of them, or graphs by name. Further graphs correspond to the first: through the transfer
-            of a rewrite of it, or the transfers of two rewrites of one graph, else by alignment.
-            The second of several graphs of one name is numbered.
+        subject: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`),
+            several of them, or graphs by name. Further graphs correspond to the first: through the
+            transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
+            alignment. The second of several graphs of one name is numbered.
         path: Where to write the page; Default: it is not written.
         title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
@@ -81,22 +81,22 @@ def view(
         >>> text.splitlines()[0], "<title>tiny</title>" in text
         ('<!doctype html>', True)
     """
-    several = [list(_parts(*one)) for one in _listed(shown)]
+    several = [list(_parts(*one)) for one in _listed(subject)]
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
     graphs = _apart([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
-    told: dict[str, Overlay] = {}
-    found = [part.found for part in parts]
+    overlays: dict[str, Overlay] = {}
+    anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        told["importance"] = given(found, importance)
+        overlays["importance"] = given(anatomies, importance)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
-        told["similarity"] = similarity(found, ways, _versions(parts, graphs, states))
+        overlays["similarity"] = similarity(anatomies, ways, _versions(parts, graphs, states))
     data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)
-    text = document(heading, data | {"overlays": _overlays(graphs, told)})
+    text = document(heading, data | {"overlays": _overlays(graphs, overlays)})
     if path is not None:
         write(path, text)
     return text
@@ -104,22 +104,22 @@ def view(
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
     """Return the graphs that a page opens with: of a family with a global graph, that one."""
-    found: list[int] = []
+    opened: list[int] = []
     at = 0
     for parts in several:
-        found += range(at, at + (1 if parts[0].family else len(parts)))
+        opened += range(at, at + (1 if parts[0].family else len(parts)))
         at += len(parts)
-    return found if len(found) <= SEVERAL else [0]
+    return opened if len(opened) <= SEVERAL else [0]
 
 
 def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Graphs whose names are unlike: the second of a name is numbered, and so on."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for one in graphs:
         name = one["name"]
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            one["name"] = f"{name} ({seen[name]})"
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            one["name"] = f"{name} ({counts[name]})"
     return graphs
 
 
@@ -140,22 +140,24 @@ def _versions(
     ]
 
 
-def _overlays(graphs: list[dict[str, Any]], told: Mapping[str, Overlay]) -> dict[str, Any]:
+def _overlays(graphs: list[dict[str, Any]], overlays: Mapping[str, Overlay]) -> dict[str, Any]:
     """Names, colours and ends of the overlays; their figures stand with the graphs."""
     for i, graph in enumerate(graphs):
-        own = {key: one.figures[i] for key, one in told.items() if one.figures[i] is not None}
-        graph.update({"figures": own} if own else {})
-    return {key: [one.name, one.colours, one.low, one.high] for key, one in told.items()}
+        figures = {
+            key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
+        }
+        graph.update({"figures": figures} if figures else {})
+    return {key: [one.name, one.colours, one.low, one.high] for key, one in overlays.items()}
 
 
-def _listed(shown: Any) -> list[tuple[str | None, Shown]]:
+def _listed(subject: Any) -> list[tuple[str | None, Shown]]:
     """List the subjects, with the names that the user assigned."""
-    if isinstance(shown, Mapping):
-        return list(shown.items())
-    several = isinstance(shown, list | tuple) or not hasattr(shown, "graph")
-    if several and isinstance(shown, Iterable):
-        return [(None, one) for one in shown]
-    return [(None, shown)]
+    if isinstance(subject, Mapping):
+        return list(subject.items())
+    several = isinstance(subject, list | tuple) or not hasattr(subject, "graph")
+    if several and isinstance(subject, Iterable):
+        return [(None, one) for one in subject]
+    return [(None, subject)]
 
 
 @dataclass(frozen=True)
@@ -171,31 +173,33 @@ class _Part:
     """
 
     name: str
-    found: Anatomy
+    anatomy: Anatomy
     way: Transfer | None = None
     family: Family | None = None
     rounds: dict[str, Any] | None = None
 
     def data(self) -> dict[str, Any]:
-        found = described(self.found)
-        fed = {"feeding": feeding(self.family, self.found)} if self.family else {}
+        described_graph = described(self.anatomy)
+        fed = {"feeding": feeding(self.family, self.anatomy)} if self.family else {}
         changed = {} if self.rounds is None else {"rounds": self.rounds}
-        return found | fed | changed | {"name": self.name or found["name"]}
+        return described_graph | fed | changed | {"name": self.name or described_graph["name"]}
 
 
-def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
+def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
     """Yield the graphs of a family or of a run, the global one first, or one graph."""
     rounds = None
-    if isinstance(shown, Log):
-        rounds = rounds_of(shown)
-        shown = run_family(shown)
-    if not isinstance(shown, Family):
-        way = shown.transfer if isinstance(shown, Rewritten) else None
-        yield _Part(name or "", anatomy(graph_of(shown)), way)
+    if isinstance(subject, Log):
+        rounds = rounds_of(subject)
+        subject = run_family(subject)
+    if not isinstance(subject, Family):
+        way = subject.transfer if isinstance(subject, Rewritten) else None
+        yield _Part(name or "", anatomy(graph_of(subject)), way)
         return
-    if shown.has_global:
-        yield _Part(name or shown.name, anatomy(shown.graph, coverage(shown)), None, shown, rounds)
-    for one in shown.clients:
+    if subject.has_global:
+        yield _Part(
+            name or subject.name, anatomy(subject.graph, coverage(subject)), None, subject, rounds
+        )
+    for one in subject.clients:
         yield _Part(one.name, anatomy(one.graph), one.transfer)
 
 
@@ -203,14 +207,14 @@ def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
     """How every further graph corresponds to the first."""
     first, *others = parts
     return {
-        f"0 {i}": paired(first.found, one.found, _way(first, one))
+        f"0 {i}": paired(first.anatomy, one.found, _way(first, one))
         for i, one in enumerate(others, 1)
     }
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
     """Return the transfer between two parts, or both from their common graph; else None."""
-    if other.way and other.way.source == signature(first.found.graph):
+    if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:
         return first.way, other.way

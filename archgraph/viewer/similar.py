@@ -53,20 +53,20 @@ def similarity(
             found=f"weights of {sum(map(bool, states))} of {len(graphs)} graphs",
             expected="those of the first one and of another",
         )
-    for found, versions in zip(graphs, states, strict=True):
+    for parts, versions in zip(graphs, states, strict=True):
         for state in versions:
-            check_update(found.graph, state)
+            check_update(parts.graph, state)
     figures: list[dict[str, Any] | None] = []
     back = []
-    for found, way, versions in zip(others, ways, states[1:], strict=True):
+    for parts, way, versions in zip(others, ways, states[1:], strict=True):
         if not versions:
             figures.append(None)
             continue
-        known = way or align(found.graph, first.graph).transfer
+        known = way or align(parts.graph, first.graph).transfer
         both = itertools.product(states[0], versions)
-        pairs = [_products(mine, theirs, found.graph, known) for mine, theirs in both]
+        pairs = [_products(mine, theirs, parts.graph, known) for mine, theirs in both]
         back += [by_mine for by_mine, _ in pairs]
-        figures.append(_columns(found, [by_theirs for _, by_theirs in pairs]))
+        figures.append(_columns(parts, [by_theirs for _, by_theirs in pairs]))
     figures.insert(0, _columns(first, back))
     negative = any(value < 0 for one in figures if one for value in _values(one))
     return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
@@ -77,11 +77,11 @@ def _products(
 ) -> tuple[dict[str, Products], dict[str, Products]]:
     """Products by leaf of the first graph, and by leaf of the other one."""
     leaves = {param.name for param in graph.params if param.role == "parameter"}
-    whole, names, transfer = _whole(mine, way)
+    full, names, transfer = _whole(mine, way)
     transfer = transfer.only(leaves)
     by_mine: dict[str, Products] = {}
     by_theirs: dict[str, Products] = {}
-    for name, value in transfer.pull(whole, copy=False, partial=True).items():
+    for name, value in transfer.pull(full, copy=False, partial=True).items():
         source = transfer.entries[name].source
         if source not in names:
             continue
@@ -103,24 +103,24 @@ def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Trans
     into, transfer = way
     sums, coverage = into.push(mine)
     names = {e.source: name for name, e in into.entries.items() if e.source is not None}
-    whole = {
+    full = {
         name: torch.where(many > 0, sums[name] / many, torch.nan)
         for name in names
         if sums[name].is_floating_point() and (many := coverage[name]) is not None
     }
-    return whole, names, transfer
+    return full, names, transfer
 
 
-def _columns(found: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
+def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
     """Average the cosine of each part."""
 
     def mean(nodes: Sequence[str]) -> float | None:
-        leaves = dict.fromkeys(k for name in nodes for k in found.graph.node[name].leaves())
+        leaves = dict.fromkeys(k for name in nodes for k in parts.graph.node[name].leaves())
         values = [_cosine([one[k] for k in leaves if k in one]) for one in versions]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known else None
 
-    return by_part(found, mean)
+    return by_part(parts, mean)
 
 
 def _cosine(products: Sequence[Products]) -> float | None:
