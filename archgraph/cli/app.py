@@ -77,8 +77,8 @@ class NotePrinter(logging.Handler):
         if key not in self._said:
             self._said.add(key)
             text = record.getMessage()
-            shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-            typer.echo(f"note: {shown}", err=True)
+            printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+            typer.echo(f"note: {printable}", err=True)
 
 
 @contextlib.contextmanager
@@ -157,8 +157,8 @@ command = functools.partial(app.command, cls=Command)
 training = functools.partial(app.command, cls=Training)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         say(f"archgraph {version('archgraph')}")

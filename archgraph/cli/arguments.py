@@ -120,8 +120,8 @@ def _from_global(family: Any, name: str) -> Any:
     """Return the transfer from a family's global model to one of its models."""
     from archgraph.states import Transfer
 
-    own = {kind.name: kind.transfer for kind in family.clients}
-    return own.get(name) or Transfer.identity(family.graph)
+    transfers = {kind.name: kind.transfer for kind in family.clients}
+    return transfers.get(name) or Transfer.identity(family.graph)
 
 
 def _of_run(folder: Path, member: str | None) -> ArchGraph:
@@ -131,12 +131,12 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
 
     graphs = read_run(folder).graphs
     name = member or GLOBAL
-    found = graphs.get(name)
-    if found is None:
+    graph = graphs.get(name)
+    if graph is None:
         raise SpecError("has no such model", where=str(folder), **unknown(name, list(graphs)))
-    if isinstance(found, str):
-        raise SpecError(found, where=f"{folder}: {name}")
-    return found
+    if isinstance(graph, str):
+        raise SpecError(graph, where=f"{folder}: {name}")
+    return graph
 
 
 def family_of(file: Path) -> Any:
@@ -194,8 +194,8 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix == ".json":
-            given = json.loads(text, object_pairs_hook=_once).items()
-            rows = [(name, v if isinstance(v, list) else [v]) for name, v in given]
+            pairs = json.loads(text, object_pairs_hook=_once).items()
+            rows = [(name, v if isinstance(v, list) else [v]) for name, v in pairs]
         else:
             rows = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
             rows = rows[1:] if rows and not any(map(_numeric, rows[0][1])) else rows
@@ -210,12 +210,12 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
 
 
 def _once(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for name, value in rows:
-        if name in found:
+        if name in mapping:
             raise ValueError(f"{name} twice")
-        found[name] = value
-    return found
+        mapping[name] = value
+    return mapping
 
 
 def _numeric(text: str) -> bool:
@@ -270,17 +270,17 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 
 @contextlib.contextmanager
-def typed(name: str, data: Mapping[str, Any], place: str) -> Iterator[Document]:
+def typed(name: str, data: Mapping[str, Any], prefix: str) -> Iterator[Document]:
     """Treat typed values as a document: a command line has neither file nor line to point at.
 
-    An error names the option or key behind ``place``.
+    An error names the option or key behind ``prefix``.
     """
     from archgraph.language.document import Document, places
 
     try:
         yield Document(name, data, dict.fromkeys(places(data), 1))
     except ArchGraphError as error:
-        where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
-        where = where.replace(f"{place}python: ", place)
+        where = (error.where or "").replace(f"{name}:1: ", prefix).replace(f"{name}:1", prefix)
+        where = where.replace(f"{prefix}python: ", prefix)
         error.where = where.removesuffix(": python").rstrip(": ")
         raise

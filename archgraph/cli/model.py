@@ -35,7 +35,7 @@ def trace(
     target: Annotated[
         str, typer.Argument(metavar="python:MODULE:CALLABLE", help="What makes the nn.Module.")
     ],
-    given: Annotated[
+    shapes: Annotated[
         list[str],
         typer.Option(
             "--input",
@@ -68,7 +68,7 @@ def trace(
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
-    inputs = {key: _input(key, value) for key, value in by_key(given).items()}
+    inputs = {key: _input(key, value) for key, value in by_key(shapes).items()}
     data = {
         "python": name,
         "inputs": inputs,
@@ -199,12 +199,12 @@ def draw(
             )
         graph, shares = family.graph, coverage(family)
     elif cover is not None:
-        whole = family_of(cover)
-        if whole is None:
+        covering = family_of(cover)
+        if covering is None:
             raise SpecError("is not a family", where=str(cover), expected="a file with clients")
         graph = graph_of(file, choose)
-        shares = coverage(whole)
-        if graph.state_names != whole.graph.state_names:
+        shares = coverage(covering)
+        if graph.state_names != covering.graph.state_names:
             raise SpecError(
                 "is another model than the family's global one",
                 where=str(file),
@@ -261,13 +261,13 @@ def view(
 
     if state and not similarity:
         raise SpecError("needs --similarity", where="--state")
-    shown: Any = [shown_in(file) for file in files]
-    given = None if importance is None else numbers_by_name(importance)
+    subject: Any = [shown_in(file) for file in files]
+    numbers = None if importance is None else numbers_by_name(importance)
     weights = None
     if similarity:
-        shown, weights = with_weights(files, shown, state, data)
+        subject, weights = with_weights(files, subject, state, data)
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(shown, path, title=title, importance=given, states=weights)
+    page(subject, path, title=title, importance=numbers, states=weights)
     wrote(path)
 
 
@@ -299,11 +299,11 @@ def diff(
     from archgraph.relate.correspond import correspond
 
     one, two, way = two_graphs(a, b)
-    found, difference = correspond(one, two, way), differences(one, two)
+    matched, difference = correspond(one, two, way), differences(one, two)
     if as_json:
-        say_json(found.plain())
-    elif found.differences:
-        show_item(correspondence_table(found))
+        say_json(matched.plain())
+    elif matched.differences:
+        show_item(correspondence_table(matched))
     elif difference:
         say("the same architecture, other names or order; --details lists them")
     else:
@@ -317,17 +317,17 @@ def diff(
 def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
     from archgraph.record.equal import run_differences
 
-    found, compared = run_differences(a, b)
+    differing, compared = run_differences(a, b)
     if as_json:
-        say_json({"differences": found, "compared": compared})
+        say_json({"differences": differing, "compared": compared})
     else:
-        for text in found[:MOST]:
+        for text in differing[:MOST]:
             say(text)
-        if len(found) > MOST:
-            say(f"and {len(found) - MOST} more; --json lists all")
-        said = "different" if found else "the same bits"
+        if len(differing) > MOST:
+            say(f"and {len(differing) - MOST} more; --json lists all")
+        said = "different" if differing else "the same bits"
         say(f"{said}: {', '.join(compared)} compared")
-    if found:
+    if differing:
         raise typer.Exit(DIFFERENT)
 
 

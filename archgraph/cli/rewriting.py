@@ -83,9 +83,9 @@ def rewrite(
             entries = plural(len(part.graph.state_names), "entry", "entries")
             say(f"part {number}: {entries}, {plural(size, 'parameter')}")
             if output is not None:
-                place = output.with_stem(f"{output.stem}-{number}")
-                archgraph.save(part.graph, place)
-                wrote(place)
+                target = output.with_stem(f"{output.stem}-{number}")
+                archgraph.save(part.graph, target)
+                wrote(target)
     elif output is not None:
         archgraph.save(result.graph, output)
         wrote(output)
@@ -97,14 +97,14 @@ def _flag(name: str) -> str:
 
 def _with_rows() -> Any:
     """Return the command with an option for every row of the registry, before the other options."""
-    own = inspect.signature(rewrite, eval_str=True)
-    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    declared = inspect.signature(rewrite, eval_str=True)
+    parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
         kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=kind))
-    signature = own.replace(parameters=parameters)
+    signature = declared.replace(parameters=parameters)
     rewrite.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
     rewrite.__annotations__ = {p.name: p.annotation for p in parameters}
     return rewrite

@@ -188,18 +188,18 @@ def with_states(
 
 def with_weights(
     files: Sequence[str],
-    shown: Sequence[Any],
+    subjects: Sequence[Any],
     states: Sequence[Path] | None,
     data: Path | None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return what a page shows by the names of its weights, and these weights."""
-    named = list(with_states(files, states))
+    pairs = list(with_states(files, states))
     if len(files) == 1 and Path(files[0]).is_dir():
-        models = _models(files[0], data, named[0][1])
-        return shown[0], {name: model[1] for name, model in models.items()}
+        models = _models(files[0], data, pairs[0][1])
+        return subjects[0], {name: model[1] for name, model in models.items()}
     names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
-    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, named, strict=True)}
-    return dict(zip(names, shown, strict=True)), weights
+    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
+    return dict(zip(names, subjects, strict=True)), weights
 
 
 def _models(
