@@ -79,11 +79,11 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
         value = known(self, single=True) if self.dtype == torch.bool else None
         if value is not None:
             return value != 0
-        found, node = read(self), _node(self)
+        number, node = read(self), _node(self)
         low, high = _Ranges().of(node)
-        if isinstance(found, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
-            found.node.shape_env.var_to_range[found.node.expr] = ValueRanges(low, high)
-        return found
+        if isinstance(number, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
+            number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(low, high)
+        return number
 
     with replaced(((torch.Tensor, "__bool__", decide), (torch.Tensor, "item", item))):
         yield
@@ -135,21 +135,21 @@ class _Constants:
         return node in self._sized
 
     def _follow(self, graph: torch.fx.Graph) -> None:
-        tensors = ((m._buffers.get(n), path, held) for path, m, n, held in self._buffers)
-        current = {_node(t): (path, held) for t, path, held in tensors if t is not None}
+        tensors = ((m._buffers.get(n), path, buffer) for path, m, n, buffer in self._buffers)
+        current = {_node(t): (path, buffer) for t, path, buffer in tensors if t is not None}
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for node in graph.nodes:
                 if node in self._seen:
                     continue
                 self._seen.add(node)
                 if node in current:
-                    path, held = current[node]
-                    self._values[node] = held.detach().clone()
+                    path, buffer = current[node]
+                    self._values[node] = buffer.detach().clone()
                     self._names[node] = frozenset((path,))
                 elif node.op == "get_attr":
-                    held = getattr(graph.owning_module, str(node.target), None)
-                    if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
-                        self._values[node] = held.detach().clone()
+                    buffer = getattr(graph.owning_module, str(node.target), None)
+                    if isinstance(buffer, torch.Tensor) and not isinstance(buffer, FakeTensor):
+                        self._values[node] = buffer.detach().clone()
                 elif node.op == "call_function":
                     self._call(node)
 
@@ -176,8 +176,8 @@ class _Constants:
 
     def _forget(self, node: torch.fx.Node) -> None:
         """Memory that a call of unknown results writes to is not known any more."""
-        held = (self._values.get(n) for n in node.all_input_nodes)
-        written = {t.untyped_storage().data_ptr() for t in held if isinstance(t, torch.Tensor)}
+        inputs = (self._values.get(n) for n in node.all_input_nodes)
+        written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor)}
         self._values = {
             n: v
             for n, v in self._values.items()
@@ -267,14 +267,14 @@ def _total(a: Ends) -> Ends:
 
 def _cast(a: Ends, to_bool: bool) -> Ends:
     """In another type, which may round."""
-    whole = all(map(math.isfinite, a))
-    return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if whole else a
+    finite = all(map(math.isfinite, a))
+    return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if finite else a
 
 
 def _drawn_between(node: torch.fx.Node) -> Ends:
     """``uniform(self, from, to)``."""
-    given: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
-    return (float(given[0]), float(given[1])) if not any(map(_is_call, given)) else _ANY
+    bounds: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
+    return (float(bounds[0]), float(bounds[1])) if not any(map(_is_call, bounds)) else _ANY
 
 
 def _is_call(value: Any) -> bool:

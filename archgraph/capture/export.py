@@ -118,7 +118,7 @@ def _captured(
             if is_branch(error) or is_unknown(error):
                 break
             continue
-        held = Range()
+        valid = Range()
         if main is not None:
             batched = [symbol == main for symbol in symbols]
             size = tensors(inputs)[batched.index(True)].shape[0]
@@ -135,13 +135,13 @@ def _captured(
                     return None
                 return program, next(filter(None, _symbols(program)), None)
 
-            held = batches(model, program, main, size, at)
-            if held.single:  # what holds for this batch does not hold for others
-                asked = held.why
+            valid = batches(model, program, main, size, at)
+            if valid.single:  # what holds for this batch does not hold for others
+                asked = valid.why
                 continue
-            if held.why:
+            if valid.why:
                 noted.insert(
-                    0, f"the graph holds for {held}; forward goes by the batch size: {held.why}"
+                    0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 )
         fixed = ""
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
@@ -154,7 +154,7 @@ def _captured(
             inputs[0],
             inputs[1],
             fixed,
-            held,
+            valid,
             tuple(noted),
             decided.buffers,
             bool(asked_of),

@@ -88,23 +88,23 @@ def batches(
         if not rest:
             break
         other = min(rest, key=lambda n: abs(n - size))
-        found = export_at(other)
-        held = {other}
-        if found is not None and found[1] is not None:
-            theirs = _tests(found[0]).values()
+        exported = export_at(other)
+        valid = {other}
+        if exported is not None and exported[1] is not None:
+            theirs = _tests(exported[0]).values()
             further = {*_all_boundaries(theirs)} - tried
             tried |= further
             rest += sorted(further)
-            held |= {n for n in rest if _all_hold(theirs, n)}
-            if ours is not None and _graph(model, found[0], found[1]) == ours:
-                holding |= held
-        rest = [n for n in rest if n not in held]
+            valid |= {n for n in rest if _all_hold(theirs, n)}
+            if ours is not None and _graph(model, exported[0], exported[1]) == ours:
+                holding |= valid
+        rest = [n for n in rest if n not in valid]
     sizes = sorted(tried)
     if len(holding) == len(sizes):
         return Range()
-    place = sizes.index(size)
-    first = next((i for i in range(place, -1, -1) if sizes[i] not in holding), -1) + 1
-    after = next((i for i in range(place, len(sizes)) if sizes[i] not in holding), len(sizes))
+    at = sizes.index(size)
+    first = next((i for i in range(at, -1, -1) if sizes[i] not in holding), -1) + 1
+    after = next((i for i in range(at, len(sizes)) if sizes[i] not in holding), len(sizes))
     low = sizes[first] if first else None
     high = sizes[after - 1] if after < len(sizes) else None
     if low is None and high is None:  # the sizes in between are others

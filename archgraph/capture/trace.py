@@ -132,8 +132,8 @@ def trace(
     """
     with _explaining_tuples(args):
         _ready(model, args, kwargs)
-    seen = itertools.chain(*(check(model) for check in _CHECKS))
-    differences = [*seen]
+    checked = itertools.chain(*(check(model) for check in _CHECKS))
+    differences = [*checked]
     unlike = _said(differences, strict)
     with uncollected(), _explaining_tuples(args), suggesting(model):
         # What is known to differ would show again.
@@ -159,7 +159,7 @@ def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: 
     """
     _ready(model, (), kwargs)
     with uncollected():
-        traced, notes = _traced(model, (), kwargs, _Way(False, name, own=True))
+        traced, notes = _traced(model, (), kwargs, _Way(False, name, limited=True))
     return _noted(traced, _said(notes, strict=True))
 
 
@@ -170,12 +170,12 @@ def _noted(traced: Traced, more: Iterable[str]) -> Traced:
 
 @dataclass(frozen=True)
 class _Way:
-    """How to capture: whether train mode, too; under which name; whether the code is our own."""
+    """How to capture: whether in train mode, too; under which name; whether to limit folding."""
 
     train: bool
     name: str
     verify: bool = False
-    own: bool = False
+    limited: bool = False
 
 
 @contextlib.contextmanager
@@ -272,9 +272,9 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
             )
             unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
             notes.append(text + unknown)
-        own = getattr(model, "arch", None)
-        if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
-            graph = own  # the same architecture: keep its module scopes and sections
+        known = getattr(model, "arch", None)
+        if isinstance(known, ArchGraph) and _bare(known) == _bare(graph):
+            graph = known  # the same architecture: keep its module scopes and sections
         graph = graph.replace(flags=flags, shared=_shared(model))
         check(graph)
         traced = Traced(graph, leaves.state(model))
@@ -298,7 +298,7 @@ def _drafted(
     try:
         model.eval()
         with reading_modes() as readers:
-            draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
+            draft, captured = _one_mode(model, args, kwargs, leaves, values, limited=way.limited)
         if way.train and not readers.follow_flags(model, _flagged(draft.nodes)):
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves, values)
@@ -377,7 +377,7 @@ def _one_mode(
     leaves: Leaves,
     values: Mapping[str, torch.Tensor],
     *,
-    own: bool = False,
+    limited: bool = False,
     fixed: str = "",
 ) -> tuple[OneMode, Captured]:
     """Return the canonical capture of a model in the mode that it is in.
@@ -390,7 +390,7 @@ def _one_mode(
     stored.update({name: values[name] for name in stored.keys() & values.keys()})
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
+    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if limited else math.inf)
     spelt = spell(unstack(functional(cast(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]

@@ -333,8 +333,8 @@ class _Verification:
             yield from _beyond("output", name, value, other, allowed)
         if call.backward:
             for name, gradient in expected.gradients.items():
-                own = actual.gradients.get(name)
-                yield from _beyond("gradient", name, own, gradient, allowed, expected.floor)
+                computed = actual.gradients.get(name)
+                yield from _beyond("gradient", name, computed, gradient, allowed, expected.floor)
         buffers = dict(self.built.named_buffers(remove_duplicate=False))
         for name, buffer in self.model.named_buffers():
             if name in buffers and name.rpartition(".")[0] not in self.unread:
@@ -352,10 +352,10 @@ class _Verification:
 
     def _same_memory(self) -> bool:
         """Whether the parameters of both lie in memory in the same way, where bits repeat."""
-        own = dict(self.built.named_parameters(remove_duplicate=False))
+        parameters = dict(self.built.named_parameters(remove_duplicate=False))
         return all(
             parameter.device.type == "cpu"
-            and parameter.stride() == own[name].stride()
+            and parameter.stride() == parameters[name].stride()
             and not parameter.data_ptr() % _ALIGNED
             for name, parameter in self.parameters.items()
         )
@@ -443,16 +443,16 @@ def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
     if dataclasses.is_dataclass(outputs) and type(outputs) not in pytree.SUPPORTED_NODES:
         outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
     try:
-        named = [(pytree.keystr(k) or "0", v) for k, v in pytree.tree_leaves_with_path(outputs)]
+        leaves = [(pytree.keystr(k) or "0", v) for k, v in pytree.tree_leaves_with_path(outputs)]
     except ValueError:  # a type that does not name its entries
-        named = [(str(k), v) for k, v in enumerate(pytree.tree_leaves(outputs))]
-    return {name: value for name, value in named if isinstance(value, torch.Tensor)}
+        leaves = [(str(k), v) for k, v in enumerate(pytree.tree_leaves(outputs))]
+    return {name: value for name, value in leaves if isinstance(value, torch.Tensor)}
 
 
 def _graded(results: Sequence[torch.Tensor]) -> _Graded:
     """Trace what the backward pass of some results runs through."""
     waiting = [r.grad_fn for r in results if r.grad_fn is not None]
-    seen: set[Any] = set(waiting)
+    visited: set[Any] = set(waiting)
     functions: dict[Any, None] = {}
     names: Counter[str] = Counter()
     while waiting:
@@ -463,8 +463,8 @@ def _graded(results: Sequence[torch.Tensor]) -> _Graded:
             if is_users(_source(function)):
                 functions[function] = None
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 waiting.append(following)
     return _Graded(names, tuple(functions))
 
