@@ -121,8 +121,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         clusters = state.values["clusters"]
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             if len({clusters[client] for client in tested.clients}) > 1:
-                own = _Versions(self, state)
-                tested = dataclasses.replace(tested, states=own)
+                versions = _Versions(self, state)
+                tested = dataclasses.replace(tested, states=versions)
             yield tested
 
     def _weights(self, state: fl.ServerState, client: int) -> fl.State:
@@ -140,8 +140,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()
             if mean < self.mean_norm and largest > self.largest_norm:
                 new = max(clusters) + 1
-                for place in halves(cosines(inner))[1]:
-                    clusters[members[place]] = new
+                for member in halves(cosines(inner))[1]:
+                    clusters[members[member]] = new
                 state = state.with_group(f"cluster/{new}", state.group(f"cluster/{number}"))
         return state.with_values(clusters=clusters)
 
@@ -183,7 +183,7 @@ def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
         >>> halves(torch.tensor([[1, far, near], [far, 1, far], [near, far, 1]]))
         ([0, 2], [1])
     """
-    parts = [[place] for place in range(len(similarities))]
+    parts = [[index] for index in range(len(similarities))]
     while len(parts) > 2:
         _, one, other = max(
             (float(similarities[a][:, b].min()), -i, -j)
@@ -191,6 +191,6 @@ def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
             for j, b in enumerate(parts[:i])
         )
         joined = sorted(parts[-one] + parts[-other])
-        parts = [p for place, p in enumerate(parts) if place not in (-one, -other)] + [joined]
+        parts = [p for index, p in enumerate(parts) if index not in (-one, -other)] + [joined]
     first, second = sorted(parts)
     return first, second

@@ -72,15 +72,15 @@ class DepthFL(fl.Averaging):
         Raises:
             RunError: If a tier is not the network up to one of its exits.
         """
-        whole = ag.exits(world.graph)
+        full = ag.exits(world.graph)
         for tier in world.tiers:
-            own, entries = ag.exits(tier.graph), tier.transfer.entries.values()
-            if not own or own != whole[: len(own)] or not all(e.unchanged for e in entries):
+            exits, entries = ag.exits(tier.graph), tier.transfer.entries.values()
+            if not exits or exits != full[: len(exits)] or not all(e.unchanged for e in entries):
                 raise ag.RunError(
                     "DepthFL trains a network up to one of its exits",
                     where=f"tier {tier.name}",
-                    found=f"exits {', '.join(own) or 'without names'}",
-                    expected=f"the first of {', '.join(whole) or 'the exits'}, at full width",
+                    found=f"exits {', '.join(exits) or 'without names'}",
+                    expected=f"the first of {', '.join(full) or 'the exits'}, at full width",
                     hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
                     "`ends_after: {section: SECTION}`; scalefl serves narrower clients, too, "
                     "nefl and fedfa those without exits",

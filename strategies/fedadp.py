@@ -219,11 +219,11 @@ class Fit:
     widened: ag.Transfer
     undo: bool
 
-    def sent(self, whole: fl.State) -> fl.State:
+    def sent(self, state: fl.State) -> fl.State:
         """Return the client's state from the global one."""
         if not self.undo:
-            return self.frame.down.pull(whole)
-        wide = self.frame.reached.transfer.pull(whole, copy=False)
+            return self.frame.down.pull(state)
+        wide = self.frame.reached.transfer.pull(state, copy=False)
         sums, covered = self.widened.push(wide)
         for name, entry in self.widened.entries.items():
             origin = str(entry.source)
@@ -234,9 +234,9 @@ class Fit:
                 sums[origin] = mean.to(wide[name].dtype)
         return self.frame.shorter.pull(sums)
 
-    def grown(self, own: fl.State, old: fl.State) -> fl.State:
+    def grown(self, state: fl.State, old: fl.State) -> fl.State:
         """Return the global state from the client's, completed from the old global state."""
-        grown = self.up.pull(own, copy=False)
+        grown = self.up.pull(state, copy=False)
         if self.exact:
             return grown
         values, covered = self.frame.reached.transfer.push(grown)
@@ -249,8 +249,8 @@ class Fit:
     def exact(self) -> bool:
         """Whether all of the global state is made of the client's."""
         reached = self.frame.reached.transfer
-        whole = all(entry.unchanged for entry in reached.entries.values())
-        return whole and self.up.target == reached.source
+        unchanged = all(entry.unchanged for entry in reached.entries.values())
+        return unchanged and self.up.target == reached.source
 
     @functools.cached_property
     def up(self) -> ag.Transfer:
@@ -272,8 +272,8 @@ class Fit:
 
 @functools.lru_cache(maxsize=64)
 def fit(
-    whole: ag.ArchGraph,
-    own: ag.ArchGraph,
+    server: ag.ArchGraph,
+    client: ag.ArchGraph,
     down: ag.Transfer,
     mode: Mode,
     seed: int,
@@ -285,8 +285,8 @@ def fit(
     each axis. NetChange keeps first positions.
 
     Args:
-        whole: The global architecture.
-        own: The client's.
+        server: The global architecture.
+        client: The client's.
         down: Global state → the client's.
         mode: How it is narrowed.
         seed: Of the copies.
@@ -296,7 +296,7 @@ def fit(
         RewriteError: If the client's architecture is not part of the global one, or cannot be grown
             to it exactly.
     """
-    frame = _frame(whole, own, down, approximate)
+    frame = _frame(server, client, down, approximate)
     wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
     small = {axis.name: axis.size for axis in slim}
     index = {
@@ -316,7 +316,7 @@ def fit(
             found="an axis with a single position, which cannot be widened again",
             expected="two positions or more",
         )
-    return Fit(own, frame, widened, undo=mode == "net2net")
+    return Fit(client, frame, widened, undo=mode == "net2net")
 
 
 def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
@@ -362,14 +362,16 @@ class Frame:
 
 
 @functools.lru_cache(maxsize=64)
-def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximate: bool) -> Frame:
+def _frame(
+    server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, approximate: bool
+) -> Frame:
     names = {name: str(e.source) for name, e in down.entries.items() if e.source is not None}
     for name in down.entries:
         if name not in names:
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
-    free = {axis.name for axis in ag.axes(whole).free}
-    sizes = {name: size for name, size in ag.widths(whole, down).items() if name in free}
-    narrowed = ag.narrow(whole, sizes=sizes)
+    free = {axis.name for axis in ag.axes(server).free}
+    sizes = {name: size for name, size in ag.widths(server, down).items() if name in free}
+    narrowed = ag.narrow(server, sizes=sizes)
     lacks, bodies = _lacking(narrowed.graph, set(names.values()))
     short = _without(narrowed.graph, lacks, bodies)
     entries = set(short.graph.state_names)
@@ -384,7 +386,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
             expected="the global model without some of its blocks, and narrower",
         )
     filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)
-    same, shape = ag.Transfer.identity(own), short.transfer.target
+    same, shape = ag.Transfer.identity(client), short.transfer.target
     own_of = {k: dataclasses.replace(e, source=names[k]) for k, e in same.entries.items()}
     to_own = ag.Transfer(shape, same.target, own_of)
     from_own = ag.Transfer(same.source, shape, {names[k]: e for k, e in same.entries.items()})
@@ -394,7 +396,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
         shorter=_without(filled.graph, missing, bodies).transfer >> to_own,
         deepened=from_own >> filled.transfer,
         filled=filled.graph,
-        reached=_without(whole, left, bodies),
+        reached=_without(server, left, bodies),
     )
 
 
@@ -404,14 +406,14 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
-        owned = {
+        used = {
             leaf
             for node in block.nodes
             for leaf in graph.node[node].leaves()
             if graph.param[leaf].role != "constant" and inside.issuperset(graph.leaf_users[leaf])
         }
-        body = bool(owned & present) and block.shortcut not in ("", block.entry)
-        if owned - present and (body or not owned & present):
+        body = bool(used & present) and block.shortcut not in ("", block.entry)
+        if used - present and (body or not used & present):
             lacks.setdefault(block.section, []).append(block.name)
             bodies |= {block.name} if body else set()
     return lacks, frozenset(bodies)
@@ -428,7 +430,7 @@ def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.R
 
 
 def _deepened(
-    whole: ag.ArchGraph,
+    server: ag.ArchGraph,
     graph: ag.ArchGraph,
     lacks: Lacks,
     bodies: Collection[str],
@@ -441,13 +443,13 @@ def _deepened(
     Raises:
         RewriteError: If a missing block cannot be the identity, and nothing else is wanted.
     """
-    depths = {section.name: len(section.blocks) for section in ag.structure(whole).sections}
+    depths = {section.name: len(section.blocks) for section in ag.structure(server).sections}
     deep, left = ag.Rewritten.identity(graph), dict(lacks)
     for section in lacks:
         rest = {name: blocks for name, blocks in left.items() if name != section}
         try:
-            longer = ag.deepen(deep.graph, {section: depths[section]}, like=whole)
-            if longer.graph.state_names != _without(whole, rest, bodies).graph.state_names:
+            longer = ag.deepen(deep.graph, {section: depths[section]}, like=server)
+            if longer.graph.state_names != _without(server, rest, bodies).graph.state_names:
                 raise ag.RewriteError("deepening does not lead to the global", where=section)
         except ag.ArchGraphError as error:
             if not approximate:

@@ -159,8 +159,10 @@ class FedFA(fl.Averaging, fl.Masking):
             if name in scaled:
                 weights = grafted[name]
                 if id(weights) not in known:
-                    own = str(fit.graft.entries[name].source)
-                    known[id(weights)] = torch.tensor(self._norm(weights, own), dtype=torch.float64)
+                    source = str(fit.graft.entries[name].source)
+                    known[id(weights)] = torch.tensor(
+                        self._norm(weights, source), dtype=torch.float64
+                    )
                 norms[name] = known[id(weights)]
         return norms
 
@@ -375,24 +377,24 @@ def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
 
 
 @functools.lru_cache(maxsize=256)
-def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
+def fit(server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
     """Depth and width of an architecture against the global one, as far as the variant lets it.
 
     Raises:
         RewriteError: If a section cannot be completed to the global depth.
     """
-    full, depths = _depths(whole), _depths(own)
-    grafted = ag.graft(own, full, like=whole)
+    full, depths = _depths(server), _depths(client)
+    grafted = ag.graft(client, full, like=server)
     up = _at_source(grafted, down)
     match variant:
         case "both":
-            return Fit(own, down, grafted.graph, grafted.transfer, up)
+            return Fit(client, down, grafted.graph, grafted.transfer, up)
         case "width":
             same = ag.Transfer.identity(grafted.graph)
             return Fit(grafted.graph, up, grafted.graph, same, up)
         case "depth":
-            shallow = ag.shorten(whole, depths)
-            again = ag.graft(shallow.graph, full, like=whole)
+            shallow = ag.shorten(server, depths)
+            again = ag.graft(shallow.graph, full, like=server)
             return Fit(
                 shallow.graph,
                 shallow.transfer,

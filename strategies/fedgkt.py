@@ -73,14 +73,14 @@ class FedGKT(fl.Strategy):
         """
         server = self._server(world)
         for tier in world.tiers:
-            sent, taken = _features(tier.graph), _types(server.graph)
+            sent, accepted = _features(tier.graph), _types(server.graph)
             shared = set(halves(tier.graph).extractor.state_names) & set(server.graph.state_names)
-            if sent != taken or shared:
+            if sent != accepted or shared:
                 raise ag.RunError(
                     "its features are not what the server's part takes",
                     where=f"tier {tier.name}",
                     found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
-                    expected=f"{taken}, behind {self._after(world)}",
+                    expected=f"{accepted}, behind {self._after(world)}",
                     hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",
@@ -105,22 +105,22 @@ class FedGKT(fl.Strategy):
         Raises:
             RejectedUpdate: Names the tensor.
         """
-        count, wanted = result.examples, _features(world.tier_of(result.client).graph)
-        shapes = {"features": wanted, "logits": (world.classes,), "targets": (), "ids": ()}
+        count, features = result.examples, _features(world.tier_of(result.client).graph)
+        shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
         for name, shape in shapes.items():
             tensor = result.extras.get(name)
-            found = None if tensor is None else tuple(tensor.shape)
+            actual = None if tensor is None else tuple(tensor.shape)
             most = {"targets": world.classes, "ids": count}.get(name)
             outside = (
                 most is not None
                 and tensor is not None
                 and bool(((tensor < 0) | (tensor >= most)).any())
             )
-            if found != (count, *shape) or outside:
+            if actual != (count, *shape) or outside:
                 raise ag.RejectedUpdate(
                     "does not belong to the client's examples",
                     where=f"client {result.client}: {name}",
-                    found="numbers out of range" if outside else found,
+                    found="numbers out of range" if outside else actual,
                     expected=(count, *shape),
                 )
 
@@ -170,8 +170,8 @@ class FedGKT(fl.Strategy):
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = halves(tier.graph).extractor, self._server(world).graph
-            own = {name: tier.state[name] for name in extractor.state_names}
-            return fl.Model(ag.chain([extractor, server]), own | state.group("server"))
+            private = {name: tier.state[name] for name in extractor.state_names}
+            return fl.Model(ag.chain([extractor, server]), private | state.group("server"))
 
         yield from fl.by_tier(world, state, model=alone, kept=True, whole=False)
         for tested in fl.by_tier(world, state, model=whole, kept=True, whole=False):
@@ -266,14 +266,14 @@ class Group:
         extractor, classifier = (part.train() for part in parts)
         parameters = {k: p for part in parts for k, p in part.named_parameters()}
         # By the example's id: batches come in another order in each epoch.
-        place = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
+        row_of = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
 
         def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
             value = self.objective(outputs, examples, work)
-            known = [row for row, i in enumerate(examples.ids.tolist()) if i in place]
+            known = [row for row, i in enumerate(examples.ids.tolist()) if i in row_of]
             if known:
-                rows = [place[i] for i in examples.ids[known].tolist()]
+                rows = [row_of[i] for i in examples.ids[known].tolist()]
                 teacher = work.extras["logits"][rows].to(work.device)
                 answers = work.learning.predictions(outputs)[known]
                 share = len(known) / len(examples.ids)

@@ -109,7 +109,7 @@ class FedIN(fl.Weighted):
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
         """Draw ``S`` from the server dataset (line 6)."""
-        stored = [min(seen, self.capacity) for seen in state.values["seen"]]
+        stored = [min(count, self.capacity) for count in state.values["seen"]]
         # Batch statistics need two.
         if not self.in_training or sum(stored) < 2:
             return state
@@ -158,7 +158,7 @@ class FedIN(fl.Weighted):
     ) -> fl.ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
         same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
-        seen, started = list(state.values["seen"]), list(state.values["started"])
+        counts, started = list(state.values["seen"]), list(state.values["started"])
         stores: dict[str, Tensor] = {}
 
         def contributions() -> Iterator[fl.Contribution]:
@@ -179,13 +179,13 @@ class FedIN(fl.Weighted):
                     if self.store == "latest":
                         stored = _latest([old, new] if old else [new], self.capacity)
                     else:
-                        stored = fl.reservoir(old, new, seen[client], self.capacity, draw)
+                        stored = fl.reservoir(old, new, counts[client], self.capacity, draw)
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
-                    seen[client] += _rows(new)
+                    counts[client] += _rows(new)
 
         merged = fl.group_means(world, state, contributions()).with_group("sample", {})
         return fl.ServerState({**merged.tensors, **stores}, merged.values).with_values(
-            seen=seen, started=started
+            seen=counts, started=started
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
@@ -285,8 +285,8 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
 
     Args:
         graph: Any architecture.
-        after: Section or block that ends the extractor. Default: the first section. Of a section
-            that leaves nothing in front of the classifier, the block that gives it its name, the first.
+        after: Section or block that ends the extractor. Default: the first section. If a section
+            leaves nothing in front of the classifier, its first block ends the extractor instead.
         before: Section or block that begins the classifier. Default: the last block that holds
             parameters.
 
@@ -295,24 +295,24 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             crosses them does not belong to examples one by one.
         GraphError: For a section or block that does not exist.
     """
-    whole = ag.structure(graph)
+    structure = ag.structure(graph)
     before = before or next(
         block.name
-        for block in reversed(whole.blocks)
+        for block in reversed(structure.blocks)
         if any(
             graph.param[leaf].role == "parameter"
             for node in block.nodes
             for leaf in graph.node[node].leaves()
         )
     )
-    last = whole.nodes(before)[0]
-    inside = list(itertools.takewhile(lambda block: last not in block.nodes, whole.blocks))
-    first = [block for block in inside if block.section == (after or whole.sections[0].name)]
+    last = structure.nodes(before)[0]
+    inside = list(itertools.takewhile(lambda block: last not in block.nodes, structure.blocks))
+    first = [block for block in inside if block.section == (after or structure.sections[0].name)]
     if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
         after = first[0].name
         split = ag.split(graph, before=(first[1].name, before))
     else:
-        after = after or whole.sections[0].name
+        after = after or structure.sections[0].name
         split = ag.split(graph, after=after, before=before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
@@ -328,7 +328,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
         )
     features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier))):
-        for place, name in enumerate(crossing):
+        for number, name in enumerate(crossing):
             node = graph.node.get(name)
             if node is None or len(node.types) != 1:
                 raise ag.RewriteError(
@@ -344,7 +344,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
                     where=f"%{name}",
                     found=str(node.type),
                 )
-            features[f"{side}/{place}"] = (shape, getattr(torch, node.dtype))
+            features[f"{side}/{number}"] = (shape, getattr(torch, node.dtype))
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
 
 
@@ -365,12 +365,12 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
         f"{name} after {tier.after} and before {tier.before}"
         for name, tier in ((other, cut), (one, first))
     )
-    for place in (0, 2):
-        a, b = ag.outline(first.parts[place]), ag.outline(cut.parts[place])
+    for number in (0, 2):
+        a, b = ag.outline(first.parts[number]), ag.outline(cut.parts[number])
         for expected, actual in itertools.zip_longest(a.lines, b.lines):
             if expected != actual:
                 raise ag.RunError(
-                    f"the {PARTS[place]} differs from that of tier {one}",
+                    f"the {PARTS[number]} differs from that of tier {one}",
                     where=f"tier {other}",
                     found=(actual or "nothing more")[:200],
                     expected=(expected or "nothing more")[:200],
@@ -474,16 +474,16 @@ class InTraining:
         middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
         received = {k: v.to(work.device) for k, v in work.extras.items()}
         count = _rows(received)
-        wanted = work.local.batch if self.upload is None else self.upload
+        limit = work.local.batch if self.upload is None else self.upload
         latest: collections.deque[Mapping[str, Tensor]] = collections.deque()
         distances: list[Tensor] = []
         conflicts = 0
 
         def local(examples: fl.Examples) -> Tensor:
             features, outputs = chain(*examples.inputs)
-            if wanted:
+            if limit:
                 latest.append(features)
-                while sum(map(_rows, latest)) - _rows(latest[0]) >= wanted:
+                while sum(map(_rows, latest)) - _rows(latest[0]) >= limit:
                     latest.popleft()
             return self.objective(outputs, examples, work)
 
@@ -518,7 +518,7 @@ class InTraining:
         if together and self.step == "projection":
             metrics["conflicts"] = conflicts / max(len(distances), 1)
         return fl.Outcome(
-            state=chain.state(), keep=work.keep, extras=_latest(latest, wanted), metrics=metrics
+            state=chain.state(), keep=work.keep, extras=_latest(latest, limit), metrics=metrics
         )
 
 
@@ -526,13 +526,13 @@ def _rows(features: Mapping[str, Tensor]) -> int:
     return len(next(iter(features.values()), ()))
 
 
-def _latest(batches: Iterable[Mapping[str, Tensor]], wanted: int) -> dict[str, Tensor]:
+def _latest(batches: Iterable[Mapping[str, Tensor]], rows: int) -> dict[str, Tensor]:
     """Return the last rows of minibatches of features, in the form in which they are sent."""
     parts: dict[str, list[Tensor]] = {}
     for batch in batches:
         for name, tensor in batch.items():
             parts.setdefault(name, []).append(tensor)
-    return {name: torch.cat(p)[-wanted:].cpu().clone() for name, p in parts.items()}
+    return {name: torch.cat(p)[-rows:].cpu().clone() for name, p in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -615,8 +615,8 @@ class Chain:
             for i, x in enumerate(results)
             if x.is_floating_point()
         ]
-        outputs, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
-        return nn.functional.mse_loss(outputs, wanted)
+        outputs, targets = (torch.cat(side) for side in zip(*pairs, strict=True))
+        return nn.functional.mse_loss(outputs, targets)
 
     def state(self) -> dict[str, Tensor]:
         """State of the whole, as it travels."""
@@ -625,9 +625,9 @@ class Chain:
             values |= fl.state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
-    def _run(self, place: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _run(self, index: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Results of a part by the names under which the next one takes them."""
-        part, following = self.cut.parts[place : place + 2]
-        outputs = self.modules[place](**{key: inputs[key] for key in _inputs(part)})
+        part, following = self.cut.parts[index : index + 2]
+        outputs = self.modules[index](**{key: inputs[key] for key in _inputs(part)})
         values = cast("tuple[Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
         return dict(zip(_results(part, following), values, strict=True))

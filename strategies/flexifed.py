@@ -85,21 +85,21 @@ class FlexiFed(fl.Averaging, fl.Masking):
             for member in run.members:
                 bounds[member].append([number, run.start, run.stop])
         tensors: dict[str, Tensor] = {}
-        for own, (first, *_) in zip(bounds, alike.values(), strict=True):
+        for cuts, (first, *_) in zip(bounds, alike.values(), strict=True):
             weights = first.state
-            for number, transfer in self._runs(first.graph, own):
+            for number, transfer in self._runs(first.graph, cuts):
                 for name, entry in transfer.entries.items():
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
-        shared = {t.name: own for own, ts in zip(bounds, alike.values(), strict=True) for t in ts}
+        shared = {t.name: cuts for cuts, ts in zip(bounds, alike.values(), strict=True) for t in ts}
         return fl.ServerState(tensors, {"runs": shared})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the layers that the client shares; it has the others."""
         tier = world.tier_of(client)
-        weights, own = self._weights(state, tier)
+        weights, private = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return dataclasses.replace(task, kept=own)
+        return dataclasses.replace(task, kept=private)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -127,16 +127,16 @@ class FlexiFed(fl.Averaging, fl.Masking):
             return fl.Model(tier.graph, self._weights(state, tier)[0])
 
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
-            own = self._weights(state, world.tier(tested.name))[1]
-            yield dataclasses.replace(tested, kept=bool(own))
+            private = self._weights(state, world.tier(tested.name))[1]
+            yield dataclasses.replace(tested, kept=bool(private))
 
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
         """Yield the runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
-        own = fl.NormPolicy(self.norm).kept(graph)
-        transfers = renamed(graph, self.match, self.unit, cuts, own)
+        private = fl.NormPolicy(self.norm).kept(graph)
+        transfers = renamed(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
@@ -148,10 +148,10 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 name: state.tensors[f"trie/{number}/{entry.source}"]
                 for name, entry in transfer.entries.items()
             }
-        own = frozenset(tier.graph.state_names) - weights.keys()
-        if own:
+        private = frozenset(tier.graph.state_names) - weights.keys()
+        if private:
             weights = {**tier.state, **weights}
-        return {name: weights[name] for name in tier.graph.state_names}, own
+        return {name: weights[name] for name in tier.graph.state_names}, private
 
 
 class Link(NamedTuple):
@@ -241,7 +241,7 @@ def renamed(
     match: Match,
     unit: Unit,
     cuts: tuple[tuple[int, int], ...],
-    own: frozenset[str],
+    private: frozenset[str],
 ) -> tuple[ag.Transfer, ...]:
     """From the tensors of each run, called by their places in it, to an architecture's entries.
 
@@ -250,18 +250,18 @@ def renamed(
         match: See :class:`FlexiFed`.
         unit: See :class:`FlexiFed`.
         cuts: Where each run starts and stops in it.
-        own: Entries that are not shared.
+        private: Entries that are not shared.
     """
     links = chain(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
     transfers = []
     for start, stop in cuts:
         names = [name for link in links[start:stop] for name in link.entries]
-        places = {name: str(place) for place, name in enumerate(names) if name not in own}
+        places = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in places))
         transfers.append(
             ag.Transfer(
-                tuple(slots[name]._replace(name=place) for name, place in places.items()),
+                tuple(slots[name]._replace(name=number) for name, number in places.items()),
                 same.target,
                 {n: dataclasses.replace(e, source=places[n]) for n, e in same.entries.items()},
             )

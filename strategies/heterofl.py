@@ -146,8 +146,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
         """0/1 over the rows of label-wise entries; none where the client owns every label."""
         if all(client.histogram):
             return {}
-        owned = torch.tensor([float(n > 0) for n in client.histogram])
-        return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), owned)
+        present = torch.tensor([float(n > 0) for n in client.histogram])
+        return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), present)
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,7 +166,7 @@ def rate_of(tier: fl.Tier) -> float:
     for entry in tier.transfer.target:
         origin = tier.transfer.entries[entry.name].source
         if origin is not None:
-            for narrow, whole in zip(entry.shape, source[origin], strict=True):
-                if narrow < whole and whole > size:
-                    size, rate = whole, narrow / whole
+            for narrow, full in zip(entry.shape, source[origin], strict=True):
+                if narrow < full and full > size:
+                    size, rate = full, narrow / full
     return rate

@@ -58,8 +58,10 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
-            own = prefix(world.graph, world.tiers, tier).own
-            state = state.with_group(f"tier/{tier.name}", tier.transfer.only(own).pull(world.state))
+            private = prefix(world.graph, world.tiers, tier).private
+            state = state.with_group(
+                f"tier/{tier.name}", tier.transfer.only(private).pull(world.state)
+            )
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -68,7 +70,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         weights = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).own)
+        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).private)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -79,17 +81,17 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         from the one in the same place to its last, averaged over the layers. Where a size has not
         returned anything, nothing is mixed.
         """
-        seen: set[str] = set()
+        trained: set[str] = set()
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
-                seen.add(result.tier)
+                trained.add(result.tier)
                 yield fl.Contribution.of(result, world.graph, self.weights)
                 names = tuple(state.group(f"tier/{result.tier}"))
                 if names:
                     graph = world.tier(result.tier).graph
                     same, group = fl.identity_of(graph, names), f"tier/{result.tier}"
-                    own = {name: result.state[name] for name in names if name in result.state}
+                    update = {name: result.state[name] for name in names if name in result.state}
                     policy = fl.NormPolicy(self.norm)
                     local = policy.left_out(graph) | ag.frozen(graph)
                     yield fl.Contribution(
@@ -97,7 +99,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                         group,
                         same.source,
                         same,
-                        own,
+                        update,
                         result.weight(self.weights),
                         local & set(names),
                     )
@@ -105,7 +107,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         merged = fl.group_means(world, state, contributions())
         after = merged
         for small, large in itertools.pairwise(world.by_size):
-            if self.beta and {small.name, large.name} <= seen:
+            if self.beta and {small.name, large.name} <= trained:
                 after = self._distilled(world, state, merged, after, small, large)
         return after
 
@@ -149,14 +151,14 @@ class Prefix(NamedTuple):
 
     Attributes:
         blocks: By section, the names of its blocks in the global model, as far as the size goes.
-        own: Entries that belong to this size alone: the last block of every section that it has not
-            whole, what follows the last section in which sizes differ, and all from the first block
-            on that it has narrower.
+        private: Entries that belong to this size alone: the last block of every section that it has
+            in part, what follows the last section in which sizes differ, and all from the first
+            block on that it has narrower.
         names: By entry of the global model, the size's.
     """
 
     blocks: Mapping[str, tuple[str, ...]]
-    own: frozenset[str]
+    private: frozenset[str]
     names: Mapping[str, str]
 
 
@@ -176,7 +178,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     """
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
-    kept: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     rest: list[str] = []
     odd, shared = "", False
     for section in ag.structure(graph).sections:
@@ -194,7 +196,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
                 shared = shared or bool(leaves)
             elif leaves:
                 odd = odd or f"{block.name}, but not all blocks before it"
-        kept[section.name] = tuple(names)
+        result[section.name] = tuple(names)
     if odd or not shared:
         raise ag.RunError(
             "InclusiveFL shares a network's first layers at full width",
@@ -203,38 +205,38 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
             expected="the first blocks of each section (`shorten`)",
             hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
         )
-    return kept, tuple(rest)
+    return result, tuple(rest)
 
 
 @functools.lru_cache(maxsize=256)
 def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Prefix]:
     """Return what every tier shares and has for itself, by name."""
-    found = {tier.name: _kept(graph, tier) for tier in tiers}
-    kept = {name: blocks for name, (blocks, _) in found.items()}
+    parts = {tier.name: _kept(graph, tier) for tier in tiers}
+    shared = {name: blocks for name, (blocks, _) in parts.items()}
     sections = ag.structure(graph).sections
-    whole = {s.name: tuple(b.name for b in s.blocks) for s in sections}
+    complete = {s.name: tuple(b.name for b in s.blocks) for s in sections}
     shorter = [
-        s.name for s in sections if any(kept[t.name][s.name] != whole[s.name] for t in tiers)
+        s.name for s in sections if any(shared[t.name][s.name] != complete[s.name] for t in tiers)
     ]
     places = [s.name for s in sections]
     behind = places[places.index(shorter[-1]) + 1 :] if shorter else []
-    made = {}
+    prefixes = {}
     for tier in tiers:
-        mine = kept[tier.name]
-        lacking = [name for name in shorter if mine[name] != whole[name]]
+        mine = shared[tier.name]
+        lacking = [name for name in shorter if mine[name] != complete[name]]
         inside = {mine[name][-1] for name in lacking if mine[name]}
         if lacking:
             inside |= {block for name in behind for block in mine[name]}
-        inside |= {*found[tier.name][1]}
+        inside |= {*parts[tier.name][1]}
         blocks = {b.name: b for s in sections for b in s.blocks}
-        own = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
+        private = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
         # A weight that earlier layers use, too (a tied embedding), is theirs.
         used = (n for name, b in blocks.items() if name not in inside for n in b.nodes)
-        own -= _leaves(graph, used)
+        private -= _leaves(graph, used)
         names = {str(entry.source): name for name, entry in tier.transfer.entries.items()}
-        mapped = frozenset(names[entry] for entry in own if entry in names)
-        made[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
-    return made
+        mapped = frozenset(names[entry] for entry in private if entry in names)
+        prefixes[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
+    return prefixes
 
 
 def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:
@@ -257,16 +259,16 @@ def extra(
     """
     mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))
     trained = {param.name for param in graph.params if param.trainable}
-    found: dict[str, list[str]] = defaultdict(list)
+    layers: dict[str, list[str]] = defaultdict(list)
     for section, blocks in mine.blocks.items():
         if not blocks or len(theirs.blocks[section]) <= len(blocks):
             continue
         last, *more = [_by_kind(graph, b) for b in theirs.blocks[section][len(blocks) - 1 :]]
         for key, entry in last.items():
-            if entry in trained and mine.names[entry] in mine.own:
+            if entry in trained and mine.names[entry] in mine.private:
                 deeper = [entry, *(block[key] for block in more if key in block)]
-                found[mine.names[entry]] = [theirs.names[name] for name in deeper]
-    return found
+                layers[mine.names[entry]] = [theirs.names[name] for name in deeper]
+    return layers
 
 
 @functools.lru_cache(maxsize=1024)
@@ -277,7 +279,7 @@ def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], s
     entries = {}
     for layer in ag.layers(graph):
         if layer.node in nodes:
-            for place, name in enumerate(layer.entries):
-                entries[layer.kind, counts[layer.kind], place] = name
+            for index, name in enumerate(layer.entries):
+                entries[layer.kind, counts[layer.kind], index] = name
             counts[layer.kind] += 1
     return entries

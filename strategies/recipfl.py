@@ -516,8 +516,8 @@ def guidance(
     Returns:
         The mean over the batch; the second term only where the features are equally many.
     """
-    logits, wanted = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
-    value = functional.cross_entropy(logits, wanted.softmax(-1))
+    logits, targets = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
+    value = functional.cross_entropy(logits, targets.softmax(-1))
     if len(small) == len(large) == 2 and small[1].shape == large[1].shape:
         p, q = (f.flatten(1).log_softmax(1) for f in (small[1], large[1]))
         if divergence == "large_small":

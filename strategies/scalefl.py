@@ -62,15 +62,15 @@ class ScaleFL(fl.Averaging):
         Raises:
             RunError: If a tier has other exits than the first ones of the global model.
         """
-        whole = ag.exits(world.graph)
+        full = ag.exits(world.graph)
         for tier in world.tiers:
-            own = ag.exits(tier.graph)
-            if not own or own != whole[: len(own)]:
+            exits = ag.exits(tier.graph)
+            if not exits or exits != full[: len(exits)]:
                 raise ag.RunError(
                     "ScaleFL trains a network up to one of its exits",
                     where=f"tier {tier.name}",
-                    found=f"exits {', '.join(own) or 'without names'}",
-                    expected=f"the first of {', '.join(whole) or 'the exits'}",
+                    found=f"exits {', '.join(exits) or 'without names'}",
+                    expected=f"the first of {', '.join(full) or 'the exits'}",
                     hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
                     "`ends_after: {section: SECTION}` with `take`; nefl and fedfa serve narrower "
                     "and shallower clients without exits",
@@ -116,9 +116,9 @@ class EarlyExits:
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
             taught = (answers[-1].detach() / self.temperature).log_softmax(-1)
-            for place, answer in enumerate(answers[:-1]):
+            for index, answer in enumerate(answers[:-1]):
                 said = (answer / self.temperature).log_softmax(-1)
                 distance = functional.kl_div(said, taught, reduction="batchmean", log_target=True)
-                terms[place] = terms[place] + self.gamma * self.temperature**2 * distance
+                terms[index] = terms[index] + self.gamma * self.temperature**2 * distance
         shares = torch.arange(1, len(terms) + 1, device=terms[0].device)
         return (torch.stack(terms) * shares).sum() / shares.sum()
