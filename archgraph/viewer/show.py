@@ -207,7 +207,7 @@ def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
     """How every further graph corresponds to the first."""
     first, *others = parts
     return {
-        f"0 {i}": paired(first.anatomy, one.found, _way(first, one))
+        f"0 {i}": paired(first.anatomy, one.anatomy, _way(first, one))
         for i, one in enumerate(others, 1)
     }
 
