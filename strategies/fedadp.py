@@ -450,7 +450,7 @@ def _deepened(
         try:
             longer = ag.deepen(deep.graph, {section: depths[section]}, like=server)
             if longer.graph.state_names != _without(server, rest, bodies).graph.state_names:
-                raise ag.RewriteError("deepening does not lead to the global", where=section)
+                raise ag.RewriteError("deepening does not yield the global model", where=section)
         except ag.ArchGraphError as error:
             if not approximate:
                 raise _advised(error) from error

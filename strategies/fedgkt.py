@@ -77,7 +77,7 @@ class FedGKT(fl.Strategy):
             shared = set(halves(tier.graph).extractor.state_names) & set(server.graph.state_names)
             if sent != accepted or shared:
                 raise ag.RunError(
-                    "its features are not what the server's part takes",
+                    "its features do not match the input of the server's part",
                     where=f"tier {tier.name}",
                     found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
                     expected=f"{accepted}, behind {self._after(world)}",

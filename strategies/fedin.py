@@ -317,7 +317,9 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
     parts = [part.graph for part in split]
     if len(parts) != 3:
         raise ag.RewriteError(
-            "both cuts are one", found=f"after {after}, before {before}", expected="two cuts"
+            "both cuts are at the same block",
+            found=f"after {after}, before {before}",
+            expected="two cuts",
         )
     extractor, middle, classifier = parts
     leaves = [leaf for part in (extractor, classifier) for leaf in ag.outline(part).leaves]
@@ -469,7 +471,13 @@ class InTraining:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and return the state and the latest features."""
+        """Train, and return the state and the latest features.
+
+        1. Local training collects the latest features that enter and leave the intermediate layers.
+        2. Where the client has received features, each step adds the IN loss to the gradients of
+           the intermediate layers: summed (Eq. 16) or projected (Eq. 15).
+        3. ``sequential`` trains these layers on all received features after local training.
+        """
         chain = Chain.of(cut(work.graph, self.after, self.before), work)
         middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
         received = {k: v.to(work.device) for k, v in work.extras.items()}
@@ -479,7 +487,7 @@ class InTraining:
         distances: list[Tensor] = []
         conflicts = 0
 
-        def local(examples: fl.Examples) -> Tensor:
+        def local(examples: fl.Examples) -> Tensor:  # 1
             features, outputs = chain(*examples.inputs)
             if limit:
                 latest.append(features)
@@ -493,7 +501,7 @@ class InTraining:
             distances.append(value.detach())
             return value
 
-        def revise(parameters: Mapping[str, nn.Parameter]) -> None:
+        def revise(parameters: Mapping[str, nn.Parameter]) -> None:  # 2
             nonlocal conflicts
             rows = torch.randperm(count, generator=work.generator)[: work.local.batch]
             leaves = list(middle.values())
@@ -509,7 +517,7 @@ class InTraining:
 
         together = count > 0 and self.step != "sequential"
         metrics = fl.descend(work, chain.parameters, local, revise=revise if together else None)
-        if count > 0 and self.step == "sequential":
+        if count > 0 and self.step == "sequential":  # 3
             every = work.local.model_copy(update={"fraction": 1.0})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(pairs, middle, lambda examples: distance(examples.ids))

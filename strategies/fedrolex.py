@@ -87,9 +87,9 @@ class FedRolex(fl.Averaging, fl.Masking):
         for tier in world.tiers:
             if self._rolled(world, tier, 1).transfer.target != tier.transfer.target:
                 raise ag.RunError(
-                    "FedRolex takes channels of the global model, nothing else",
+                    "FedRolex only narrows the global model",
                     where=f"tier {tier.name}",
-                    found="a part that is not only narrower",
+                    found="a submodel that differs in more than width",
                     expected="a tier with `take` alone",
                     hint="fedfa, nefl and fedadp serve shallower clients, too",
                 )

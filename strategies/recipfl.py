@@ -137,7 +137,7 @@ class RecipFL(fl.Masking):
         super().__post_init__()
         if self.bins % self.piece:
             raise ag.SpecError(
-                "not whole pieces",
+                "is not a multiple of the piece size",
                 where="bins",
                 found=self.bins,
                 expected=f"a multiple of piece, {self.piece}",

@@ -75,7 +75,7 @@ def choose(
         integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
         if not integral or not low <= size <= high:
             raise RewriteError(
-                "impossible size",
+                "size out of range",
                 where=axis.name,
                 found=size,
                 expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
@@ -103,7 +103,7 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
     reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
     text = listed(f"{name} ({reason})" for name, reason in reasons.items())
     return RewriteError(
-        "changes nothing: no axis gets another size",
+        "changes nothing: every axis keeps its size",
         found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
         expected="an axis that can change",
         hint="`explain` says what would free an axis; allow_nothing: true (in Python "
@@ -125,7 +125,7 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
         )
     if missing:
         raise RewriteError(
-            "every old position must occur", where=axis.name, found=f"no {missing[0]}"
+            "every old position must occur", where=axis.name, found=f"{missing[0]} is missing"
         )
     if not grow and (not len(index) or len(np.unique(index)) != len(index)):
         raise RewriteError(
@@ -167,7 +167,7 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
             "not a factor" if grow else "not a share",
             where=axis.name if axis is not None else None,
             found=value,
-            expected="a number from 1 on" if grow else "a number in (0, 1]",
+            expected="a number of at least 1" if grow else "a number in (0, 1]",
             hint=hint,
         )
     # A float32 means the decimal that it prints, not the nearest double of its bits.

@@ -139,7 +139,7 @@ class Widths:
         for name, layout, size in self.equations:
             if size_after(layout, after) != size:
                 raise RewriteError(
-                    "shape that no cut of the larger graph gives",
+                    "no cut of the larger graph gives this shape",
                     where=f"{where}: {name}",
                     found=size,
                     expected=f"{size_after(layout, after)} of {layout}",
@@ -155,7 +155,7 @@ class Widths:
         if self.open:
             name, layout, size = self.open[0]
             raise RewriteError(
-                "shape can come from several cuts",
+                "shape matches several cuts",
                 where=f"{where}: {name}",
                 found=f"{size} of {layout}",
                 hint="say which with take",

@@ -111,7 +111,7 @@ def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
             casts = dict.fromkeys(tensors, torch.float32)
             if dtypes(casts) != expected:
                 raise TraceError(
-                    "autocast does here what a graph cannot express",
+                    "a graph cannot express what autocast does here",
                     where=calls.where(node),
                     found=str(target),
                     hint="cast by hand, or take this operator out of the region",

@@ -83,13 +83,24 @@ def export(
 def _captured(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], always: str
 ) -> Captured:
+    """Export with the batch axis as open as forward allows.
+
+    1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
+       example of at least two; then the sizes of the example. A forward that goes by the values of
+       a size leads to the last of them.
+    2. If leading axes turn out to be independent, only the first one is the batch: export again
+       with the others fixed.
+    3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
+       fixed sizes.
+    4. Note why the batch size is fixed, if it is.
+    """
     register_dataclasses((args, kwargs))
     first: Exception | None = None
     asked = always
     grown = grow((args, kwargs))
     batch = torch.export.Dim("batch", min=2)
     tries = [(grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)]
-    for inputs, dim in tries[2 if always else 0 :]:
+    for inputs, dim in tries[2 if always else 0 :]:  # 1
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
@@ -99,7 +110,7 @@ def _captured(
             program = _export(model, inputs, shapes(model, inputs, dim), noted, asked_of, decided)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
-            if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
+            if {*symbols} - {"", main}:  # 2
 
                 def dims(index: int, which: list[str] = symbols, one: str | None = main) -> Any:
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
@@ -118,7 +129,7 @@ def _captured(
             if is_branch(error) or is_unknown(error):
                 break
             continue
-        valid = Range()
+        valid = Range()  # 3
         if main is not None:
             batched = [symbol == main for symbol in symbols]
             size = tensors(inputs)[batched.index(True)].shape[0]
@@ -143,7 +154,7 @@ def _captured(
                 noted.insert(
                     0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 )
-        fixed = ""
+        fixed = ""  # 4
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = always or f"the batch size is fixed at that of the example: {why}"

@@ -214,7 +214,7 @@ class _Inlining:
                 "torch.cond on a size",
                 where=calls.where(node),
                 found=str(predicate),
-                hint="a graph holds one of the branches: write it without the condition",
+                hint="a graph holds a single branch: write it without the condition",
             )
         if not all(isinstance(b, torch.fx.GraphModule) for b in bodies):
             raise TraceError("torch.cond without its branches", where=calls.where(node))

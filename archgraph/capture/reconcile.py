@@ -145,8 +145,8 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
             raise TraceError(
-                "forward branches on the values of a buffer that it changes, and a graph holds one "
-                "of the branches",
+                "forward branches on the values of a buffer that it changes, and a graph holds a "
+                "single branch",
                 where=where,
                 found=name,
                 hint="use torch.where, or trace the submodule that does not",

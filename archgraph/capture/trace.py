@@ -431,7 +431,7 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
         row = table.row(node.op)
         if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
             raise TraceError(
-                "running statistics would stay as they are: a norm without momentum divides by the "
+                "running statistics would not be updated: a norm without momentum divides by the "
                 "number of batches so far",
                 where=node.scope or f"%{node.name}",
                 hint="give the norm a momentum, or trace with train=False to use it in evaluation",

@@ -55,7 +55,7 @@ def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
             work = getattr(getattr(type(tensor), method, None), "__func__", None)
             if work is not None and is_users(place(work)):
                 yield TraceError(
-                    f"is a {type(tensor).__name__}, which computes in a way of its own; a graph "
+                    f"is a {type(tensor).__name__}, which defines its own arithmetic; a graph "
                     "holds plain tensors",
                     where=name,
                     found=place(work),

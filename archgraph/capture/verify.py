@@ -373,7 +373,7 @@ class _Verification:
         if first.kind == "gradient" and functions:
             names = " and ".join(map(_short, functions))
             return TraceError(
-                f"{names} has a gradient of its own; a graph has that of its forward",
+                f"{names} defines its own gradient; a graph has the gradient of forward",
                 where=_source(functions[0]),
                 found=actual,
                 hint="write forward so that its gradient is the right one (x + (y - x).detach() "
@@ -381,7 +381,7 @@ class _Verification:
             )
         if first.kind == "gradient":
             return TraceError(
-                "the model has another gradient than its graph: forward registers a hook, sets "
+                "the gradients of the model and its graph differ: forward registers a hook, sets "
                 "grad or requires_grad, or has a checkpoint with use_reentrant=True",
                 where=first.name,
                 found=actual,
@@ -389,16 +389,16 @@ class _Verification:
             )
         if changed:
             return TraceError(
-                f"forward changes {', '.join(changed[:3])}, and a later call computes something "
-                "else; a graph does not",
+                f"forward changes {', '.join(changed[:3])}, and later calls give other results; "
+                "a graph does not",
                 where=forward,
                 found=actual,
                 hint="make it a buffer (register_buffer)",
             )
         return TraceError(
-            "the model computes something else than its graph: forward goes by what a graph does "
-            "not have (the time, whether gradients are recorded, whether it is captured, what an "
-            "earlier call left)",
+            "the model and its graph compute different results: forward depends on what a graph "
+            "does not record (the time, whether gradients are recorded, whether it is captured, "
+            "what an earlier call left)",
             where=forward,
             found=actual,
             hint="give what changes as an input, keep what stays in buffers",

@@ -57,7 +57,7 @@ def graph_of(
             raise SpecError("is not a family", where=str(file), found=f"--member {member}")
         return load_graph(file, numbers(choose or ()) or None)
     if choose:
-        raise SpecError("is a family, which has no --choose", where=str(file))
+        raise SpecError("is a family; --choose applies to a single model", where=str(file))
     models = family.models
     if member is None:
         names = ", ".join(models)
@@ -202,7 +202,7 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
         return _once([(name, [float(n) for n in numbers]) for name, numbers in rows])
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, csv.Error) as e:
         raise SpecError(
-            "does not hold numbers by name",
+            "does not contain numbers by name",
             where=str(file),
             found=e,
             expected='{"NAME": 0.5, …} in a .json file, else lines NAME,0.5',
@@ -213,7 +213,7 @@ def _once(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for name, value in rows:
         if name in mapping:
-            raise ValueError(f"{name} twice")
+            raise ValueError(f"{name} appears twice")
         mapping[name] = value
     return mapping
 

@@ -75,7 +75,10 @@ def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict
 
     if len(paths) != 1:
         raise SpecError(
-            "changes one experiment", where="--set", found=plural(len(paths), "path"), expected="1"
+            "applies to a single experiment",
+            where="--set",
+            found=plural(len(paths), "path"),
+            expected="1",
         )
     yield verdict_of(experiment_of(paths[0], settings), paths[0])
 

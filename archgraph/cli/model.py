@@ -206,7 +206,7 @@ def draw(
         shares = coverage(covering)
         if graph.state_names != covering.graph.state_names:
             raise SpecError(
-                "is another model than the family's global one",
+                "differs from the family's global model",
                 where=str(file),
                 hint=f"`archgraph draw {cover}` draws that",
             )

@@ -187,7 +187,7 @@ def compare(
     from archgraph.reports.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
-        raise SpecError("can be one only", where="--json, --csv, --markdown")
+        raise SpecError("are mutually exclusive", where="--json, --csv, --markdown")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
         from archgraph.reports.plots import save, spread

@@ -147,14 +147,16 @@ def export(
     ending = output.suffix.lower()
     if ending not in (".onnx", ".safetensors"):
         raise SpecError(
-            "the ending of the file does not say what to write",
+            "unknown file suffix",
             where="--output",
             found=str(output),
             expected=".onnx (model and weights) or .safetensors (weights)",
         )
     for option, said in (("--beside", beside), ("--optimize", optimize)):
         if said and ending != ".onnx":
-            raise SpecError("is for ONNX files", where=option, found=str(output), expected=".onnx")
+            raise SpecError(
+                "applies to ONNX files only", where=option, found=str(output), expected=".onnx"
+            )
     graph, weights = _one(model, data, state, tested=True)
     if ending == ".safetensors":
         from safetensors.torch import save
@@ -182,7 +184,7 @@ def with_states(
     """Models and the files of their weights, one each in the order of the models."""
     weights = list(files or ())
     if len(weights) > len(names):
-        raise SpecError("is one too many", where="--state", found=str(weights[len(names)]))
+        raise SpecError("more files than models", where="--state", found=str(weights[len(names)]))
     return zip(names, [*weights, *[None] * (len(names) - len(weights))], strict=True)
 
 

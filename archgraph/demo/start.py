@@ -37,9 +37,9 @@ def start(folder: str | os.PathLike[str]) -> Path:
     root = Path(folder)
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         raise RunError(
-            "the specs are written into a new folder",
+            "needs a new or empty folder",
             where=str(root),
-            found="a folder that holds something" if root.is_dir() else "a file",
+            found="a folder with files in it" if root.is_dir() else "a file",
             expected="a path that does not exist yet, or an empty folder",
         )
     try:

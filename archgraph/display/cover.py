@@ -107,7 +107,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
         else federation
     )
     if not sum(clients for _, clients in pairs):
-        raise ArchGraphError("coverage of no clients", expected="at least one")
+        raise ArchGraphError("coverage needs at least one client", expected="at least one")
     if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
         raise ArchGraphError("the transfers start from different global models")
     covered = [transfer.coverage for transfer, _ in pairs]

@@ -160,7 +160,12 @@ def render(text: str, form: str = "svg") -> bytes:
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[str, Fed]:
-    """How clients feed each box and group, from shares by leaf or block."""
+    """Compute how clients feed each box and group, from shares by leaf or block.
+
+    1. A group has the share of its name, else the mean of its leaves, weighted by their sizes.
+    2. A box inside it has the mean of its own leaves, else the share of the group.
+    3. A box outside all groups has the mean of its leaves.
+    """
     blocks = {group.name for group in picture.clusters()}
     known = graph.param.keys() | blocks
     for name, share in cover.items():
@@ -179,15 +184,15 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
         return sum(cover[k] * size for k, size in sizes.items()) / total if total else None
 
     fed: dict[str, Fed] = {}
-    for group in picture.clusters():
+    for group in picture.clusters():  # 1
         around = cover[group.name] if group.name in cover else mean(group.leaves)
         if around is None or not (group.boxes or group.name in cover):
             continue
         fed[f"group {group.name}"] = around
-        for name in group.boxes:
+        for name in group.boxes:  # 2
             inner = mean(picture.box[name].leaves)
             fed[f"box {name}"] = around if inner is None else inner
-    for box in picture.boxes:
+    for box in picture.boxes:  # 3
         alone = mean(box.leaves)
         if alone is not None:
             fed.setdefault(f"box {box.name}", alone)

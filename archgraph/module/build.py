@@ -173,7 +173,7 @@ class Template:
         for path, name, leaf in self.leaves:
             part = self.parts[path]
             if name in part._modules:
-                raise GraphError("a leaf and a module have one name", found=joined(path, name))
+                raise GraphError("a leaf and a module share a name", found=joined(path, name))
             if graph.param[leaf].role == "constant":
                 part._non_persistent_buffers_set.add(name)
         for outer, flag in graph.flags:
@@ -342,7 +342,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
         raise GraphError(
-            "the module has a tensor that its graph does not have",
+            "the module has a tensor that its graph lacks",
             where=extra[0],
             hint="merge it into the graph's tensors, or remove it, before reading the state",
         )
@@ -417,7 +417,7 @@ def load_state(module: nn.Module, state: State) -> None:
     computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
     if computed:
         raise GraphError(
-            "is parametrised, and a state has no values for its parametrisation",
+            "is parametrised; a state cannot hold the parametrisation",
             where=min(computed),
             hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
         )

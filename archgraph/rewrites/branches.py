@@ -90,7 +90,7 @@ def on_branches(
             if again:
                 what = name.replace("_", " ")
                 raise RewriteError(
-                    f"block has its {what} already", where=block.name, found=again[0]
+                    f"block already has its {what}", where=block.name, found=again[0]
                 )
             result = Ref(new[-1].name)
             args = tuple((k, result if v == branch.value else v) for k, v in branch.merge.args)

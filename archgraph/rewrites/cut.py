@@ -48,7 +48,7 @@ def cut(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewrit
     for node in new.nodes:
         if reason := impossible(node):
             raise RewriteError(
-                "these sizes do not go together",
+                "these sizes are incompatible",
                 where=node.scope or f"%{node.name}",
                 found=reason,
                 hint="give one of the two axes another size",

@@ -159,7 +159,7 @@ class _Identity:
             return self._residual()
         if self.block.kind == "chain":
             return self._chain(self.block.exit, self.block.entry)
-        self._refuse(f"is {self.block.kind}: it has no form of the identity")
+        self._refuse(f"is {self.block.kind}: it has no identity form")
 
     def _residual(self) -> dict[str, Start]:
         identity: dict[str, Start] = {}
@@ -251,7 +251,7 @@ class _Identity:
                 if not self._did(node, self.block.entry):
                     self._refuse(f"has {node.op} %{name}, which its input has not been through")
             elif fact.identity is None:
-                self._refuse(f"has {node.op} %{name}, which has no form of the identity")
+                self._refuse(f"has {node.op} %{name}, which has no identity form")
             elif isinstance(start := fact.identity(self.graph, node), str):
                 self._refuse(f"has {node.op} %{name}, which {start}")
             else:

@@ -83,9 +83,9 @@ def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
     fields = outputs.fields if isinstance(outputs, Record) else ()
     if section not in dict(fields):
         raise RewriteError(
-            "no exit there",
+            "no exit at this section",
             where=section,
-            found=", ".join(name for name, _ in fields) or "one answer without a name",
+            found=", ".join(name for name, _ in fields) or "a single unnamed output",
             expected="an exit of add_exits, or a head",
         )
     stay = [(k, v) for k, v in fields if k in places and order[parts.end(k)] <= last]

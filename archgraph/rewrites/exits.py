@@ -53,7 +53,7 @@ def add_exits(
     for name, head in heads.items():
         stem = f"{PREFIX}.{name.replace('.', '_')}"
         if name == "main" or any(p.name.startswith(f"{stem}.") for p in graph.params):
-            raise RewriteError("there is an exit of that name already", where=name)
+            raise RewriteError("an exit of this name already exists", where=name)
         new, answers[name] = with_head(new, graph, head, stem, name)
 
     def joined(value: Value) -> Value:

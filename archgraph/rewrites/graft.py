@@ -75,11 +75,11 @@ def grafted(
         have = len(section.blocks)
         if depth < have:
             raise RewriteError(
-                "impossible depth",
+                "depth out of range",
                 where=name,
                 found=depth,
                 expected=f"at least {have}",
-                hint="shorten leaves blocks out",
+                hint="shorten removes blocks",
             )
         if depth == have:
             continue
@@ -114,7 +114,7 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
 
     if plain(again) != plain(graph):
         raise RewriteError(
-            "leaving the new blocks out does not give the graph back",
+            "the graph without its new blocks differs from the original",
             where=graph.name or "graph",
             found=", ".join(fresh),
         )

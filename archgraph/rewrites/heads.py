@@ -76,7 +76,7 @@ def _attached(
     entries = [n for n in head.nodes if n.op == "input"]
     if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
         raise RewriteError(
-            "head does not take what the section makes",
+            "the head's input does not match the section's output",
             where=where,
             found=", ".join(str(n.type) for n in entries) or "no input",
             expected=str(end.type),

@@ -117,8 +117,10 @@ def random_state(
 def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
     """Draw inputs of the graph's types, by argument name.
 
-    Whole numbers are 0 or 1, which any table has. A mask never hides all positions: attention that
-    may look at nothing is 0/0. Numbers that become whole ones are from 0 to 2.
+    1. Complex and floating-point inputs are drawn from a normal distribution.
+    2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
+       a mask, and attention to no position at all is 0/0.
+    3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -128,13 +130,13 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
             continue
         shape = [size_at(s, batch) for s in node.shape]
         dtype = torch_dtype(node.dtype)
-        if dtype.is_complex:
+        if dtype.is_complex:  # 1
             tensor = torch.randn(shape, generator=generator, dtype=torch.complex128)
-        elif not dtype.is_floating_point:
+        elif not dtype.is_floating_point:  # 2
             tensor = torch.randint(0, 2, shape, generator=generator)
             if len(shape) > 1 and shape[-1] > 1:
                 tensor[..., 0] = 1
-        elif node.name in rounded:
+        elif node.name in rounded:  # 3
             tensor = 2 * torch.rand(shape, generator=generator, dtype=torch.float64)
         else:
             tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -354,7 +356,7 @@ def check_law(
         "the output no longer depends on the input",
         where=where,
         found=f"output {constant[0]} is the same for two random inputs",
-        expected="two results, as the original has",
+        expected="different outputs for different inputs, as in the original",
         hint="keep more positions of its axes, or more blocks",
     )
 
@@ -374,10 +376,10 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
     if empty:
         name, type_ = empty[0]
         raise RewriteError(
-            "nothing is left of a tensor",
+            "tensor would be empty",
             where=name,
             found=str(type_),
-            expected="one position or more of every dimension",
+            expected="at least one position in every dimension",
         )
 
 

@@ -33,7 +33,7 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
         last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
         raise RewriteError(
-            "no block that can be repeated",
+            "section has no repeatable block",
             where=section.name,
             found=f"{last.name}, which {reason}" if reason else type_,
             expected="a block whose result has the type of its input",
@@ -144,14 +144,14 @@ def line_up(
         target = model.section(section.name)
     except GraphError as error:
         raise RewriteError(
-            "like has no such section", found=section.name, expected=error.expected
+            "`like` lacks this section", found=section.name, expected=error.expected
         ) from None
     current = [b.name for b in section.blocks]
     missing = [b for b in target.blocks if b.name not in current]
     lacking = depth - len(current)
     if lacking > len(missing):
         raise RewriteError(
-            "impossible depth",
+            "depth out of range",
             where=section.name,
             found=depth,
             expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
@@ -172,7 +172,7 @@ def line_up(
             break
         else:
             raise RewriteError(
-                "the section does not have a block that computes what like's does",
+                "no block of the section computes what this block of `like` does",
                 where=wish.name,
                 found=problem,
             )
@@ -200,7 +200,7 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
         leaves[name] = new
     clash = sorted(names_in_use(splice.extended) & set(leaves.values()))
     if clash:
-        raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
+        raise RewriteError("leaf already exists", where=wish.name, found=clash[0])
     used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & counterparts.keys()
     constants = (p for p in sorted(used) if graph.param[p].role == "constant")
     leaves |= {p: counterparts[p] for p in constants if counterparts[p] != p}
@@ -247,7 +247,7 @@ def _number(value: Value) -> bool:
 
 
 def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
-    raise RewriteError("bodies differ", where=block.name, found=actual, expected=expected)
+    raise RewriteError("blocks differ", where=block.name, found=actual, expected=expected)
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:

@@ -47,7 +47,7 @@ def narrow(
         allow_nothing: Accept shares that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: For an impossible size, or shares below 1 that change nothing.
+        RewriteError: For an size out of range, or shares below 1 that change nothing.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:

@@ -44,7 +44,7 @@ CheckedShare = Annotated[
     float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
 ]
 CheckedFactor = Annotated[
-    float, _number(lambda n: n >= 1, "factor", "a number from 1 on", Field(ge=1))
+    float, _number(lambda n: n >= 1, "factor", "a number of at least 1", Field(ge=1))
 ]
 ShareChoice = CheckedShare | dict[str, CheckedShare]
 FactorChoice = CheckedFactor | dict[str, CheckedFactor]

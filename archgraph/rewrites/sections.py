@@ -21,11 +21,15 @@ def whole(depths: Mapping[str, int]) -> dict[str, int]:
         RewriteError: For anything but whole numbers by name.
     """
     if not isinstance(depths, Mapping):
-        raise RewriteError("not depths", found=repr(depths), expected="a number by section")
+        raise RewriteError(
+            "depths must map sections to numbers",
+            found=repr(depths),
+            expected="a number for each section",
+        )
     for name, depth in depths.items():
         if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
             raise RewriteError(
-                "impossible depth", where=name, found=repr(depth), expected="a whole number"
+                "depth is not an integer", where=name, found=repr(depth), expected="an integer"
             )
     return {name: int(depth) for name, depth in depths.items()}
 

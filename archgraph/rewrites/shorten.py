@@ -45,7 +45,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
             fixed = [b for b in section.blocks if not b.removable]
             hint = f"{fixed[0].name} stays: it {fixed[0].reason}" if fixed else None
             raise RewriteError(
-                "impossible depth",
+                "depth out of range",
                 where=name,
                 found=depth,
                 expected=f"{least} to {most}" if least < most else str(most),

@@ -112,7 +112,7 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
         blocks = parts.section(name).blocks
         if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
             raise RewriteError(
-                "needs a flag for every block",
+                "needs one flag per block",
                 where=name,
                 found=list(flags),
                 expected=f"{len(blocks)} numbers, 0 or 1, for {blocks[0].name} to "

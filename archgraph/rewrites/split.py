@@ -105,7 +105,7 @@ def split(
                 "cut leaves a part empty",
                 where=f"%{graph.nodes[min(low, len(order) - 1)].name}",
                 found=", ".join([*_listed(after), *_listed(before)]),
-                expected="cuts with operators before and behind them",
+                expected="cuts with operators on both sides",
             )
     cut = _Cut(graph, bounds)
     return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
@@ -191,7 +191,7 @@ class _Cut:
         )
         if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
             raise RewriteError(
-                "cut through values whose first size is not the batch",
+                "the cut crosses values whose first axis is not the batch",
                 where=", ".join(f"%{name}" for name in arriving),
                 found=", ".join(str(graph.node[name].type) for name in arriving),
                 hint="cut at another block",
@@ -220,8 +220,8 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
             takes first. Leaves of one name are one leaf.
 
     Raises:
-        RewriteError: If a part does not take what the one before it returns, or if two parts
-            have different leaves or inputs of one name.
+        RewriteError: If the inputs of a part do not match the outputs of the part before it, or
+            if two parts have different leaves or inputs of one name.
 
     Example:
         >>> import torch
@@ -237,7 +237,9 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
     graphs = [graph_of(p) for p in listed]
     if listed is not parts:
         raise RewriteError(
-            "not parts to chain", found=type(parts).__name__, expected="architectures, in order"
+            "cannot chain these parts",
+            found=type(parts).__name__,
+            expected="architectures, in order",
         )
     if not graphs:
         raise RewriteError("nothing to chain", found=0, expected="at least one part")
@@ -299,7 +301,7 @@ def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
-    problem = "a part does not take what the one before it returns"
+    problem = "the inputs of a part do not match the outputs of the part before it"
     for value, target in zip(values, first, strict=False):
         actual = one.node[value.name].type if isinstance(value, Ref) else None
         expected = two.node[target.name].type if isinstance(target, Ref) else None

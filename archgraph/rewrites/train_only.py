@@ -29,7 +29,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
             tied parameter any of its names.
 
     Raises:
-        GraphError: If a pattern matches no parameter that can be trained; names the nearest.
+        GraphError: If a pattern matches no trainable parameter; names the nearest.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
         if not matches:
             near = _nearest(pattern, list(owners))
             raise GraphError(
-                "matches no parameter that can be trained",
+                "matches no trainable parameter",
                 where=pattern,
                 expected="a name or a pattern of names",
                 hint=f"the nearest are {', '.join(near)}" if near else None,

@@ -66,7 +66,7 @@ def importance(graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Given]) 
     sizes = _sizes(graphs)
     values = {name: _mean(name, numbers, sizes) for name, numbers in numbers_by_name.items()}
     if not values:
-        raise GraphError("no importance is given", expected="numbers by name")
+        raise GraphError("importance is empty", expected="numbers by name")
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", "amount", min(low, 0.0), high, figures)
@@ -99,7 +99,7 @@ def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
     if values.numel() not in {1, *sizes[name]} or not values.isfinite().all():
         many = sorted({1, *sizes[name]})
         raise GraphError(
-            "not its importance",
+            "is not a valid importance",
             where=f"importance of {name}",
             found=str(numbers)[:60],
             expected=f"finite numbers, {' or '.join(map(str, many))} of them",

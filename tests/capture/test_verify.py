@@ -71,7 +71,7 @@ def _net(way: str, kind: Any) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_of_ones_own_is_found_whatever_its_function_is_bound_to(way):
-    with pytest.raises(TraceError, match=r"test_verify.py:\d+: Sign has a gradient of its own"):
+    with pytest.raises(TraceError, match=r"test_verify.py:\d+: Sign defines its own gradient"):
         ag.trace(_net(way, Sign), X)
 
 

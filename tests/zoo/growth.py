@@ -461,8 +461,8 @@ def general(reason: str) -> str:
     'aten.layer_norm runs over it: copies must be equally many'
     """
     text = re.sub(r" in [\w.]*(?= (runs|sums) )", "", reason)
-    if text.startswith("no block that can be repeated"):  # stems and heads
-        return "no block that can be repeated"
+    if text.startswith("section has no repeatable block"):  # stems and heads
+        return "section has no repeatable block"
     return re.sub(r"%[\w.]+", "%…", text)
 
 
