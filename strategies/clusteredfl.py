@@ -73,7 +73,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ_c`` of the client's cluster."""
+        """Send ``θ_c`` of the client's cluster."""
         return fl.part(
             world,
             state,
@@ -113,7 +113,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return self._split(merged, products) if judged else merged
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier; where its clients are in several clusters, each client's own version."""
+        """Evaluate each tier, or each client's version if its clients are in several clusters."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
@@ -126,7 +126,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             yield tested
 
     def _weights(self, state: fl.ServerState, client: int) -> fl.State:
-        """Weights of a client's cluster."""
+        """Return the weights of a client's cluster."""
         return state.group(f"cluster/{state.values['clusters'][client]}")
 
     def _split(self, state: fl.ServerState, products: fl.PairwiseProducts) -> fl.ServerState:
@@ -158,7 +158,7 @@ class _Versions:
 
 
 def cosines(inner: Tensor) -> Tensor:
-    """Cosines of vectors from their inner products; 0 where one of two is zero.
+    """Return the cosines of vectors from their inner products; 0 where one of two is zero.
 
     Example:
         >>> cosines(torch.tensor([[4.0, -2.0, 0], [-2.0, 1.0, 0], [0, 0, 0]]))[0].tolist()
@@ -170,7 +170,7 @@ def cosines(inner: Tensor) -> Tensor:
 
 
 def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
-    """Two parts by complete linkage: parts with the highest least similarity are joined first.
+    """Split into two by complete linkage: the highest least similarity is joined first.
 
     Args:
         similarities: ``[member, member]``, at least two members.

@@ -67,7 +67,7 @@ class DepthFL(fl.Averaging):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``W`` at the start.
+        """Start from ``W``.
 
         Raises:
             RunError: If a tier is not the network up to one of its exits.
@@ -156,7 +156,7 @@ class MutualDistillation:
     ramp: int | None = 300
 
     def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Mean over the minibatch."""
+        """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:
@@ -206,7 +206,7 @@ class Regularisation:
     alpha: float
 
     def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
-        """Its value at the parameters."""
+        """Return the value at the parameters."""
         terms = []
         for name, value in parameters.items():
             if value.requires_grad:

@@ -75,7 +75,7 @@ class FedADP(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``ω^0`` (Algorithm 1, line 2).
+        """Start from ``ω^0`` (Algorithm 1, line 2).
 
         Raises:
             RunError: If a client's architecture is not part of the global one, or cannot be grown
@@ -88,7 +88,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Each architecture of the round is made once, however many clients run it."""
+        """Build each architecture of the round once, however many clients run it."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
             fit = self.fit(world, world.tier(name), state.values["drawn"])
@@ -96,7 +96,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
+        """Send ``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
         tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
         return fl.part(
@@ -111,7 +111,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
+        """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
         Merging copies again goes by those that the sum was made with: ``drawn`` says in which round
         they were.
@@ -189,7 +189,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model)
 
     def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> Fit:
-        """How a tier is reached from the global model, and the global model from it.
+        """Return how a tier is reached from the global model, and the global model from it.
 
         Raises:
             RunError: As in :meth:`init`; names the tier.
@@ -279,7 +279,7 @@ def fit(
     seed: int,
     approximate: bool = False,
 ) -> Fit:
-    """How an architecture is reached from the global one and back.
+    """Return how an architecture is reached from the global one and back.
 
     Of the family's transfer only what it takes matters: which entries, and how many positions of
     each axis. NetChange keeps first positions.
@@ -320,7 +320,7 @@ def fit(
 
 
 def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
-    """Which unit each one of a wider layer is: the old ones, then random copies (Algorithm 2).
+    """Return the unit of each wider one: the old ones, then random copies (Algorithm 2).
 
     All are copied equally often where that can be, so that norms over them see no difference.
 
@@ -401,7 +401,7 @@ def _frame(
 
 
 def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[str]]:
-    """Blocks of which a client has nothing, by section, and those of which it has a projection."""
+    """Return blocks that a client lacks, by section, and those with only a projection."""
     lacks: dict[str, list[str]] = {}
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:

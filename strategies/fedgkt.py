@@ -66,7 +66,7 @@ class FedGKT(fl.Strategy):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``W_s`` of the global model's first weights.
+        """Start from ``W_s`` of the global model's first weights.
 
         Raises:
             RunError: If a tier's features are not what the server's part takes.
@@ -88,7 +88,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``z_s`` of the client's examples, once there are such; the model stays with it."""
+        """Send ``z_s`` of the client's examples, if any; the model stays with the client."""
         tier = world.tier_of(client)
         return fl.Task(
             client=client,
@@ -157,13 +157,13 @@ class FedGKT(fl.Strategy):
         return state.with_group("server", fl.state_of(module))
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
-        """``l_s`` of a minibatch of features."""
+        """Compute ``l_s`` of a minibatch of features."""
         answers = self._answers(world, module, batch["features"])
         hard = world.learning.loss(answers, batch["targets"])
         return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Of each tier what its clients have alone, then their extractors with ``f_s``."""
+        """Evaluate the clients' models of each tier, then their extractors with ``f_s``."""
 
         def alone(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)
@@ -219,18 +219,18 @@ def halves(graph: ag.ArchGraph) -> Halves:
 
 
 def _types(graph: ag.ArchGraph) -> tuple[object, ...]:
-    """Shape of one example of a part's only input; empty where it takes several."""
+    """Return the shape of one example of a part's only input; empty where it takes several."""
     inputs = [node for node in graph.nodes if node.op == "input"]
     return tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
 
 
 def _features(graph: ag.ArchGraph) -> tuple[object, ...]:
-    """Shape of one example's features."""
+    """Return the shape of one example's features."""
     return _types(halves(graph).classifier)
 
 
 def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
+    """Compute ``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
 
     Example:
         >>> taught(torch.zeros(1, 2), torch.zeros(1, 2), 3.0).item()

@@ -85,7 +85,7 @@ class FedIN(fl.Weighted):
     norm: Literal["averaged", "local"] = "averaged"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``w_e`` and ``w_c`` of the first tier; an empty server dataset.
+        """Start from ``w_e`` and ``w_c`` of the first tier, and an empty server dataset.
 
         Raises:
             RunError: If a tier cannot be cut, or tiers differ in extractor or classifier; names the
@@ -129,7 +129,7 @@ class FedIN(fl.Weighted):
         return state.with_group("sample", sample)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``(S, w_e, w_c)`` to client k (line 7); before it has weights of its own, those too."""
+        """Send ``(S, w_e, w_c)`` to client k (line 7), and the first time all other weights."""
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)
@@ -189,7 +189,7 @@ class FedIN(fl.Weighted):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier with the intermediate layers of the clients that run it."""
+        """Evaluate each tier with the intermediate layers of the clients that run it."""
         weights = state.group("shared")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -200,7 +200,7 @@ class FedIN(fl.Weighted):
         return fl.by_tier(world, state, model=model, kept=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
-        """Where a tier is cut, as far as the options say."""
+        """Return where a tier is cut, as far as the options say."""
         after, before = (
             names.get(tier.name) if isinstance(names, Mapping) else names
             for names in (self.after, self.before)
@@ -216,7 +216,7 @@ class FedIN(fl.Weighted):
             raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
 
     def _shared(self, cut: Cut) -> tuple[str, ...]:
-        """Entries that the server averages, by a tier's own names."""
+        """Return the entries that the server averages, by a tier's own names."""
         if not self.aggregate:
             return ()
         local = fl.NormPolicy(self.norm).kept(cut.graph)
@@ -355,7 +355,7 @@ def _inputs(part: ag.ArchGraph) -> list[str]:
 
 
 def _results(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
-    """Names under which a part's results enter the next one."""
+    """Return the names under which a part's results enter the next one."""
     count = len(part.outputs) if isinstance(part.outputs, tuple) else 1
     return _inputs(following)[:count]
 
@@ -406,7 +406,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
 def summed(
     g_in: Sequence[Tensor], g_local: Sequence[Tensor], multiplier: float = 2.0
 ) -> list[Tensor]:
-    """``Z = G_IN + λ/2 · G_local`` (Eq. 16).
+    """Compute ``Z = G_IN + λ/2 · G_local`` (Eq. 16).
 
     Example:
         >>> summed([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -1.0])])
@@ -436,7 +436,7 @@ def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]
 
 
 def inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """``tr(AᵀB)`` over all tensors, in double precision."""
+    """Compute ``tr(AᵀB)`` over all tensors, in double precision."""
     return sum(
         float(torch.dot(x.flatten().double(), y.flatten().double()))
         for x, y in zip(one, other, strict=True)
@@ -556,7 +556,7 @@ class Pairs:
     histogram: tuple[int, ...] = ()
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[fl.Examples]:
-        """One pass in a drawn order, in pieces of one length up to one."""
+        """Yield one pass in a drawn order, in pieces of one length up to one."""
         order = torch.randperm(self.examples, generator=generator)
         for ids in order.tensor_split(max(self.examples // size, 1)):
             yield fl.Examples((), ids, ids)
@@ -615,7 +615,7 @@ class Chain:
         return features, self.modules[2](**{key: values[key] for key in _inputs(classifier)})
 
     def distance(self, features: Mapping[str, Tensor]) -> Tensor:
-        """``l_IN``: mean square of what leaves the intermediate layers against ``s_out``."""
+        """Compute ``l_IN``: mean square of the intermediate layers' output against ``s_out``."""
         values = {key: features[f"in/{i}"] for i, key in enumerate(_inputs(self.cut.parts[1]))}
         results = self._run(1, values).values()
         pairs = [
@@ -627,14 +627,14 @@ class Chain:
         return nn.functional.mse_loss(outputs, targets)
 
     def state(self) -> dict[str, Tensor]:
-        """State of the whole, as it travels."""
+        """Return the state of the whole, as it travels."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
             values |= fl.state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
     def _run(self, index: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Results of a part by the names under which the next one takes them."""
+        """Return the results of a part by the names under which the next one takes them."""
         part, following = self.cut.parts[index : index + 2]
         outputs = self.modules[index](**{key: inputs[key] for key in _inputs(part)})
         values = cast("tuple[Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))

@@ -31,7 +31,7 @@ from archgraph import federation as fl
 
 @functools.lru_cache(maxsize=64)
 def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritten:
-    """As many positions of every axis as a tier has, from ``start`` on and round the end.
+    """Take as many positions of every axis as a tier has, from ``start`` on, cyclically.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class FedRolex(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``Θ^(0)``.
+        """Start from ``Θ^(0)``.
 
         Raises:
             RunError: If a tier is more than narrower: a window takes channels, not layers.
@@ -102,7 +102,7 @@ class FedRolex(fl.Averaging, fl.Masking):
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ_n^(j)`` to client n (lines 5-7)."""
+        """Send ``θ_n^(j)`` to client n (lines 5-7)."""
         tier = self._rolled(world, world.tier_of(client), round)
         return fl.part(
             world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm
@@ -111,7 +111,7 @@ class FedRolex(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every entry: the mean over the clients whose windows cover it (line 11)."""
+        """Average every entry over the clients whose windows cover it (line 11)."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:

@@ -55,7 +55,7 @@ class FjORD(fl.Weighted, fl.Masking):
     norm: Literal["per_width", "static"] = "per_width"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``w^0``, and the statistics of every width.
+        """Start from ``w^0``, and the statistics of every width.
 
         Raises:
             RunError: If a tier does not lie in the next larger one; or answers are not classes that
@@ -102,7 +102,7 @@ class FjORD(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Of every entry the mean over the clients that have it; statistics width by width."""
+        """Average every entry over the clients that have it; statistics width by width."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -120,7 +120,7 @@ class FjORD(fl.Weighted, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every width with its statistics; the largest is what is shown as the global model."""
+        """Evaluate every width with its statistics; the largest is reported as the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             weights = tier.transfer.pull(state.group("global"), copy=False)
@@ -152,7 +152,7 @@ class Width(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
-    """Architectures from the smallest to the last, each as a part of the last."""
+    """Return the architectures from the smallest to the last, each as a part of the last."""
     last = tiers[-1]
     result = []
     for tier in tiers:

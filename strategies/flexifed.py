@@ -73,7 +73,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Who shares what; a shared layer starts as in the first architecture that has it."""
+        """Assign shared layers; each starts as in the first architecture that has it."""
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
             if world.clients_of(tier.name):
@@ -104,7 +104,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every run: the mean over the clients that have it."""
+        """Average every run over the clients that have it."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -121,7 +121,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each architecture's model, with what its clients have for themselves."""
+        """Evaluate each architecture's model, with each client's private entries."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier)[0])
@@ -140,7 +140,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
-        """Weights of an architecture, and the entries of it that each client has for itself."""
+        """Return an architecture's weights, and the entries that are private to each client."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
             # The map renames and nothing else: no copy is needed.
@@ -243,7 +243,7 @@ def renamed(
     cuts: tuple[tuple[int, int], ...],
     private: frozenset[str],
 ) -> tuple[ag.Transfer, ...]:
-    """From the tensors of each run, called by their places in it, to an architecture's entries.
+    """Map the tensors of each run, named by their positions, to an architecture's entries.
 
     Args:
         graph: The architecture.

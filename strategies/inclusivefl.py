@@ -75,7 +75,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Means; then the last layer of each size moves by ``(1 - β) g + β m``.
+        """Average, then move the last layer of each size by ``(1 - β) g + β m``.
 
         ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
         from the one in the same place to its last, averaged over the layers. Where a size has not
@@ -112,7 +112,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return after
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every size; the largest is what is shown as the global model."""
+        """Evaluate every size; the largest is reported as the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))
@@ -252,7 +252,7 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
 def extra(
     graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], small: fl.Tier, large: fl.Tier
 ) -> dict[str, list[str]]:
-    """For entries of a size's last layers, those of the next deeper one that they learn from.
+    """Map entries of a size's last layers to those of the next deeper one that teach them.
 
     Of a section that the deeper size continues: the same layers, counted by kind, in each block
     from the size's last to the deeper one's last.
@@ -273,7 +273,7 @@ def extra(
 
 @functools.lru_cache(maxsize=1024)
 def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], str]:
-    """Entries of a block by their layer's kind, which of that kind it is, and their place in it."""
+    """Return a block's entries by their layer's kind, its number and their position."""
     nodes = set(ag.structure(graph).block(block).nodes)
     counts: dict[object, int] = defaultdict(int)
     entries = {}

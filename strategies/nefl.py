@@ -98,7 +98,7 @@ class NeFL(fl.Weighted):
             )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
+        """Start from ``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
 
         Raises:
             RewriteError: If a residual sum of a submodel has no single branch to scale.
@@ -135,7 +135,7 @@ class NeFL(fl.Weighted):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
+        """Average consistent entries by NeFedAvg, the rest within submodels (Algorithm 2)."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -156,7 +156,7 @@ class NeFL(fl.Weighted):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
+        """Evaluate every submodel with its ``θ_ic``; the largest is reported as the global one."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
@@ -236,7 +236,7 @@ def submodel(
 
 
 def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
-    """Entries of the norm layers that each submodel has for itself.
+    """Return the entries of the norm layers that each submodel has for itself.
 
     Example:
         >>> net = torch.nn.Sequential(
@@ -264,7 +264,7 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
 def left_out_after(
     full: ag.ArchGraph, graph: ag.ArchGraph, transfer: ag.Transfer
 ) -> dict[str, int]:
-    """Blocks of the global model that follow a submodel's block and that it lacks (NeFL-DO).
+    """Count the global blocks behind a submodel's block that it lacks (NeFL-DO).
 
     Counted are residual blocks of the same section, up to the next one that is there. A block is
     recognised by the global entries that its own come from; of several (the rounds of a layer that
@@ -313,7 +313,7 @@ def left_out_after(
 
 
 def _residual(graph: ag.ArchGraph) -> dict[str, set[str]]:
-    """Leaves of every block that adds to what enters it."""
+    """Return the leaves of every block that adds to what enters it."""
     return {
         block.name: {leaf for name in block.nodes for leaf in graph.node[name].leaves()}
         for block in ag.structure(graph).blocks

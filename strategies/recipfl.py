@@ -146,7 +146,7 @@ class RecipFL(fl.Masking):
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """φ, drawn from the run's seed; clients have not trained anything yet.
+        """Draw φ from the run's seed; clients have not trained anything yet.
 
         Raises:
             RunError: If ``small`` or ``strong`` names an unknown tier.
@@ -158,7 +158,7 @@ class RecipFL(fl.Masking):
         return fl.ServerState().with_group("hypernet", _phi(network))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
+        """Send ``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
@@ -180,7 +180,7 @@ class RecipFL(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """φ follows what clients trained (line 7), which the server remembers as their ``q_v``.
+        """Update φ by what clients trained (line 7), which the server stores as their ``q_v``.
 
         The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
         ``θ_m - θ̃_m`` would lead away from what clients trained.
@@ -236,7 +236,7 @@ class RecipFL(fl.Masking):
                     )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier's model, as each of its clients would get it now."""
+        """Evaluate each tier's model, as each of its clients would get it now."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):
@@ -260,12 +260,12 @@ class RecipFL(fl.Masking):
         return world.by_size[0] if self.small is None else world.tier(self.small)
 
     def graphs(self, world: fl.World) -> list[ag.ArchGraph]:
-        """All architectures that the hypernetwork has to know, each once."""
+        """Return all architectures that the hypernetwork has to know, each once."""
         tiers = (*world.tiers, self.small_tier(world))
         return list({tier.graph.digest: tier.graph for tier in tiers}.values())
 
     def sizes(self, world: fl.World) -> dict[str, Any]:
-        """Options of the hypernetwork."""
+        """Return the options of the hypernetwork."""
         described = {"classes": world.classes, "id": self.embedding, "none": 0}
         return {
             **{name: getattr(self, name) for name in NETWORK},
@@ -274,14 +274,14 @@ class RecipFL(fl.Masking):
         }
 
     def weight(self, world: fl.World, client: int) -> float:
-        """Weight of a client's pseudo-gradient."""
+        """Return the weight of a client's pseudo-gradient."""
         if self.weights == "uniform":
             return 1.0
         mean = sum(c.examples for c in world.clients) / len(world.clients)
         return world.clients[client].examples / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
-        """Whether a client trains the small model beside its own: whether it is strong."""
+        """Return whether a client trains the small model beside its own: whether it is strong."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
         return self.transfer and strong and tier.graph != self.small_tier(world).graph
@@ -335,7 +335,7 @@ class Server:
     def of(
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
-        """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
+        """Build a server that reads φ of the state, or that changes a copy of it."""
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
         group = state.group("hypernet").items()
@@ -344,7 +344,7 @@ class Server:
         return Server(strategy, world, state, network)
 
     def parts(self, clients: Iterable[int]) -> list[Part]:
-        """Clients' own models, each followed by the small one where the client is strong."""
+        """List the clients' own models, each followed by the small one if the client is strong."""
         small, parts = self.strategy.small_tier(self.world), []
         for client in clients:
             models = {OWN: self.world.tier_of(client)}
@@ -356,7 +356,7 @@ class Server:
         return parts
 
     def about(self, parts: Sequence[Part]) -> Tensor | None:
-        """``a_m`` of each part's client: shares of the classes, or ids."""
+        """Return ``a_m`` of each part's client: shares of the classes, or ids."""
         clients = [part.client for part in parts]
         match self.strategy.descriptor:
             case "none":
@@ -368,7 +368,7 @@ class Server:
                 return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def generated(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Tensor]]]:
-        """Parts, each with the tensors that are made for it: on the CPU, without gradients."""
+        """Return parts with their generated tensors, on the CPU and without gradients."""
         with torch.no_grad():
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
@@ -384,16 +384,16 @@ class Server:
         return {**part.first, **tensors}
 
     def local(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Tensors that are not generated."""
+        """Return the tensors that are not generated."""
         return frozenset(self.network.unset(graph))
 
     def changing(self, graph: ag.ArchGraph) -> tuple[str, ...]:
-        """Those of them that training changes, in state order."""
+        """Return the private tensors that training changes, in state order."""
         stay = self.local(graph) - ag.frozen(graph)
         return tuple(name for name in graph.state_names if name in stay)
 
     def spilled(self) -> frozenset[int]:
-        """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
+        """Return clients whose last weights are on disk: those beyond ``memory``, by id."""
         small = self.strategy.small_tier(self.world).graph
         total, exceeding = 0, set()
         for client in self.world.clients:
@@ -404,7 +404,7 @@ class Server:
         return frozenset(exceeding)
 
     def _bytes(self, graph: ag.ArchGraph) -> int:
-        """Memory of what is generated for an architecture."""
+        """Return the memory of what is generated for an architecture."""
         entries = self.network.entries(graph)
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
@@ -415,7 +415,7 @@ class Server:
 
 
 def _aligned(tensor: Tensor) -> bool:
-    """Whether its memory begins as torch's own does, at a multiple of 64 bytes.
+    """Return whether its memory begins as torch's own does, at a multiple of 64 bytes.
 
     The last bits of a matrix product may depend on that: a checkpoint's tensors, which lie one
     behind the other in a file, would make other weights than in a run that was not interrupted.
@@ -428,7 +428,7 @@ def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
 
 
 def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Result]]:
-    """Results in groups that may be in memory together, with what the encoder keeps of them.
+    """Yield results in groups that fit in memory, with what the encoder stores of them.
 
     Args:
         results: What clients returned.
@@ -470,7 +470,7 @@ class Teach:
     divergence: Divergence = "small_large"
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Both models, as they are after it."""
+        """Train, and return both models."""
         large = self.train(work)
         model = work.others[SMALL]
         private = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
@@ -505,7 +505,7 @@ def guidance(
     predict: fl.Predict = LOGITS,
     divergence: Divergence = "small_large",
 ) -> Tensor:
-    """``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
+    """Compute ``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
 
     Args:
         small: Outputs of the small model, and its last hidden features where it has such.

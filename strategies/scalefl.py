@@ -57,7 +57,7 @@ class ScaleFL(fl.Averaging):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``Θ`` at the start.
+        """Start from ``Θ``.
 
         Raises:
             RunError: If a tier has other exits than the first ones of the global model.
@@ -87,7 +87,7 @@ class ScaleFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every entry: the mean over the clients that have it."""
+        """Average every entry over the clients that have it."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
@@ -111,7 +111,7 @@ class EarlyExits:
     temperature: float = 3.0
 
     def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Mean over the minibatch."""
+        """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:

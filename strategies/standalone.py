@@ -38,13 +38,13 @@ class Standalone(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Results are discarded; clients train while the stream is read."""
+        """Discard results; clients train while the stream is read."""
         for _ in results:
             pass
         return state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each client's own model, by architecture."""
+        """Evaluate each client's model, by architecture."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)

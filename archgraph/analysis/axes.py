@@ -109,7 +109,7 @@ class Axes:
         return Table(repr(self).strip("<>"), columns, rows, frozenset({1}))._repr_html_()
 
     def __getitem__(self, name: str) -> Axis:
-        """Axis by name.
+        """Return the axis by name.
 
         Raises:
             AxisError: Names the nearest axis.
@@ -120,7 +120,7 @@ class Axes:
         raise _no_axis(name, (a.name for a in self.all))
 
     def of(self, leaf: str) -> tuple[Layout, ...]:
-        """Layouts of a leaf's dimensions.
+        """Return the layouts of a leaf's dimensions.
 
         Raises:
             AxisError: If the graph has no such leaf.
@@ -130,7 +130,7 @@ class Axes:
         return self.leaf[leaf]
 
     def match(self, pattern: str) -> tuple[Axis, ...]:
-        """Free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
+        """Return the free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
 
         A prefix matches whole name parts: ``layer1`` stands for ``layer1.*``.
 
@@ -200,7 +200,7 @@ def axes(graph: ArchGraph) -> Axes:
 
 
 def _axes(eq: Equations) -> Axes:
-    """Solved equations with names instead of variables."""
+    """Return the solved equations with names instead of variables."""
     naming = Naming(eq)
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from archgraph.analysis.draft import BlockDraft, describe, draft
+from archgraph.analysis.draft import BlockDraft, draft, set_fingerprint
 from archgraph.analysis.merging import Merging
 from archgraph.analysis.modules import (
     Modules,
     Path,
     common,
-    numbered,
+    is_numbered,
     path_of,
     siblings,
     under,
@@ -48,10 +48,10 @@ class Drafts:
         self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
         for d in flat:
-            describe(self.modules, d, self.node[self.exit(d)])
+            set_fingerprint(self.modules, d, self.node[self.exit(d)])
 
     def _chain(self, pieces: Sequence[Piece]) -> list[BlockDraft]:
-        """Blocks of a chain: its working pieces, merged by modules, and what is between them."""
+        """Divide a chain into blocks: working pieces, merged by modules, and what is between."""
         heads = [p for p in pieces if p.heavy]
         if not heads:
             return [draft(self.modules, [], list(pieces))] if pieces else []
@@ -82,7 +82,7 @@ class Drafts:
         return self.node[piece.exit].op == "input"
 
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
-        """How many of the pieces between two blocks belong to the first of them."""
+        """Return how many of the pieces between two blocks belong to the first of them."""
         module = self._outer(right) if right is not None else ()
         for i, piece in enumerate(between):
             inside = common(self.modules.place(n) for n in piece.nodes)
@@ -110,7 +110,7 @@ class Drafts:
         return len(between)
 
     def _reshapes(self, piece: Piece) -> bool:
-        """Whether a piece prepares the stream for what needs another shape of it."""
+        """Return whether a piece prepares the stream for what needs another shape of it."""
         node = self.node
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
@@ -184,16 +184,16 @@ class Drafts:
         around = common(map(modules.place, layers))
         if around and under(path, around) and modules.layers[around] == modules.count(layers):
             path = around
-        while len(path) > 1 and not numbered(path[-1]) and modules.work[path[:-1]] == work:
+        while len(path) > 1 and not is_numbered(path[-1]) and modules.work[path[:-1]] == work:
             path = path[:-1]
         return path
 
     def exit(self, draft: BlockDraft) -> str:
-        """Node whose value a block makes."""
+        """Return the node whose value a block makes."""
         return draft.pieces[-1].exit if draft.pieces else self.graph.nodes[-1].name
 
     def entry(self, draft: BlockDraft) -> str:
-        """Node whose value a block consumes."""
+        """Return the node whose value a block consumes."""
         for piece in draft.pieces:
             if piece.entry:
                 return piece.entry
@@ -204,7 +204,7 @@ class Drafts:
 
 
 def _identity(draft: BlockDraft) -> bool:
-    """Whether a block starts with a residual region whose shortcut is the stream itself."""
+    """Return whether a block starts with a residual region whose shortcut is the stream itself."""
     first = draft.heads[0] if draft.heads else None
     return first is not None and first.kind == "residual" and first.shortcut == first.entry
 
@@ -247,7 +247,7 @@ def _ends(
     below: Collection[str],
     number: int,
 ) -> list[BlockDraft]:
-    """Blocks of further outputs, numbered from ``number`` on; their operators get owners."""
+    """Return blocks of further outputs, numbered from ``number`` on; set their owners."""
     stream, order = modules.stream, modules.order
     ends: list[BlockDraft] = []
     for output in stream.outputs:
@@ -277,7 +277,7 @@ def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> li
 
 
 def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
-    """Block of the operator next to a free one, first of all in its own module."""
+    """Return the block of the operator next to a free one, first of all in its own module."""
     module, index = modules.place(node.name), modules.order[node.name]
     nodes = modules.graph.nodes
     best: tuple[int, int] | None = None

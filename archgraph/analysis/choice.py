@@ -26,7 +26,7 @@ Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Ax
 Rounding: TypeAlias = Literal["ceil", "floor"]
 
 
-def choose(
+def chosen_axes(
     solved: Axes,
     shares: Shares | None,
     sizes: Sizes | None = None,
@@ -55,7 +55,10 @@ def choose(
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> solved = axes(trace(net, torch.zeros(1, 3)).graph)
-        >>> [*choose(solved, 0.3)[0].values()], [*choose(solved, None, {"channels": 4})[0].values()]
+        >>> (
+        ...     [*chosen_axes(solved, 0.3)[0].values()],
+        ...     [*chosen_axes(solved, None, {"channels": 4})[0].values()],
+        ... )
         ([3], [4])
     """
     if shares is None and sizes is None and positions is None:
@@ -91,7 +94,7 @@ def choose(
 
 
 def _wanted(shares: Any) -> bool:
-    """Whether a choice by share or factor asks for another size of anything."""
+    """Return whether a choice by share or factor asks for another size of anything."""
     requested = shares.values() if isinstance(shares, Mapping) else (shares,)
     return any(share not in (None, 1) for share in requested)
 
@@ -137,7 +140,7 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
 def _by_axis(
     solved: Axes, choice: Any, expected: str, *, single: bool = True
 ) -> Iterator[tuple[Axis, Any]]:
-    """Each chosen axis with what is chosen of it."""
+    """Yield each chosen axis with what is chosen of it."""
     if choice is None:
         return
     if isinstance(choice, Mapping):

@@ -57,7 +57,7 @@ class BlockDraft:
         if last is None or last.kind != "dense" or len(self.heads) > 1:
             return ()
         inside = {n for n in last.nodes if n != last.exit}
-        return tuple(n for n in listed(graph.node[last.exit]) if n in inside)
+        return tuple(n for n in list_items(graph.node[last.exit]) if n in inside)
 
     @property
     def whole(self) -> bool:
@@ -93,7 +93,7 @@ def draft(
     )
 
 
-def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
+def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
     """Say what two blocks are compared by: operators and wiring, the way with most work, result."""
     graph = modules.graph
     draft.full = _body(graph, sorted([*draft.stream, *draft.extra], key=modules.order.__getitem__))
@@ -112,8 +112,8 @@ def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
     draft.out = (draft.kind == "dense", end.dtype, shape)
 
 
-def listed(node: Node) -> tuple[str, ...]:
-    """Results that an operator takes as items of a list and not otherwise, each once, in order."""
+def list_items(node: Node) -> tuple[str, ...]:
+    """Return the results that an operator takes only as items of a list, each once, in order."""
     items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
     plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
     return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))
@@ -136,7 +136,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
 
 
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Operators and wiring of a block, sizes and names aside."""
+    """Return the operators and wiring of a block, sizes and names aside."""
     local = {name: i for i, name in enumerate(nodes)}
     params, node_of = graph.param, graph.node
 

@@ -66,7 +66,7 @@ class Form:
 
 
 def differ(a: Form, b: Form) -> str:
-    """In what two forms differ, for messages."""
+    """Say in what two forms differ, for messages."""
     if a.words != b.words:
         return " vs ".join(_apart(a.words, b.words))
     if len(a.lines) != len(b.lines):
@@ -94,7 +94,7 @@ def factor(node: Node) -> float | None:
 
 
 def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
-    """Two lists of words; of long ones what lies around their difference."""
+    """Yield two lists of words; of long ones what lies around their difference."""
     pairs = list(zip(a, b, strict=False))
     begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
     begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
@@ -113,7 +113,7 @@ def _parts(text: str) -> list[str]:
     return text.removesuffix(")").split("; ")
 
 
-def nearest(form: Form, others: Sequence[Form]) -> Form | None:
+def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
     """Return the form among the others that shares the most operators."""
 
     def alike(other: Form) -> tuple[bool, float]:
@@ -179,7 +179,7 @@ class Forms:
         return name
 
     def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
-        """Arguments in evaluation, and whether each states sizes of axes."""
+        """Yield the arguments in evaluation, and whether each states sizes of axes."""
         for key, value in node.args:
             yield key, in_mode(value, False), (node.name, key) in self._sizes
 
@@ -248,7 +248,7 @@ class _Reading:
         return self.key.get(name, "far")
 
     def _order(self) -> Iterator[str]:
-        """Operators, each after what it uses, operands in the order of their keys or arguments."""
+        """Yield operators after what they use, operands in the order of their keys or arguments."""
         visited: set[str] = set()
         for end in self.ends:
             stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
@@ -270,7 +270,7 @@ class _Reading:
         return [self.of.through(name) for _, value, _ in args for name in refs(value)]
 
     def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
-        """Arguments; those of a sum or product in the order of their keys."""
+        """Sort arguments: those of a sum or product in the order of their keys."""
         node = self.graph.node[name]
         args = list(self.of._args(node))
         if growth(node.op).scales == "one" or (row(node.op).merges and node.arg("alpha", 1) == 1):
@@ -281,7 +281,7 @@ class _Reading:
         return args
 
     def _ranked(self, values: Sequence[Value]) -> list[Value]:
-        """Operands in the order of their keys; of one key, of names or widths of their leaves."""
+        """Sort operands by their keys; those of one key by names or widths of their leaves."""
         ranked: list[Value] = []
         for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
             tied = list(group)
@@ -303,7 +303,7 @@ class _Reading:
         return (shapes, names) if self.of.by_widths else (names, shapes)
 
     def _beneath(self, value: Value) -> set[str]:
-        """Leaves from which an operand is made within the part."""
+        """Return the leaves from which an operand is made within the part."""
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)

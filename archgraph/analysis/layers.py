@@ -28,7 +28,7 @@ class Layer:
 @takes_graph
 @per_graph
 def layers(graph: ArchGraph) -> tuple[Layer, ...]:
-    """Layers in topological order; every entry of the state belongs to exactly one.
+    """Return the layers in topological order; every entry of the state belongs to exactly one.
 
     Args:
         graph: The architecture.

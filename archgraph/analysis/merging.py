@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft, draft
-from archgraph.analysis.modules import Modules, Path, common, numbered, path_of, siblings, under
+from archgraph.analysis.modules import Modules, Path, common, is_numbered, path_of, siblings, under
 from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph
 from archgraph.ops.table import base
@@ -27,7 +27,7 @@ class Merging:
             self.claims.setdefault(path_of(name.partition("~")[0]), []).append(name)
 
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
-        """Working pieces, with those of one building block put together.
+        """Return the working pieces, with those of one building block put together.
 
         Pieces that are used again and again, one round after the other, are one block. Otherwise a
         module merges its pieces as :meth:`_is_block` says.
@@ -57,7 +57,7 @@ class Merging:
         claimed: Sequence[str],
         uses: Mapping[int, tuple[int, int]],
     ) -> list[int]:
-        """For each piece, the first one of its block.
+        """Return, for each piece, the first one of its block.
 
         Modules are asked from the innermost, all of one class at once: what is a list once is a
         list everywhere. One is asked only if its pieces are neighbours and contain all its work.
@@ -89,7 +89,7 @@ class Merging:
         return group
 
     def _blocks(self, members: Mapping[Path, Sequence[tuple[Piece, Path]]]) -> list[Path]:
-        """Modules of one class that are building blocks, by their pieces and these's modules."""
+        """Return the modules of one class that are building blocks."""
         looks = {m: tuple(self._look(h) for h, _ in pieces) for m, pieces in members.items()}
         alike = Counter(looks.values())
         blocks = []
@@ -103,7 +103,7 @@ class Merging:
     def _rounds(
         self, working: Sequence[Sequence[str]], claimed: Sequence[str]
     ) -> dict[int, tuple[int, int]]:
-        """Pieces that follow one another with the same weights: first one, length and times."""
+        """Return runs of pieces that share weights: first one, length and times."""
         keys = [
             tuple((self.node[n].op, self.modules.weights(n)) for n in names) for names in working
         ]
@@ -136,7 +136,7 @@ class Merging:
         looks: Sequence[tuple[str, ...]],
         twin: bool,
     ) -> bool:
-        """Whether the pieces that a module holds are one building block.
+        """Return whether the pieces that a module holds are one building block.
 
         Several such modules are those of one class: another place, the same children. Plain layers
         are one block if several such modules are inside a list and not lists themselves; regions
@@ -148,7 +148,7 @@ class Merging:
         if "dense" in kinds:
             return False
         if "residual" in kinds:
-            if not numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
+            if not is_numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
                 return False
             items = [i for i in range(len(paths) - 1) if siblings(paths[i], paths[i + 1])]
             return not any(looks[i] == looks[i + 1] for i in items) and (twin or not items)
@@ -157,7 +157,7 @@ class Merging:
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
 
     def _look(self, head: Piece) -> tuple[str, ...]:
-        """Operators of a piece from the first layer to the last, the shortcut aside."""
+        """Return the operators of a piece from the first layer to the last, the shortcut aside."""
         inside = set(head.nodes) - {head.exit}
         ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
         body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)

@@ -35,17 +35,17 @@ def common(paths: Iterable[Path]) -> Path:
 
 
 def under(path: Path, module: Path) -> bool:
-    """Whether a path lies in a module."""
+    """Return whether a path lies in a module."""
     return path[: len(module)] == module
 
 
-def numbered(part: str) -> bool:
-    """Whether a module is one of several that are told apart by a number."""
+def is_numbered(part: str) -> bool:
+    """Return whether a module is one of several that are told apart by a number."""
     return part[-1:].isdigit()
 
 
 def siblings(a: Path, b: Path) -> bool:
-    """Whether two modules lie in different items of one list.
+    """Return whether two modules lie in different items of one list.
 
     >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
     (True, False)
@@ -54,11 +54,11 @@ def siblings(a: Path, b: Path) -> bool:
     if len(a) <= size or len(b) <= size:
         return False
     x, y = a[size], b[size]
-    return numbered(x) and numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
+    return is_numbered(x) and is_numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Names, with an ordinal where one occurs again.
+    """Number names that occur again.
 
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']
@@ -130,12 +130,12 @@ class Modules:
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Whether a module holds a list, one item of which a path is in, and others with work."""
+        """Return whether a path is in an item of the module's list, and other items have work."""
         return any(
-            numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
+            is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
             for k in range(len(module), len(path))
         )
 
     def is_layer(self, name: str) -> bool:
-        """Whether an operator is a layer or a norm."""
+        """Return whether an operator is a layer or a norm."""
         return name in self.stream.heavy or row(self.graph.node[name].op).normalises

@@ -71,7 +71,7 @@ class Naming:
         return inside
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
-        """Places of the variables of some leaves, in their order."""
+        """Return the places of the variables of some leaves, in their order."""
         visited: set[int] = set()
         order: dict[Var, int] = {}
         for leaf in dict.fromkeys(names):

@@ -34,7 +34,7 @@ def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
 
 
 def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
-    """Value of an argument that states the sizes of layouts."""
+    """Return the value of an argument that states the sizes of layouts."""
     if isinstance(sizes, tuple):
         return tuple(sizes_after(s, selection) for s in sizes)
     if sizes is None or isinstance(sizes, int):
@@ -43,15 +43,15 @@ def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
 
 
 def touched(layout: Layout, selection: Kept) -> bool:
-    """Whether a layout contains an axis that is cut."""
+    """Return whether a layout contains an axis that is cut."""
     return any(isinstance(a, AxisRef) and a.name in selection for a in leaves(layout))
 
 
-def shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
+def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
     """Compute a number per remaining position: the product of those of its axes, 1 by default.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
-    >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
+    >>> position_shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
     array([1. , 1. , 1. , 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
     """
     match layout:
@@ -60,17 +60,17 @@ def shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> 
         case Prod(factors):
             result = np.ones(1)
             for f in factors:
-                result = np.multiply.outer(result, shares(f, selection, share)).reshape(-1)
+                result = np.multiply.outer(result, position_shares(f, selection, share)).reshape(-1)
             return result
         case Sum(terms):
-            return np.concatenate([shares(t, selection, share) for t in terms])
+            return np.concatenate([position_shares(t, selection, share) for t in terms])
         case _:
             assert isinstance(layout.size, int)
             return np.ones(layout.size)
 
 
 def positions(layout: Layout, selection: Kept) -> np.ndarray:
-    """Positions of a dimension that stay, in order: Kronecker for products, blocks for sums.
+    """Return a dimension's remaining positions: Kronecker for products, blocks for sums.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> positions(layout, {"head_dim": np.array([0, 2])})

@@ -41,7 +41,7 @@ class Casts:
         return self.source.get(value.name, value) if isinstance(value, Ref) else value
 
     def of(self, name: str) -> str:
-        """Operator whose result a cast converts; the operator itself if it is not a cast."""
+        """Return the operator behind a cast; the operator itself if it is not a cast."""
         return self.source[name].name if name in self.source else name
 
     def _plain(self) -> ArchGraph:

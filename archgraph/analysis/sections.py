@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
-from archgraph.analysis.modules import Path, common, numbered, siblings
+from archgraph.analysis.modules import Path, common, is_numbered, siblings
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
@@ -25,7 +25,7 @@ class Group(NamedTuple):
 
 
 def sections(drafts: Drafts) -> list[Group]:
-    """Sections of a graph's blocks: of the towers, of the main stream, further outputs last."""
+    """Return sections of blocks: of the towers, of the main stream, further outputs last."""
     groups: list[Group] = []
     owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
     for tower in drafts.chains[:-1]:
@@ -69,7 +69,7 @@ def _framed(
 
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Sections of a tower; one without building blocks is a stem."""
+    """Return the sections of a tower; one without building blocks is a stem."""
     complete = any(d.whole for d in blocks)
     return _framed(*(_parts(drafts, blocks) if complete else (blocks, [], [])), tower=True)
 
@@ -81,7 +81,7 @@ def _title(blocks: Sequence[BlockDraft]) -> str:
 def _parts(
     drafts: Drafts, blocks: list[BlockDraft]
 ) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
-    """Stem, stages and head of a chain.
+    """Return stem, stages and head of a chain.
 
     A single block at either end that has nothing in common with the stages is not a stage.
     """
@@ -96,7 +96,7 @@ def _parts(
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
-    """Whether a section is a single block unlike all others, and not an item of their list."""
+    """Return whether a section is a single block unlike all others, outside of their list."""
     (first, *more) = group.blocks
     return not more and not any(
         (d.spine == first.spine and _branched(d) == _branched(first))
@@ -137,7 +137,7 @@ def _transitions(stages: list[Group]) -> list[Group]:
 
 
 def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
-    """Where the stages begin and end.
+    """Return where the stages begin and end.
 
     Between the first and the last building block, the levels of an encoder–decoder included; in a
     plain chain from the start to where the image or sequence collapses, or to the last layer.
@@ -161,7 +161,7 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
 
 
 def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
-    """Maximal runs of blocks with the same result and repeating bodies, named by module."""
+    """Return maximal runs of blocks with the same result and repeating bodies, named by module."""
     items: list[list[BlockDraft]] = []  # blocks of one module stay together
     for d in blocks:
         last = items[-1][-1] if items else None
@@ -180,7 +180,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         members = [d for item in run for d in item]
         units = {d.unit for d in members}
         path = common(units)
-        if path in units and path and numbered(path[-1]):
+        if path in units and path and is_numbered(path[-1]):
             path = path[:-1]
         covers = path and inside[path] == len(members)
         groups.append(Group(".".join(path) if covers else members[0].name, "stage", members))
@@ -208,7 +208,7 @@ def _bodies(item: Sequence[BlockDraft]) -> list[tuple[str, ...]]:
 
 
 def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
-    """How many items at the front repeat with a period; 1 where only the first stands alone."""
+    """Count the items at the front that repeat with a period; 1 if only the first does."""
     size = 1
     while size < len(items):
         same_result = all(d.out == items[0][0].out for d in items[size])
@@ -222,7 +222,7 @@ def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
 
 
 def _similar(before: Sequence[BlockDraft], after: Sequence[BlockDraft], first: bool) -> bool:
-    """Whether two items have one body.
+    """Return whether two items have one body.
 
     The last item may be cut short; the first may be a transition, or prepare what all share.
     """

@@ -49,8 +49,8 @@ class Piece:
     level: str = ""
 
 
-def computed(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Results that depend on parameters, not on inputs (a transposed weight), with their leaves."""
+def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
+    """Return results of parameters alone (a transposed weight), with their leaves."""
     leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
@@ -77,7 +77,7 @@ class Stream:
         self.graph = graph
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         self.preds = _factored(graph)
-        self._computed = computed(graph)
+        self._computed = computed_weights(graph)
         self._weights: dict[str, tuple[str, ...]] = {}
         self.heavy = frozenset(n.name for n in graph.nodes if self._is_heavy(n))
         depth: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Stream:
     # -- which nodes ------------------------------------------------------------------------
 
     def _is_heavy(self, node: Node) -> bool:
-        """Whether an operator does a layer's work: a weighted one, or a product with a weight."""
+        """Return whether an operator does a layer's work: weighted, or a product with a weight."""
         fact = row(node.op)
         if fact.weighted or fact.macs is None or node.name in self._computed:
             return fact.weighted
@@ -103,7 +103,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Leaves that an operator takes itself or through results that depend on leaves only."""
+        """Return the leaves of an operator, directly or through results of leaves alone."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
@@ -114,7 +114,7 @@ class Stream:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
-        """Operators that some need, themselves included; within a part of the graph if given."""
+        """Return the operators that some need, themselves included; optionally within a part."""
         return reached(names, self.preds.__getitem__, inside)
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
@@ -158,7 +158,7 @@ class Stream:
         return below, ordered
 
     def _towers(self, main: Iterable[str]) -> tuple[tuple[Piece, ...], ...]:
-        """Chains of two or more layers from other inputs into the stream (encoders, towers).
+        """Return chains of several layers from other inputs into the stream (encoders, towers).
 
         A tower ends where it first fans out: what then serves one block is that block's.
         """
@@ -180,7 +180,7 @@ class Stream:
     # -- how they hang together ---------------------------------------------------------------
 
     def _chain(self, nodes: Sequence[str], entry: str) -> tuple[Piece, ...]:
-        """Pieces of a part of the graph whose only way out is its last node."""
+        """Return the pieces of a part of the graph whose only way out is its last node."""
         pieces: list[Piece] = []
         cuts = self._cuts(nodes, entry)
         begin = 0
@@ -191,7 +191,7 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Nodes without an edge that jumps over them; ``ends`` have an edge out of the part."""
+        """Return nodes that no edge jumps over; ``ends`` have an edge out of the part."""
         order = {name: i for i, name in enumerate(nodes)}
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
@@ -208,7 +208,7 @@ class Stream:
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
-        """One piece; a region that holds a chain of regions opens into that chain."""
+        """Yield one piece; a region that holds a chain of regions opens into that chain."""
         end = nodes[-1]
         work = any(n in self.heavy for n in nodes)
         if len(nodes) == 1:
@@ -236,7 +236,7 @@ class Stream:
         return (region,)
 
     def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
-        """Whether a chain goes down to another resolution and comes back to that of its entry.
+        """Return whether a chain leaves the resolution of its entry and comes back to it.
 
         There two dimensions or more are others than at the entry, in whatever order: a layer may
         have another width, or mix positions, and is at the entry's resolution all the same.
@@ -268,7 +268,7 @@ class Stream:
 
 
 def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-    """Predecessors by node, where a list that extends an earlier list goes through that one.
+    """Return predecessors by node; a list that extends an earlier list goes through that.
 
     Dense connections repeat themselves: ``cat(x, y)``, ``cat(x, y, z)``. Read as
     ``cat(cat(x, y), z)`` each of them is a cut node.
@@ -299,7 +299,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
 
 
 def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
-    """Sizes from the largest allowed one on; that one is looked up without sorting the others."""
+    """Yield sizes from the largest allowed one down; the first without sorting the others."""
     if most in sizes:
         yield most
     yield from sorted((s for s in sizes if s < most), reverse=True)

@@ -122,7 +122,7 @@ class Structure:
         return tuple(b for s in self.sections for b in s.blocks)
 
     def block(self, name: str) -> Block:
-        """Block by name.
+        """Return the block by name.
 
         Raises:
             GraphError: Names the nearest block.
@@ -130,7 +130,7 @@ class Structure:
         return _find(name, self.blocks, "block")
 
     def section(self, name: str) -> Section:
-        """Section by name.
+        """Return the section by name.
 
         Raises:
             GraphError: Names the nearest section.
@@ -138,7 +138,7 @@ class Structure:
         return _find(name, self.sections, "section")
 
     def matching(self, patterns: str | Iterable[str]) -> tuple[Block, ...]:
-        """Blocks by name or pattern (``layer*.1``), in topological order.
+        """Return the blocks by name or pattern (``layer*.1``), in topological order.
 
         Raises:
             GraphError: If a pattern matches none; names the nearest block.
@@ -153,7 +153,7 @@ class Structure:
         return tuple(b for b in self.blocks if b.name in chosen)
 
     def nodes(self, name: str) -> tuple[str, ...]:
-        """Operators of a section or, where no section has the name, of a block.
+        """Return the operators of a section or, where no section has the name, of a block.
 
         Raises:
             GraphError: Names the nearest of both.

@@ -23,24 +23,24 @@ Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def axes_of(layout: Layout) -> list[AxisRef]:
+def axis_refs(layout: Layout) -> list[AxisRef]:
     """List the axes of a layout, with repetition."""
     return [a for a in leaves(layout) if isinstance(a, AxisRef)]
 
 
-def alike(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
-    """Parts of two layouts side by side, as far as they are built alike."""
+def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
+    """Yield the parts of two layouts side by side, as far as they are built alike."""
     match mine, theirs:
         case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
             for x, y in zip(a, b, strict=True):
-                yield from alike(x, y)
+                yield from matching_parts(x, y)
         case _:
             yield mine, theirs
 
 
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
     """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
-    for part, other in alike(full, client):
+    for part, other in matching_parts(full, client):
         assert isinstance(other.size, int)
         yield where, part, other.size
 
@@ -48,7 +48,7 @@ def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
 def stated(
     client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
-    """Sizes that the arguments of two operators state, side by side: heads, groups, shapes."""
+    """Yield the sizes that two operators' arguments state, side by side: heads, groups, shapes."""
     a, b = client.node[mine], full.node[theirs]
     of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
@@ -104,8 +104,8 @@ class Widths:
                     self.equations += sized(a, layout, other)
         for a, b in nodes:
             for key, mine, theirs in stated(client, a, full, b):
-                for x, y in alike(mine, theirs):
-                    if axes_of(x) or axes_of(y):
+                for x, y in matching_parts(mine, theirs):
+                    if axis_refs(x) or axis_refs(y):
                         assert isinstance(x.size, int)
                         self.equations.append((f"{key} of %{a}", y, x.size))
         self.claims, self.open = solve(self.equations, self.gone)
@@ -165,7 +165,7 @@ class Widths:
 def solve(
     equations: Iterable[Equation], gone: Iterable[str] = ()
 ) -> tuple[dict[str, list[int]], list[Equation]]:
-    """Sizes of axes from the sizes of layouts that hold them; nothing is left of axes ``gone``.
+    """Solve for axis sizes from layout sizes; axes in ``gone`` have size 0.
 
     Returns:
         The sizes found for each axis, several where equations contradict each other; equations
@@ -176,7 +176,7 @@ def solve(
     for _, layout, size in distinct:
         if isinstance(layout, AxisRef):
             claims.setdefault(layout.name, {})[size] = None
-    left = [e for e in distinct if not isinstance(e[1], AxisRef) and axes_of(e[1])]
+    left = [e for e in distinct if not isinstance(e[1], AxisRef) and axis_refs(e[1])]
     progress = True
     while progress:
         pending, left = left, []
@@ -191,8 +191,8 @@ def solve(
 
 
 def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, int] | None:
-    """Sizes of a layout's unknown axes; None where several would do."""
-    unknown = {a.name: a.size for a in axes_of(layout) if a.name not in known}
+    """Return the sizes of a layout's unknown axes; None where several would do."""
+    unknown = {a.name: a.size for a in axis_refs(layout) if a.name not in known}
     if len(unknown) == 1:
         (axis,) = unknown
         count = _root(layout, size, axis, known)
@@ -216,10 +216,10 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> i
 
 
 def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
-    """Axes that go with dense blocks that are not matched: what these append."""
+    """Return the axes that go with dense blocks that are not matched: what these append."""
     dropped: set[str] = set()
     for block in structure(full).blocks:
         if block.name not in matched:
             layouts = (d for term in block.terms for d in axes(full).value[term][0])
-            dropped |= {a.name for layout in layouts for a in axes_of(layout)}
+            dropped |= {a.name for layout in layouts for a in axis_refs(layout)}
     return frozenset(dropped)

@@ -127,11 +127,11 @@ class _Constants:
         return value if isinstance(value, torch.Tensor) else None
 
     def names(self, node: torch.fx.Node) -> frozenset[str]:
-        """Buffers that a known call depends on."""
+        """Return the buffers that a known call depends on."""
         return self._names.get(node, frozenset())
 
     def sized(self, node: torch.fx.Node) -> bool:
-        """Whether a call depends on constants, buffers and open sizes alone."""
+        """Return whether a call depends on constants, buffers and open sizes alone."""
         return node in self._sized
 
     def _follow(self, graph: torch.fx.Graph) -> None:
@@ -175,7 +175,7 @@ class _Constants:
             self._names[node] = frozenset().union(*(self.names(n) for n in used))
 
     def _forget(self, node: torch.fx.Node) -> None:
-        """Memory that a call of unknown results writes to is not known any more."""
+        """Forget memory to which a call of unknown results writes."""
         inputs = (self._values.get(n) for n in node.all_input_nodes)
         written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor)}
         self._values = {
@@ -193,7 +193,7 @@ class _Ranges:
         self._known: dict[torch.fx.Node, Ends] = {}
 
     def of(self, value: Any) -> Ends:
-        """Range of a call's result, or of a number."""
+        """Return the range of a call's result, or of a number."""
         if isinstance(value, (bool, int, float)):
             return float(value), float(value)
         if not isinstance(value, torch.fx.Node):
@@ -227,7 +227,7 @@ class _Ranges:
 
 
 def _compared(name: str, a: Ends, b: Ends) -> Ends:
-    """Range of a comparison."""
+    """Return the range of a comparison."""
     if name in ("gt", "ge"):
         return _compared({"gt": "lt", "ge": "le"}[name], b, a)
     if name == "ne":
@@ -240,7 +240,7 @@ def _compared(name: str, a: Ends, b: Ends) -> Ends:
 
 
 def _truth(a: Ends) -> Ends:
-    """Whether a number is not zero."""
+    """Return whether a number is not zero."""
     if a == _NO:
         return _NO
     return _EITHER if a[0] <= 0 <= a[1] else _YES
@@ -261,18 +261,18 @@ def _and(a: Ends, b: Ends) -> Ends:
 
 
 def _total(a: Ends) -> Ends:
-    """Of any number of terms."""
+    """Return the range of a sum of any number of terms."""
     return _NO if a == _NO else (0.0 if a[0] >= 0 else -math.inf, 0.0 if a[1] <= 0 else math.inf)
 
 
 def _cast(a: Ends, to_bool: bool) -> Ends:
-    """In another type, which may round."""
+    """Return the range in another type, which may round."""
     finite = all(map(math.isfinite, a))
     return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if finite else a
 
 
 def _drawn_between(node: torch.fx.Node) -> Ends:
-    """``uniform(self, from, to)``."""
+    """Return the range of ``uniform(self, from, to)``."""
     bounds: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
     return (float(bounds[0]), float(bounds[1])) if not any(map(_is_call, bounds)) else _ANY
 

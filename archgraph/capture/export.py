@@ -16,14 +16,20 @@ from archgraph.capture.branches import Decided, deciding
 from archgraph.capture.examples import (
     ExampleInputs,
     at_batch,
+    example_tensors,
     grow,
     leading,
     register_dataclasses,
     shapes,
-    tensors,
 )
-from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
-from archgraph.capture.places import is_own, place
+from archgraph.capture.failures import (
+    UnknownType,
+    explained_failure,
+    first_line,
+    is_branch,
+    is_unknown,
+)
+from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import restored
@@ -64,7 +70,7 @@ class Captured:
         return pytree.tree_map_only(torch.Tensor, longer, (self.args, self.kwargs))
 
 
-def export(
+def export_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: str = ""
 ) -> Captured:
     """Export a module with a dynamic batch axis.
@@ -132,7 +138,7 @@ def _captured(
         valid = Range()  # 3
         if main is not None:
             batched = [symbol == main for symbol in symbols]
-            size = tensors(inputs)[batched.index(True)].shape[0]
+            size = example_tensors(inputs)[batched.index(True)].shape[0]
 
             def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
                 def open_(index: int) -> Any:
@@ -155,7 +161,7 @@ def _captured(
                     0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 )
         fixed = ""  # 4
-        if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
+        if main is None and (first or asked) and any(t.dim() for t in example_tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = always or f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
@@ -171,11 +177,11 @@ def _captured(
             bool(asked_of),
         )
     assert first is not None
-    raise explained(model, first) from first
+    raise explained_failure(model, first) from first
 
 
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:
-    """Symbol of each tensor input's leading axis, in order; empty where it is a number."""
+    """Return the symbol of each tensor's leading axis, in order; empty if it is a number."""
     stand_ins = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     symbols = []
     for spec in program.graph_signature.input_specs:
@@ -212,7 +218,7 @@ def _export(
     decided: Decided,
 ) -> torch.export.ExportedProgram:
     def once(*around: contextlib.AbstractContextManager[Any]) -> torch.export.ExportedProgram:
-        where = place(type(model).forward)
+        where = definition_of(type(model).forward)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
             stack.enter_context(quicker(open_sizes=shapes is not None))

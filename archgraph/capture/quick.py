@@ -84,7 +84,7 @@ class _Frames:
         return _Frames()
 
     def summary(self) -> traceback.StackSummary:
-        """Frames without their lines of code."""
+        """Return the frames without their lines of code."""
         frames = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -104,7 +104,7 @@ _compile = GraphModule.recompile
 
 
 def _compile_later(module: GraphModule) -> None:
-    """Instead of ``recompile``: a graph becomes Python code when it is called."""
+    """Replace ``recompile``: compile a graph to Python code when it is called."""
     codegen: Any = module.graph._codegen
     if hasattr(codegen, "pytree_info"):
         module._in_spec = codegen.pytree_info.in_spec

@@ -15,12 +15,12 @@ from types import CodeType
 
 import torch
 
-from archgraph.capture.casts import cast
+from archgraph.capture.casts import spell_casts
 from archgraph.capture.fold import fold
 from archgraph.capture.inline import inline
 from archgraph.capture.recurrent import unstack
 from archgraph.capture.spell import spell
-from archgraph.capture.writes import functional
+from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune, renumber
@@ -127,7 +127,7 @@ def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 def _all_boundaries(tests: Iterable[str]) -> Iterator[int]:
-    """Batch sizes around those at which guards change.
+    """Yield the batch sizes around those at which guards change.
 
     1. Numbers in a guard may be such sizes.
     2. Between two probes for which it differs lies one, found by halving.
@@ -168,8 +168,8 @@ def _graph(
     parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
     owners = {key: key for key in model.state_dict()}
     try:
-        tape = cast(fold(inline(program, batch, owners), owners))
-        spelt = spell(unstack(functional(tape, parameters)))
+        tape = spell_casts(fold(inline(program, batch, owners), owners))
+        spelt = spell(unstack(functionalised(tape, parameters)))
     except TraceError:
         return None
     graph = ArchGraph(

@@ -30,7 +30,7 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
     values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
     results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
     """
-    holders, memory = reached(model)
+    holders, memory = reachable_values(model)
     before = [(holder, path, _contents(holder)) for holder, path in holders]
     trained = [value for value, _ in memory if isinstance(value, torch.nn.Parameter)]
     flags = [(p, p.requires_grad, p.grad) for p in trained]
@@ -72,7 +72,7 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
                     cache.cache_clear()
 
 
-def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
+def reachable_values(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
     """Return containers that forward may change, then tensors and arrays in them, with their paths.
 
     A path begins with the name of the model's class. Modules, objects of the user's and containers
@@ -111,7 +111,7 @@ def _joined(path: str, key: Any) -> str:
 
 
 def _caches() -> set[Any]:
-    """Functions with ``functools.cache`` of all modules that are loaded, the capture's apart."""
+    """Return ``functools.cache`` functions of all loaded modules except the capture's."""
     return {
         value
         for name, module in [*sys.modules.items()]

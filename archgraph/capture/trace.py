@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from archgraph.capture.caches import uncached
-from archgraph.capture.casts import cast
+from archgraph.capture.casts import spell_casts
 from archgraph.capture.examples import buffers_on_meta, on_device_of
-from archgraph.capture.export import Captured, export
+from archgraph.capture.export import Captured, export_program
 from archgraph.capture.failures import UnknownType, suggesting
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
@@ -31,7 +31,7 @@ from archgraph.capture.inline import inline
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.recurrent import unstack
-from archgraph.capture.signature import named
+from archgraph.capture.signature import with_signature
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
@@ -43,7 +43,7 @@ from archgraph.capture.unseen import (
     unregistered,
 )
 from archgraph.capture.verify import verify as verified
-from archgraph.capture.writes import functional
+from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
@@ -180,7 +180,7 @@ class _Way:
 
 @contextlib.contextmanager
 def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
-    """``torch.export`` takes all inputs in a tuple: say what to write where that was meant."""
+    """Add a hint where the inputs were passed in one tuple, as ``torch.export`` takes them."""
     try:
         yield
     except TraceError as error:
@@ -385,17 +385,17 @@ def _one_mode(
     ``values`` are those of buffers that are on the meta device for the capture; ``fixed`` says why
     the batch has the example's size, where that is known.
     """
-    captured = export(model, args, kwargs, fixed)
+    captured = export_program(model, args, kwargs, fixed)
     stored = captured.program.constants
     stored.update({name: values[name] for name in stored.keys() & values.keys()})
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
     folded = fold(tape, leaves.owner, LIMITS.folded_bytes if limited else math.inf)
-    spelt = spell(unstack(functional(cast(folded), parameters)))
+    spelt = spell(unstack(functionalised(spell_casts(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]
     spelt = dataclasses.replace(spelt, notes=(*spelt.notes, *unlike))
-    return named(model, captured, spelt), captured
+    return with_signature(model, captured, spelt), captured
 
 
 def _both_modes(
@@ -439,7 +439,7 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
-    """Norms that only count, with a note each: no output depends on them, so the graph has none."""
+    """Return norms that only count, with a note each: no output depends on them."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
     notes = {}
     for node in draft.nodes:

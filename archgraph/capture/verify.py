@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from archgraph.capture.examples import ExampleInputs, redrawn
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
-from archgraph.capture.places import is_users, place
+from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.restored import restored
-from archgraph.capture.signature import arguments
+from archgraph.capture.signature import forward_arguments
 from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
@@ -145,7 +145,7 @@ def verify(
 
 
 def _too_large(state: State) -> str:
-    """Why there is not enough memory to run a model beside the built module; empty if there is."""
+    """Return why memory is short for a model beside the built module; empty if it is not."""
     needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
@@ -155,7 +155,7 @@ def _too_large(state: State) -> str:
 
 
 def _free_memory() -> float:
-    """Bytes of memory that are free, in this container where it has a bound; inf if unknown."""
+    """Return the free memory in bytes, within the container's limit; inf if unknown."""
     bounds = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
@@ -173,7 +173,7 @@ def _free_memory() -> float:
 
 @contextlib.contextmanager
 def _plainly(model: torch.nn.Module) -> Iterator[None]:
-    """Operators as they are captured: nothing compiled, no fused attention in evaluation."""
+    """Run operators as captured: nothing compiled, no fused attention in evaluation."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     compiled = any(
@@ -289,7 +289,7 @@ class _Verification:
         module.train(call.training)
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
         if module is self.built:  # whose arguments are the tensors alone
-            by_name = arguments(self.model, args, kwargs)
+            by_name = forward_arguments(self.model, args, kwargs)
             args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
         if not call.second or self.reordered:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
@@ -322,7 +322,7 @@ class _Verification:
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
     ) -> Iterator[_Difference]:
-        allowed = _none if self._same_operators(actual, expected) else tolerance
+        allowed = _none if self._same_operators(actual, expected) else tolerance_of
         if call.cast:
             allowed = _rounded
         ours, theirs = list(actual.outputs.values()), expected.outputs
@@ -341,7 +341,7 @@ class _Verification:
                 yield from _beyond("buffer", name, buffers[name], buffer, allowed)
 
     def _same_operators(self, actual: _Results, expected: _Results) -> bool:
-        """Whether both compute the same on memory in the same order: then bits agree."""
+        """Return whether both compute the same on memory in the same order: then bits agree."""
         if expected.operators:
             alike = actual.operators == expected.operators
             steady = _UNSTEADY.isdisjoint(expected.operators)
@@ -351,7 +351,7 @@ class _Verification:
         return self.alike
 
     def _same_memory(self) -> bool:
-        """Whether the parameters of both lie in memory in the same way, where bits repeat."""
+        """Return whether both modules lay out parameters alike in memory, so that bits repeat."""
         parameters = dict(self.built.named_parameters(remove_duplicate=False))
         return all(
             parameter.device.type == "cpu"
@@ -363,11 +363,11 @@ class _Verification:
     def _error(
         self, differences: Sequence[_Difference], call: _Call, expected: _Results
     ) -> TraceError:
-        """One error for what differs in a call: what it is, how far, why where that is known."""
+        """Build the error for what differs in a call: what, how far, and why if known."""
         first = differences[0]
         rest = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
         actual = f"{first.kind} {first.name} {first.far} in {call.name}{rest}"
-        forward = place(type(self.model).forward)
+        forward = definition_of(type(self.model).forward)
         changed = self.changed() if call.second or call.training else []
         functions = expected.graded.functions if expected.graded else ()
         if first.kind == "gradient" and functions:
@@ -415,7 +415,7 @@ def _replaced(model: torch.nn.Module, name: str) -> TraceError:
     return TraceError(
         "forward makes or replaces this part; the parts of a graph stay as they are",
         where=name,
-        found=place(type(model).forward),
+        found=definition_of(type(model).forward),
         hint="do it before tracing",
     )
 
@@ -430,8 +430,8 @@ def _own(graded: _Graded) -> Iterator[str]:
 
 
 def _source(function: Any) -> str:
-    """Where a function says what its gradient is."""
-    return place(inspect.unwrap(function.backward))
+    """Return where a function says what its gradient is."""
+    return definition_of(inspect.unwrap(function.backward))
 
 
 def _short(function: Any) -> str:
@@ -439,7 +439,7 @@ def _short(function: Any) -> str:
 
 
 def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
-    """Tensors of a module's results by name, in order."""
+    """Return the tensors of a module's results by name, in order."""
     if dataclasses.is_dataclass(outputs) and type(outputs) not in pytree.SUPPORTED_NODES:
         outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
     try:
@@ -496,32 +496,32 @@ def _beyond(
         types = (f"{t.dtype} {tuple(t.shape)}" for t in (actual, expected))
         yield _Difference(kind, name, " instead of ".join(types))
         return
-    gap = difference(actual, expected, floor)
+    gap = largest_difference(actual, expected, floor)
     if gap > allowed(expected.dtype):
         yield _Difference(kind, name, f"differs by {gap:.1e} of its largest value")
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """How far results of other operators may be apart, relative to the largest value."""
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far results of other operators may be apart, relative to the largest value."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
     return 0.0
 
 
 def _rounded(dtype: torch.dtype) -> float:
-    """How far results may be apart under autocast."""
-    return max(tolerance(torch.bfloat16), tolerance(dtype))
+    """Return how far results may be apart under autocast."""
+    return max(tolerance_of(torch.bfloat16), tolerance_of(dtype))
 
 
 def _none(dtype: torch.dtype) -> float:
-    """How far results of the same operators on the same memory may be apart."""
+    """Return how far results of the same operators on the same memory may be apart."""
     return 0.0
 
 
-def difference(
+def largest_difference(
     actual: torch.Tensor, expected: torch.Tensor, floor: Callable[[], float] = float
 ) -> float:
-    """Largest difference relative to the largest expected value, or a floor; NaN equals NaN."""
+    """Return the largest difference relative to the largest expected value, or a floor."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     actual, expected = _dense(actual), _dense(expected)
@@ -541,7 +541,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(tensor: torch.Tensor | None) -> float:
-    """Largest finite magnitude."""
+    """Return the largest finite magnitude."""
     if tensor is None:
         return 0.0
     values = _dense(tensor).abs()

@@ -182,7 +182,7 @@ def _options(
 
 @contextlib.contextmanager
 def consent() -> Iterator[None]:
-    """Inside, files may name Python code, also in the folder in which the user stands.
+    """Let files name Python code for a while, also in the current folder.
 
     That folder comes after all installed packages. Without consent it is not searched at all: a
     module in it would stand in for a package that is not installed, and its metadata for one that

@@ -45,13 +45,13 @@ Member = Annotated[
 ]
 
 
-def graph_of(
+def read_graph(
     file: Path, choose: Sequence[str] | None = None, member: str | None = None
 ) -> ArchGraph:
     """Return the architecture in a file, with some choices made; of a family, that of a member."""
     from archgraph.language import load_graph
 
-    family = family_of(file)
+    family = read_family(file)
     if family is None:
         if member is not None:
             raise SpecError("is not a family", where=str(file), found=f"--member {member}")
@@ -83,7 +83,7 @@ def shown_in(text: str) -> Any:
     if member is not None:
         from archgraph.states import Rewritten
 
-        graph, family = _graph_in(path, member), None if path.is_dir() else family_of(path)
+        graph, family = _graph_in(path, member), None if path.is_dir() else read_family(path)
         graph = graph.replace(name=f"{path.resolve().stem}:{member}")
         known = family is not None and family.has_global
         return Rewritten(graph, _from_global(family, member)) if known else graph
@@ -91,27 +91,27 @@ def shown_in(text: str) -> Any:
         from archgraph.reports import read_run
 
         return read_run(path)
-    return family_of(path) or graph_of(path)
+    return read_family(path) or read_graph(path)
 
 
 def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, Any]:
-    """Two architectures, and the transfers that lead to both where they are of one family."""
+    """Read two architectures, and the transfers to both if they are of one family."""
     (one, first), (two, second) = _named(a), _named(b)
     graphs = _graph_in(one, first), _graph_in(two, second)
     if first is None or second is None or one != two or one.is_dir():
         return (*graphs, None)
-    family = family_of(one)
+    family = read_family(one)
     if not family.has_global:
         return (*graphs, None)
     return (*graphs, (_from_global(family, first), _from_global(family, second)))
 
 
 def _graph_in(path: Path, member: str | None) -> ArchGraph:
-    return _of_run(path, member) if path.is_dir() else graph_of(path, member=member)
+    return _of_run(path, member) if path.is_dir() else read_graph(path, member=member)
 
 
 def _named(text: str) -> tuple[Path, str | None]:
-    """`FILE` or `FILE:MODEL`."""
+    """Split `FILE` or `FILE:MODEL`."""
     name, mark, member = text.rpartition(":")
     return (Path(name), member) if mark and not Path(text).exists() else (Path(text), None)
 
@@ -139,7 +139,7 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
     return graph
 
 
-def family_of(file: Path) -> Any:
+def read_family(file: Path) -> Any:
     """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
     from archgraph.language.yaml import read_document
@@ -153,7 +153,7 @@ def family_of(file: Path) -> Any:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """`key=value` as key and value."""
+    """Split `key=value` into key and value."""
     key, mark, value = text.partition("=")
     if not (mark and key.strip() and value.strip()):
         raise SpecError("is not a setting", where=repr(text), expected="key=value")
@@ -161,7 +161,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
-    """`key=value`s by key; each key once, so that no value is dropped."""
+    """Parse `key=value`s; each key once, so that no value is dropped."""
     values: dict[str, str] = {}
     for text in texts:
         key, value = pair(text)
@@ -177,7 +177,7 @@ def by_key(texts: Iterable[str]) -> dict[str, str]:
 
 
 def numbers(texts: Iterable[str]) -> dict[str, int]:
-    """`key=N` as numbers by key."""
+    """Parse `key=N`s as numbers by key."""
     values = {}
     for key, value in by_key(texts).items():
         if not value.isdecimal():
@@ -187,7 +187,7 @@ def numbers(texts: Iterable[str]) -> dict[str, int]:
 
 
 def numbers_by_name(file: Path) -> dict[str, list[float]]:
-    """Numbers by name: a JSON object, or lines of CSV, of which the first may be a heading."""
+    """Read numbers by name: a JSON object, or lines of CSV, optionally with a heading."""
     import csv
     import json
 
@@ -227,7 +227,7 @@ def _numeric(text: str) -> bool:
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
-    """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
+    """Parse `key=value`s with values as YAML writes them: numbers, true, [1, 2], text."""
     return {key: value_of(value) for key, value in by_key(texts or ()).items()}
 
 

@@ -14,9 +14,9 @@ from archgraph.cli.arguments import (
     ModelOrFamily,
     OutputFile,
     by_key,
-    family_of,
-    graph_of,
     numbers_by_name,
+    read_family,
+    read_graph,
     settings_of,
     shown_in,
     two_graphs,
@@ -92,7 +92,7 @@ def trace(
 
 
 def _input(name: str, value: str) -> dict[str, Any]:
-    """`2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
+    """Parse `2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
     sizes, _, dtype = value.partition(":")
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
@@ -107,17 +107,17 @@ def _input(name: str, value: str) -> dict[str, Any]:
 
 @command()
 def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> None:
-    """Sections and blocks with shapes, parameters and MACs.
+    """Show sections and blocks with shapes, parameters and MACs.
 
     Of a family: its models with their sizes; --member shows one of them.
     """
     from archgraph.display import summary
 
-    if member is None and (family := family_of(file)) is not None:
+    if member is None and (family := read_family(file)) is not None:
         show_item(family.table())
         say(f"--member NAME shows one of them: {', '.join(family.models)}")
     else:
-        show_item(summary(graph_of(file, choose, member)))
+        show_item(summary(read_graph(file, choose, member)))
 
 
 @command()
@@ -134,7 +134,7 @@ def explain(
     choose: Choose = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Which axes and blocks can change, or why not.
+    """Explain which axes and blocks can change, or why not.
 
     Of a family, the global model unless --member names another one.
 
@@ -143,10 +143,10 @@ def explain(
     """
     from archgraph.display import explain as explained
 
-    family = family_of(file) if member is None else None
+    family = read_family(file) if member is None else None
     if family is not None and family.has_global:
         member = "global"
-    explanation = explained(graph_of(file, choose, member), name)
+    explanation = explained(read_graph(file, choose, member), name)
     if as_json:
         say_json(explanation.plain())
     else:
@@ -184,7 +184,7 @@ def draw(
     from archgraph.display import draw as drawn
 
     look: dict[str, Any] = {"detail": detail, "direction": direction, "fold": fold}
-    family = family_of(file) if cover is None else None
+    family = read_family(file) if cover is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
         for path in draw_family(family, folder, **look):
@@ -199,10 +199,10 @@ def draw(
             )
         graph, shares = family.graph, coverage(family)
     elif cover is not None:
-        covering = family_of(cover)
+        covering = read_family(cover)
         if covering is None:
             raise SpecError("is not a family", where=str(cover), expected="a file with clients")
-        graph = graph_of(file, choose)
+        graph = read_graph(file, choose)
         shares = coverage(covering)
         if graph.state_names != covering.graph.state_names:
             raise SpecError(
@@ -211,7 +211,7 @@ def draw(
                 hint=f"`archgraph draw {cover}` draws that",
             )
     else:
-        graph, shares = graph_of(file, choose), None
+        graph, shares = read_graph(file, choose), None
     text = drawn(graph, output, cover=shares, **look)
     if output is None:
         say(text)
@@ -282,7 +282,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How two models differ, or whether two runs are the same.
+    """Compare two models, or check whether two runs are the same.
 
     A row for each part that is missing, new or copied, each axis that is narrower or wider, each
     operator with other arguments. Two models of one family are compared through the transfers of
@@ -336,10 +336,10 @@ def align(
     a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
 ) -> None:
-    """Which parts of two models belong together.
+    """Align the parts of two models.
 
     Whatever their names, block by block, with the reason for each part without a counterpart.
     """
     from archgraph.relate.align import align as aligned
 
-    show_tables(aligned(graph_of(a), graph_of(b)).tables())
+    show_tables(aligned(read_graph(a), read_graph(b)).tables())

@@ -17,14 +17,14 @@ from archgraph.cli.arguments import (
     Choose,
     ModelFile,
     OutputFile,
-    graph_of,
+    read_graph,
     settings_of,
     typed,
     value_of,
 )
 from archgraph.cli.output import say, show_item, wrote
 from archgraph.errors import SpecError
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
@@ -67,7 +67,7 @@ def rewrite(
 
     if output is not None:
         check_ending(output)  # before anything is printed
-    graph = graph_of(file, choose)
+    graph = read_graph(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
@@ -99,7 +99,7 @@ def _with_rows() -> Any:
     """Return the command with an option for every row of the registry, before the other options."""
     declared = inspect.signature(rewrite, eval_str=True)
     parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for row in rows().values():
+    for row in rewrite_rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
         kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -115,7 +115,7 @@ class RewriteCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give such an option the value `true` where none follows."""
-        types = {name: typing.get_args(row.value_type) for name, row in rows().items()}
+        types = {name: typing.get_args(row.value_type) for name, row in rewrite_rows().items()}
         alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
         for word, following in itertools.pairwise([*args, "--"]):
@@ -128,7 +128,7 @@ command(cls=RewriteCommand)(_with_rows())
 
 
 def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
-    """Rewrites as a file would ask for them; a mistake names the option."""
+    """Return the rewrites as a file would ask for them; a mistake names the option."""
     from archgraph.language.family import Rewrites
 
     asked = {name: _value(words) for name, words in texts.items() if words}
@@ -141,7 +141,7 @@ def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
 
 
 def _value(texts: Sequence[str]) -> Any:
-    """`KEY=VALUE`s as a mapping, one value as itself, several as a list; values as in YAML."""
+    """Parse `KEY=VALUE`s as a mapping, one value as itself, several as a list, as in YAML."""
     if all("=" in text for text in texts):
         return _frozen(settings_of(texts))
     values = [_frozen(value_of(text)) for text in texts]

@@ -138,11 +138,11 @@ def watch(
     """
     from archgraph.reports.watch import RunServer
     from archgraph.viewer import view
-    from archgraph.viewer.rounds import rounds_of
+    from archgraph.viewer.rounds import recorded_rounds
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        RunServer(folder, port, viewer=view, rounds=rounds_of) as server,
+        RunServer(folder, port, viewer=view, rounds=recorded_rounds) as server,
     ):
         say(f"{server.address} shows {folder}; Ctrl-C ends")
         server.serve_forever()

@@ -44,7 +44,7 @@ def similarity(
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
     output: OutputFile = None,
 ) -> None:
-    """How alike the weights of blocks are.
+    """Compare the weights of blocks.
 
     Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
     blocks of each section, or between two models. Random weights reach more than half, so chance
@@ -89,7 +89,7 @@ def scales(
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
     output: OutputFile = None,
 ) -> None:
-    """How the scale of weights differs between models.
+    """Compare the scale of weights between models.
 
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
@@ -181,7 +181,7 @@ def export(
 def with_states(
     names: Sequence[str], files: Sequence[Path] | None
 ) -> Iterable[tuple[str, Path | None]]:
-    """Models and the files of their weights, one each in the order of the models."""
+    """Yield the models and the files of their weights, one each in the order of the models."""
     weights = list(files or ())
     if len(weights) > len(names):
         raise SpecError("more files than models", where="--state", found=str(weights[len(names)]))
@@ -207,7 +207,7 @@ def with_weights(
 def _models(
     name: str, data: Path | None, file: Path | None, tested: bool = False
 ) -> dict[str, Any]:
-    """Architectures with weights: all of a run folder, one of it (RUN:MODEL), or a model file's.
+    """Read architectures with weights: of a run, of one of its models, or of a model file.
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
     """

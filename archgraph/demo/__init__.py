@@ -58,7 +58,7 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 
 
 def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[Any]:
-    """One model, from its family to the page about its run."""
+    """Run one model, from its family to the page about its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary
     from archgraph.reports import curves, report
@@ -85,7 +85,7 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
 
 
 def _sizes(family: Family) -> str:
-    """How many parameters each kind of client has."""
+    """Return how many parameters each kind of client has."""
     import archgraph
     from archgraph.tables import count
 

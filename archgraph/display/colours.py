@@ -40,7 +40,7 @@ DARK = {
 
 
 def themed(text: str) -> str:
-    """CSS or SVG whose colours follow the page: light, or dark.
+    """Return CSS or SVG whose colours follow the page: light, or dark.
 
     >>> themed("fill: #1f2933; stroke: #123456")
     'fill: var(--c1f2933); stroke: #123456'

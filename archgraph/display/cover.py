@@ -62,7 +62,7 @@ class Cover(Mapping[str, float]):
         return repr(dict(self))
 
     def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
-        """Share of several leaves together that each kind of client has; None if all are empty."""
+        """Return each kind of client's share of several leaves; None if all are empty."""
         total = sum(sizes.values())
         if not total:
             return None
@@ -72,7 +72,7 @@ class Cover(Mapping[str, float]):
         )
 
     def reach(self, sizes: Mapping[str, int]) -> Reach | None:
-        """How several leaves together are fed, weighted by their sizes; None if all are empty."""
+        """Return how several leaves are fed, weighted by their sizes; None if all are empty."""
         shares = self.shares(sizes)
         if shares is None:
             return None
@@ -82,7 +82,7 @@ class Cover(Mapping[str, float]):
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Share of the clients that feed each leaf of the global state, 0 to 1, by leaf name.
+    """Return the share of clients that feed each leaf of the global state, 0 to 1, by name.
 
     A client that has a part of a leaf counts by that part: half of the clients at half of the rows
     make 0.75 with the others at all rows. :meth:`Cover.reach` tells the two apart.

@@ -86,7 +86,7 @@ def correspondence_table(matched: Correspondence) -> Table:
 
 
 def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
-    """Equal differences as one row."""
+    """Merge equal differences into one row."""
     first, last = items[0], items[-1]
     part = first.level if len(items) == 1 else plural(len(items), first.level, SEVERAL[first.level])
     names = between(first.a, last.a) or "–", between(first.b, last.b) or "–"
@@ -95,7 +95,7 @@ def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
 
 
 def diff(a: ArchGraph, b: ArchGraph) -> Difference:
-    """Differences of two graphs, empty exactly when they are equal up to the names of operators.
+    """Compare two graphs; empty exactly if they are equal up to the names of operators.
 
     Leaves are matched by name, operators in order by operator and place in the module.
 
@@ -107,7 +107,10 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
         ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),
         ... )
         >>> a = ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))
-        >>> bool(diff(a, a)), diff(a, a.replace(nodes=(x,), outputs=Ref("x"))).nodes[0].before
+        >>> (
+        ...     bool(diff(a, a)),
+        ...     diff(a, a.replace(nodes=(x,), outputs=Ref("x"))).nodes[0].before,
+        ... )
         (False, 'aten.relu(self=%x)')
     """
     leaves = []

@@ -13,8 +13,8 @@ import graphviz
 
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
-from archgraph.display.markup import FONT, bar, stacked, text, width
-from archgraph.display.rows import Row, rows
+from archgraph.display.markup import FONT, bar, stacked_lines, text, width
+from archgraph.display.rows import Row, scene_rows
 from archgraph.display.scene import Box, Cluster, Scene
 from archgraph.display.spine import span, spine
 
@@ -37,7 +37,7 @@ def dot(
     tips: Callable[[Box], str],
     direction: Direction,
 ) -> str:
-    """DOT text of a scene.
+    """Write the DOT text of a scene.
 
     Args:
         picture: The scene.
@@ -63,7 +63,7 @@ class _Drawing:
         self.boxes = picture.box
         self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
         self.spine = spine(picture)
-        self.rows = rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
+        self.rows = scene_rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
         self.wide = self.widths()
         self.frames = 0
 
@@ -109,7 +109,7 @@ class _Drawing:
         return str(target.source)
 
     def row(self, target: Any, row: Row, number: int) -> None:
-        """Frames and boxes of one row."""
+        """Draw frames and boxes of one row."""
         inside: set[str] = set()
         for group in self.picture.groups:
             self.frame(target, group, "", row, inside)
@@ -140,7 +140,7 @@ class _Drawing:
         )
 
     def box(self, target: Any, box: Box, around: Fed | None) -> None:
-        """One box; what the frame around it says is not said again."""
+        """Draw one box, without what the frame around it says."""
         look = {"group": "spine"} if box.name in self.spine else {}
         fed = self.fed.get(f"box {box.name}")
         if fed is not None and box.kind == "operator":
@@ -152,7 +152,7 @@ class _Drawing:
             look.update(style="filled,rounded,bold", fillcolor=colour)
         if box.training:
             look["style"] = "filled,rounded,dashed"
-        same = fed is None or (around is not None and words(around) == words(fed))
+        same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         quiet = colours.QUIET if fed is None else colours.INK
         label = _box_label(box, None if same or not box.leaves else fed, quiet)
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
@@ -168,7 +168,7 @@ class _Drawing:
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
             continued = len(here) < sum(len(each.boxes) for each in group.walk())
             frame.attr(
-                label=f"<{stacked(_title(group, fed, within, continued=continued))}>",
+                label=f"<{stacked_lines(_title(group, fed, within, continued=continued))}>",
                 labeljust="l",
                 labelloc="t",
                 style="filled,rounded",
@@ -185,7 +185,7 @@ class _Drawing:
                     self.box(frame, self.boxes[name], fed)
 
     def widths(self) -> dict[str, float]:
-        """Least widths in inches: of boxes with a weight, and twice a title's where one enters."""
+        """Compute least widths in inches: of boxes with a weight, twice a title's at an entry."""
         strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
         wide = {name: WIDTH for name in strong if self.boxes[name].kind == "operator"}
         before: dict[str, list[str]] = {}
@@ -207,7 +207,7 @@ class _Drawing:
         return wide
 
     def links(self, target: Any) -> None:
-        """Arrows; one to a later row ends at a mark and goes on from its twin there."""
+        """Draw arrows; one to a later row ends at a mark and continues from its twin there."""
         row_of = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
         drawn: set[tuple[str, str]] = set()
         for link in self.picture.links:
@@ -235,7 +235,7 @@ def fill(fed: Fed) -> str:
     return colours.blend(colours.SCALE, share)
 
 
-def words(fed: Fed) -> list[str]:
+def coverage_words(fed: Fed) -> list[str]:
     """Write a part's coverage in words: clients and share of the weights, or one share."""
     if isinstance(fed, Reach):
         return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
@@ -243,7 +243,7 @@ def words(fed: Fed) -> list[str]:
 
 
 def single(group: Cluster) -> bool:
-    """Whether a section is one block or fold: it needs one frame only."""
+    """Return whether a section is one block or fold: it needs one frame only."""
     return len(group.groups) == 1 and group.times == 1
 
 
@@ -251,15 +251,15 @@ def _box_label(box: Box, fed: Fed | None, quiet: str) -> str:
     if box.kind != "operator":
         return f"<{text(box.lines[0].text, size=11, bold=True)}>"
     notes = [box.size] if box.parameters else []
-    rows = []
+    lines = []
     for line in box.lines:
         row = text(line.text, size=10 if line.strong else 9, bold=line.strong)
         if notes and (line.strong or line is box.lines[-1]):
             row += "  " + text(notes.pop(), size=8, colour=quiet)
-        rows.append(row)
+        lines.append(row)
     if fed is not None:
-        rows.append(text(" · ".join(words(fed)), size=8, bold=True))
-    return f"<{'<BR/>'.join(rows)}>"
+        lines.append(text(" · ".join(coverage_words(fed)), size=8, bold=True))
+    return f"<{'<BR/>'.join(lines)}>"
 
 
 def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:
@@ -277,7 +277,7 @@ def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> 
     if continued:
         lines.append(text("(in part)", size=8, colour=colours.QUIET))
     if fed is not None:
-        lines += [text(line, size=8, bold=True) for line in words(fed)]
+        lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
         if isinstance(fed, Reach):
             lines.append(bar(fed.weights))
     return lines

@@ -19,7 +19,7 @@ from archgraph.display.facts import (
     LeafFact,
     OperatorFact,
     Saving,
-    plain,
+    plain_fact,
 )
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
@@ -80,9 +80,10 @@ class Explanation:
         ``blocks``, ``leaves``, ``operators``.
         """
         overall = {
-            k: plain(getattr(self.about, k)) for k in ("parameters", "macs", "reach", "halving")
+            k: plain_fact(getattr(self.about, k))
+            for k in ("parameters", "macs", "reach", "halving")
         }
-        chosen = {k: plain(getattr(self, k)) for k in KINDS}
+        chosen = {k: plain_fact(getattr(self, k)) for k in KINDS}
         return {"model": self.model, "asked": self.asked, **overall, **chosen}
 
     def _repr_html_(self) -> str:
@@ -163,7 +164,7 @@ class Explanation:
 
 @takes_graph
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
-    """Which axes are free, which are pinned and why, which blocks can go; what that would save.
+    """Explain which axes are free or pinned, which blocks can go, and what that would save.
 
     Args:
         graph: The architecture.
@@ -201,7 +202,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 
 def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
-    """Parts of exactly this name, each with the axes that it makes or has."""
+    """Return the parts of exactly this name, each with the axes that it makes or has."""
     if operator:
         return _operator_of(about, [n for n in about.operators if n == word])
     sections = [s for s in about.sections if s == word]
@@ -220,7 +221,7 @@ def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
 
 
 def _like(about: Facts, word: str) -> NamesByKind:
-    """Parts of a module or a pattern; operators only where nothing else is."""
+    """Return the parts of a module or a pattern; operators only where nothing else is."""
     kinds = ("axes", "sections", "blocks", "leaves")
     parts = _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
     return parts or _operator_of(about, _matching(about.operators, word))
@@ -232,7 +233,7 @@ def _operator_of(about: Facts, names: Sequence[str]) -> NamesByKind:
 
 
 def _parts(**names: Iterable[str]) -> NamesByKind:
-    """Names by kind; empty if no kind has a name."""
+    """Return the names by kind; empty if no kind has a name."""
     parts = {kind: list(names.get(kind, ())) for kind in KINDS}
     return parts if any(parts.values()) else {}
 

@@ -36,7 +36,7 @@ def savings(saving: Saving | None) -> tuple[str, str]:
 
 
 def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
-    """Names that differ in one number and agree in everything else, in order.
+    """Return the names that differ in one number and agree in everything else, in order.
 
     Args:
         names: Names with numbers in them.
@@ -76,7 +76,7 @@ def _grouped(
 
 
 def _kinds(spans: Sequence[str]) -> str:
-    """`layer norm ×2, softmax` of spans with their places."""
+    """Write the operators of spans: `layer norm ×2, softmax`."""
     counts = Counter(s.partition(" in ")[0] for s in spans)
     return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in counts.items())
 
@@ -84,7 +84,7 @@ def _kinds(spans: Sequence[str]) -> str:
 def free_axes(
     axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
 ) -> Table:
-    """Free axes with what halving saves; ``each``: one row for every axis."""
+    """Return the free axes with what halving saves; ``each``: one row for every axis."""
     alike = [(a.section, a.size, a.role, _kinds(a.spans)) for a in axes]
     groups = _grouped([a.name for a in axes], alike, each)
     several = any(len(indices) > 1 for _, indices in groups)
@@ -110,7 +110,7 @@ def free_axes(
 
 
 def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
-    """One row per cause; where it holds for many axes, the first ones stand for all."""
+    """Return one row per cause; where it holds for many axes, the first ones stand for all."""
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
         assert axis.pin is not None
@@ -149,7 +149,7 @@ def _source(source: str) -> str:
 
 
 def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Blocks that can be left out, with what that saves."""
+    """Return the blocks that can be left out, with what that saves."""
     blocks = [b for b in blocks if b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
     several = any(len(indices) > 1 for _, indices in groups)
@@ -168,7 +168,7 @@ def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 
 def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Blocks that cannot be left out, with the reason."""
+    """Return the blocks that cannot be left out, with the reason."""
     blocks = [b for b in blocks if not b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
     return Table(
@@ -187,7 +187,7 @@ def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
-    """Leaves with the layout of each dimension."""
+    """Return the leaves with the layout of each dimension."""
     return Table(
         "Leaves",
         ("leaf", "shape", "layout of each dimension"),
@@ -232,7 +232,7 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def leaves_with_axis(axis: AxisFact) -> Table:
-    """Leaves that are cut with an axis."""
+    """Return the leaves that are cut with an axis."""
     full = f"{axis.name}[{axis.size}]"
     dims: dict[str, list[AxisMember]] = {}
     for member in axis.members:
@@ -287,7 +287,7 @@ def _local(layout: str, axis: str) -> str:
 
 
 def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
-    """Operators that an axis runs through, in runs of places."""
+    """Return the operators that an axis runs through, in runs of places."""
     places_by_kind: dict[str, list[str]] = {}
     for name in axis.operators:
         operator = about.operators[name]
@@ -322,7 +322,7 @@ def one_operator(operator: OperatorFact) -> Table:
 
 
 def several_operators(operators: Sequence[OperatorFact]) -> Table:
-    """Operators, a row each."""
+    """Tabulate operators, a row each."""
     return Table(
         "Operators",
         ("name", "operator", "in", "result", "MACs"),

@@ -51,7 +51,7 @@ class Fold:
 
 
 def between(first: str, last: str) -> str:
-    """Two texts as one where a single number tells them apart.
+    """Merge two texts where a single number tells them apart.
 
     >>> between("layer.0", "layer.11"), between("conv → 8", "conv → 8"), between("a.0", "b.1")
     ('layer.0–11', 'conv → 8', 'a.0 – b.1')
@@ -116,7 +116,7 @@ class _Reading:
                 self.users.setdefault(used, []).append(name)
 
     def section(self, blocks: Sequence[tuple[str, Sequence[str]]]) -> list[Fold]:
-        """Folds of a section: at each block the one that covers most, equal widths first."""
+        """Fold a section: at each block the fold that covers most, equal widths first."""
         folded: list[Fold] = []
         start = 0
         while start < len(blocks):
@@ -159,14 +159,14 @@ class _Reading:
         return Fold(names[:many], nodes[:many], growing)
 
     def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
-        """Whether nothing but the next repetition uses what one makes."""
+        """Return whether nothing but the next repetition uses what one makes."""
         near = {*nodes, *after}
         return all(user in near for name in nodes for user in self.users.get(name, ()))
 
     def read(
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
-        """Lines of a repetition, and what it takes from outside in the order of use."""
+        """Return the lines of a repetition, and what it takes from outside in the order of use."""
         position = {name: f"%{i}" for i, name in enumerate(nodes)}
         outside: dict[str, str] = {}
         leaves: dict[str, str] = {}

@@ -18,7 +18,7 @@ def heading(
     cover: Mapping[str, float] | None,
     notes: Sequence[Sequence[str]],
 ) -> str:
-    """Title, size and legend as Graphviz's HTML.
+    """Write title, size and legend as Graphviz's HTML.
 
     Args:
         picture: What is drawn: only marks that occur are explained.
@@ -60,7 +60,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _scale() -> str:
-    """Colours of shares of the clients."""
+    """Return the colours of shares of the clients."""
     steps = [i / 10 for i in range(11)]
     cells = "".join(
         f'<TD BGCOLOR="{colours.blend(colours.SCALE, s)}" WIDTH="22" HEIGHT="14">'

@@ -17,7 +17,7 @@ def multiples(
     legend: Sequence[Sequence[str]],
     blocks: Iterable[tuple[str, str, Sequence[float]]],
 ) -> str:
-    """DOT text of a table: kinds of client in columns, blocks of the global model in rows.
+    """Write a table as DOT text: clients in columns, blocks of the global model in rows.
 
     Args:
         name: Of the family.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from archgraph.display.cover import Cover
 from archgraph.display.dot import Direction, Fed, dot
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.display.legend import heading
 from archgraph.display.pieces import Detail
 from archgraph.display.scene import Box, Scene, scene
@@ -80,7 +80,7 @@ def draw(
     marks = cover.parts if isinstance(cover, Cover) else cover
     picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
     fed = {} if cover is None else _fed(graph, picture, cover)
-    total = parameters(graph, tuple(graph.param))
+    total = count_parameters(graph, tuple(graph.param))
     head = heading(picture, graph.name if title is None else title, total, cover, notes)
 
     def tips(box: Box) -> str:
@@ -121,7 +121,7 @@ def notebook(graph: ArchGraph) -> str | None:
 
 
 def render(text: str, form: str = "svg") -> bytes:
-    """Picture of a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
+    """Draw a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
 
     Graphviz runs in a process of its own: its C code writes to the terminal and cannot be
     stopped from within.
@@ -177,7 +177,7 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
             )
 
     def mean(leaves: tuple[str, ...]) -> Fed | None:
-        sizes = {k: parameters(graph, (k,)) for k in leaves if k in cover}
+        sizes = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
         if isinstance(cover, Cover):
             return cover.reach(sizes)
         total = sum(sizes.values())

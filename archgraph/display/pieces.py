@@ -103,7 +103,7 @@ def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
 
 
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
-    """Nodes that a value needs; `training=None` follows both branches of every `Mode`."""
+    """Return nodes that a value needs; `training=None` follows both branches of every `Mode`."""
 
     def refs(value: Value) -> Iterator[str]:
         chosen = value if training is None else in_mode(value, training)
@@ -120,7 +120,7 @@ def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
-    """Nodes that stand beside all blocks: inputs, and heads that only training has."""
+    """Return the nodes that stand beside all blocks: inputs, and heads that only training has."""
     aside: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op == "input" or (
@@ -158,7 +158,7 @@ def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Operators without a parameter that only make masks, each with the mask that it is for."""
+    """Return parameter-free operators that only make masks, each with its mask."""
     ends = set(graph.output_refs())
     masks: dict[str, str] = {}
     for node in reversed(graph.nodes):
@@ -173,7 +173,7 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
 
 
 def _masks(node: Node, name: str) -> bool:
-    """Whether a node takes a value as the mask of its attention, and as nothing else."""
+    """Return whether a node takes a value as the mask of its attention, and as nothing else."""
     return mask_of(node) == name and list(node.uses()).count(name) == 1
 
 
@@ -188,7 +188,7 @@ class _Boxes:
     masks: Mapping[str, str]
 
     def folded(self, per_block: bool) -> list[list[str]]:
-        """Boxes of several operators; `per_block`: of all operators of a block."""
+        """Return the boxes of several operators; `per_block`: of all operators of a block."""
         boxes: dict[object, list[str]] = {}
         rest: list[str] = []
         for name in self.feeds:
@@ -201,7 +201,7 @@ class _Boxes:
         return [*boxes.values(), *(b for chain in self.chains(rest) for b in self.split(chain))]
 
     def chains(self, names: Sequence[str]) -> list[list[str]]:
-        """Maximal runs of operators with one producer and one user, within one block."""
+        """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
         users = self.users()
         preparing = {n: node for node in names for n in self.prepared(node, users)}
@@ -239,7 +239,7 @@ class _Boxes:
         return users
 
     def together(self, one: str, other: str) -> bool:
-        """Whether both are in one block, and both in training only or neither."""
+        """Return whether both are in one block, and both in training only or neither."""
         same = self.owner.get(one) == self.owner.get(other)
         return same and (one in self.training) == (other in self.training)
 

@@ -67,14 +67,14 @@ class Pricing:
                 self._silent.setdefault(param.name.rpartition(".")[0], []).append(param.name)
 
     def names(self, layout: Layout) -> frozenset[str]:
-        """Axes in a layout."""
+        """Return the axes in a layout."""
         key = id(layout)
         if key not in self._names:
             self._names[key] = frozenset(axis_names(layout))
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
-        """Elements of a leaf that count as parameters."""
+        """Return the elements of a leaf that count as parameters."""
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
@@ -177,7 +177,7 @@ class Liveness:
         self.leaves_under = {module: frozenset(names) for module, names in under.items()}
 
     def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
-        """Operators that are gone when a value stands in for another and lists lose terms."""
+        """Return operators that become unused when a value replaces another or lists lose terms."""
         starts = {end, *terms}
         gone: set[str] = set()
         pending = [name for name in starts if name in self.users]
@@ -193,7 +193,7 @@ class Liveness:
         return frozenset(gone)
 
     def unused(self, gone: Collection[str]) -> frozenset[str]:
-        """Leaves that only these operators use."""
+        """Return the leaves that only these operators use."""
         used = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
         return frozenset(
             leaf
@@ -203,12 +203,12 @@ class Liveness:
 
 
 def halved(size: int) -> int:
-    """Positions that stay of an axis when half of them go, as :func:`archgraph.take` rounds."""
+    """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
     return -(-size // 2)
 
 
 def axis_names(layout: Layout) -> Iterator[str]:
-    """Names of the axes in a layout, left to right."""
+    """Yield the names of the axes in a layout, left to right."""
     match layout:
         case AxisRef(name):
             yield name

@@ -27,14 +27,14 @@ class Row:
     enters: tuple[str, ...] = ()
 
 
-def rows(picture: Scene, length: int = LENGTH) -> list[Row]:
+def scene_rows(picture: Scene, length: int = LENGTH) -> list[Row]:
     """Arrange the boxes of a scene in rows; no block is cut.
 
     Example:
         >>> from archgraph.display.scene import Box, Link
         >>> boxes = tuple(Box(name, "operator", (), ()) for name in "abc")
         >>> chain = (Link("a", "b", ""), Link("b", "c", ""))
-        >>> [sorted(row.boxes) for row in rows(Scene("", boxes, chain, ()), length=2)]
+        >>> [sorted(row.boxes) for row in scene_rows(Scene("", boxes, chain, ()), length=2)]
         [['a', 'b'], ['c']]
     """
     depth, _ = depths(picture)

@@ -12,11 +12,11 @@ from typing import Literal
 from archgraph.display.hierarchy import Fold, Sections, between, folds
 from archgraph.display.labels import (
     LabelLine,
+    abbreviated,
+    count_parameters,
     lines_of,
     mask_of,
-    parameters,
     shape_label,
-    shorten,
 )
 from archgraph.display.pieces import Detail, Pieces, pieces
 from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode, walk
@@ -92,7 +92,7 @@ class Cluster:
     times: int = 1
 
     def walk(self) -> Iterator[Cluster]:
-        """Itself and all clusters inside."""
+        """Yield the cluster itself and all clusters inside."""
         yield self
         for group in self.groups:
             yield from group.walk()
@@ -113,7 +113,7 @@ class Scene:
         return {b.name: b for b in self.boxes}
 
     def clusters(self) -> Iterator[Cluster]:
-        """All clusters, each before those inside it."""
+        """Yield all clusters, each before those inside it."""
         for group in self.groups:
             yield from group.walk()
 
@@ -160,7 +160,7 @@ def scene(
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Sections with the operators that stand in their blocks."""
+    """Return the sections with the operators that stand in their blocks."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner:
@@ -201,7 +201,7 @@ class _Making:
                         self.copies.setdefault(first, []).append(name)
 
     def boxes(self, titles: Mapping[str, str]) -> list[Box]:
-        """Boxes of inputs and operators; a fold's are those of its first repetition."""
+        """Return the boxes of inputs and operators; a fold's are those of its first repetition."""
         guests: dict[str, list[str]] = {}
         for name, host in self.parts.host.items():
             if name != host:
@@ -219,14 +219,14 @@ class _Making:
         last = [self.copies.get(n, [n])[-1] for n in names]
         until = tuple(dict.fromkeys(leaf for n in last for leaf in graph.node[n].leaves()))
         entry = graph.node[names[0]].op == "input"
-        sizes = count(parameters(graph, leaves)), count(parameters(graph, until))
+        sizes = count(count_parameters(graph, leaves)), count(count_parameters(graph, until))
         return Box(
             name=names[0],
             kind="input" if entry else "operator",
             nodes=tuple(sorted(nodes, key=self.order.__getitem__)),
             lines=(LabelLine(names[0], strong=True),) if entry else self.lines(names, last, titles),
             leaves=leaves,
-            parameters=parameters(graph, leaves),
+            parameters=count_parameters(graph, leaves),
             size="–".join(dict.fromkeys(sizes)),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
@@ -248,11 +248,11 @@ class _Making:
                 f"  ×{1 + len(self.copies[names[0]])}" if title != end else ""
             )
         words = [line.text for line in lines if line.strong or mask]
-        rest = (LabelLine(shorten(words or [line.text for line in lines])),)
+        rest = (LabelLine(abbreviated(words or [line.text for line in lines])),)
         return (LabelLine(title, strong=True), *rest)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
-        """Arrows between operators; those from one repetition to the next say nothing."""
+        """Yield the arrows between operators; those from one repetition to the next say nothing."""
         arrows: dict[tuple[str, str], Link] = {}
         for name, before in self.parts.feeds.items():
             for used in before:
@@ -288,7 +288,7 @@ class _Making:
         return Link(tail, head, label, only or name in training or used in training, mask)
 
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
-        """Boxes of the outputs, and the arrows to them."""
+        """Return the boxes of the outputs, and the arrows to them."""
         holder = {name: box.name for box in boxes for name in (*box.nodes, *box.folded)}
         used = set(self.graph.node)
         ends, links = [], []
@@ -304,7 +304,7 @@ class _Making:
 
 
 def _range(first: str, last: str) -> str:
-    """Two shapes as one, `64–224×56×56`; the first may be a range already."""
+    """Merge two shapes, `64–224×56×56`; the first may be a range already."""
     if first == last:
         return first
     start = first.split("×")
@@ -313,7 +313,7 @@ def _range(first: str, last: str) -> str:
 
 
 def _results(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Ref]]:
-    """Every result inside the output tree with the keys that lead to it."""
+    """Yield every result inside the output tree with the keys that lead to it."""
     match value:
         case Ref():
             yield path, value
@@ -346,7 +346,7 @@ def _groups(
         return tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
 
     def size(nodes: Sequence[str]) -> int:
-        return parameters(graph, leaves_of(nodes))
+        return count_parameters(graph, leaves_of(nodes))
 
     def block(name: str, nodes: Sequence[str]) -> Cluster:
         inside = tuple(dict.fromkeys(holder[n] for n in nodes))

@@ -7,7 +7,7 @@ from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.labels import dimensions, parameters, shape_label
+from archgraph.display.labels import count_parameters, dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.tables import Table, count, plural
 
@@ -53,7 +53,7 @@ def summary(graph: ArchGraph) -> Table:
         nodes = tuple(nodes)
         leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
         macs = sum(spent.nodes[node.name].macs for node in nodes if node.name in spent.nodes)
-        return count(parameters(graph, tuple(leaves))), count(macs)
+        return count(count_parameters(graph, tuple(leaves))), count(macs)
 
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()

@@ -147,7 +147,7 @@ def _computes(traced: Traced, model: torch.nn.Module, train: bool) -> bool:
     import torch
 
     from archgraph.module.build import build
-    from archgraph.rewrites.laws import difference, outputs, random_inputs
+    from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
     given = random_inputs(traced.graph)
     built = build(traced.graph, traced.state)
@@ -160,6 +160,6 @@ def _computes(traced: Traced, model: torch.nn.Module, train: bool) -> bool:
             except Exception:  # whatever the user's forward raises
                 return False
         found, expected = results
-        if len(found) != len(expected) or not difference(found, expected) < CLOSE:
+        if len(found) != len(expected) or not relative_difference(found, expected) < CLOSE:
             return False
     return True

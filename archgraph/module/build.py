@@ -44,7 +44,7 @@ class ArchBlock(nn.Module):
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By graph and path, since its class has no name; with everything that the user changed."""
+        """Pickle by graph and path, since the class is not importable; with the user's changes."""
         return _blank, (self._graph, self._path), self.__getstate__()
 
 
@@ -60,7 +60,7 @@ class ArchModule(ArchBlock):
     _inputs: ClassVar[InputTypes]
 
     def extra_repr(self) -> str:
-        """One line: name, operators."""
+        """Describe the module in one line: name, operators."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
 
 

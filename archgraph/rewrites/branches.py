@@ -38,7 +38,7 @@ Inserted = tuple[Sequence[Node], Sequence[Param]]
 
 
 def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Blocks by name or pattern; by default all that add to their input.
+    """Return the blocks by name or pattern; by default all that add to their input.
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.

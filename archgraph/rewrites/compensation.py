@@ -31,7 +31,7 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Factors by leaf and dimension, and the reasons of axes for which there are none."""
+    """Return factors by leaf and dimension, and the reasons of axes without them."""
     solved = copies.solved
     work = _Compensation(copies)
     refused: dict[str, str] = {}
@@ -55,7 +55,7 @@ def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
 
 
 def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
-    """Why an operator that runs over a layout gives something else; empty where it does not."""
+    """Return why an operator along a layout would give other results; empty if it does not."""
     kind = growth(node.op).repeated(node)
     where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
     if kind == "never":
@@ -123,7 +123,7 @@ class _Compensation:
 
 
 def _squares(contraction: Contraction, name: str) -> bool:
-    """Whether a leaf is multiplied by itself: dividing it would divide the product twice."""
+    """Return whether a leaf is multiplied by itself: dividing it would divide the product twice."""
     return sum(v == Leaf(name) for v, _ in contraction.operands) > 1
 
 
@@ -155,7 +155,7 @@ class _Upstream:
         self.divided: Factors = {}
 
     def factors(self, operand: Ref, dim: int) -> Factors:
-        """Factors that divide an operand along a dimension."""
+        """Return the factors that divide an operand along a dimension."""
         start = operand.name
         pending: list[tuple[str, int | None]] = [(start, dim)]
         while pending:
@@ -219,7 +219,7 @@ class _Upstream:
         raise Refusal(f"{node.op} %{node.name} does not hand on a factor")
 
     def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
-        """Operands of a product that bring axes into its result: it does not sum over them."""
+        """Return operands of a product that bring axes into its result, not summed over."""
 
         def has(layouts: Iterable[Layout]) -> bool:
             return any(self.copies.axes_in(layout) & self.axes for layout in layouts)
@@ -270,7 +270,7 @@ class _Upstream:
             raise Refusal(f"{node.op} %{node.name} takes %{start} twice")
 
     def _has_weights(self, name: str) -> bool:
-        """Whether a result depends on parameters."""
+        """Return whether a result depends on parameters."""
         node, param = self.graph.node, self.graph.param
         before = reached([name], lambda name: node[name].uses())
         return any(param[leaf].role == "parameter" for n in before for leaf in node[n].leaves())

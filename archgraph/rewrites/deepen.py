@@ -15,7 +15,7 @@ from archgraph.ops.table import growth, multiplied, offset, row
 from archgraph.rewrites.graft import grafted
 from archgraph.rewrites.insert import initialised
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.sections import whole
+from archgraph.rewrites.sections import integer_depths
 from archgraph.rewrites.skip import skip
 from archgraph.states import Entry, Rewritten
 
@@ -60,7 +60,7 @@ def deepen(
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
     """
-    depths = whole(depths)
+    depths = integer_depths(depths)
     like = None if like is None else graph_of(like)
     try:
         deep, blocks = grafted(graph, depths, like=like)
@@ -133,7 +133,7 @@ def _covered(
 
 
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
-    """Whether a graph has none of the leaves of another's block."""
+    """Return whether a graph has none of the leaves of another's block."""
     used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
     weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
     return bool(weights) and not any(leaf in graph.param for leaf in weights)
@@ -230,7 +230,7 @@ class _Identity:
         self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
 
     def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
-        """How an operand of an operator starts at zero: a leaf of its own, or what makes it."""
+        """Start an operand of an operator at zero: its private leaf, or what computes it."""
         if isinstance(value, Ref):
             return self._zero(value.name)
         if (
@@ -242,7 +242,7 @@ class _Identity:
         return {value.name: ("zeros", {})}
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
-        """Operators from an entry to a result, each of them the identity."""
+        """Return the operators from an entry to a result, each of them the identity."""
         identity: dict[str, Start] = {}
         while name != entry:
             node = self.graph.node[name]
@@ -264,7 +264,7 @@ class _Identity:
         return identity
 
     def _did(self, node: Node, entry: str) -> bool:
-        """Whether a value has been through an operator of the same arguments already."""
+        """Return whether a value has been through an operator of the same arguments already."""
         expected = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
         name = entry
         while True:

@@ -11,7 +11,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.rewrites import laws
 from archgraph.rewrites.lengthen import extend, line_up
-from archgraph.rewrites.sections import section_names, whole, with_sections
+from archgraph.rewrites.sections import integer_depths, section_names, with_sections
 from archgraph.rewrites.skip import skip
 from archgraph.rewrites.splice import Splice
 from archgraph.states import Rewritten
@@ -64,7 +64,7 @@ def grafted(
     verify: bool = False,
 ) -> tuple[Rewritten, tuple[Block, ...]]:
     """Return the result of :func:`graft`, and the blocks that it inserted."""
-    depths = whole(depths)
+    depths = integer_depths(depths)
     parts = structure(graph)
     model = structure(like) if like is not None else None
     splice = Splice(graph)

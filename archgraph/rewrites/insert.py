@@ -76,7 +76,7 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
-    """Dimension and number of a result's channels.
+    """Return the dimension and number of a result's channels.
 
     They are where an axis that parameters have runs; of several, and where none does, the last one
     of two or three dimensions, the second of more.
@@ -97,8 +97,8 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
     return at, size
 
 
-def silent(graph: ArchGraph) -> dict[str, set[str]]:
-    """Leaves that no operator uses or updates, each with the used leaves of its module."""
+def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
+    """Return unused, never updated leaves, each with the used leaves of its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -115,7 +115,7 @@ def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
     """Remove leaves that are unused and whose module is gone."""
     gone = {
         name
-        for name, module in silent(before).items()
+        for name, module in unused_leaves(before).items()
         if module and not any(leaf in after.param for leaf in module)
     }
     return after.replace(params=tuple(p for p in after.params if p.name not in gone))

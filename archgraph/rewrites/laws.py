@@ -83,7 +83,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
 def random_state(
     graph: ArchGraph, seed: int = 0, *, positive: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Float64 weights of natural scale without zeros, so that no law holds by accident.
+    """Draw float64 weights of natural scale without zeros, so that no law holds by accident.
 
     Args:
         graph: The architecture.
@@ -176,14 +176,14 @@ def _rounded(graph: ArchGraph) -> set[str]:
 
 
 def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """All output tensors of a module, in order, without gradients."""
+    """Return all output tensors of a module, in order, without gradients."""
     with torch.no_grad():
         result = module(**inputs)
     return [t.detach() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """All output tensors of a network in float64, in evaluation."""
+    """Return all output tensors of a network in float64, in evaluation."""
     with _float64():
         return outputs(build(graph, state).eval(), inputs)
 
@@ -199,8 +199,8 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """Largest absolute difference, relative to the largest expected magnitude.
+def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Return the largest absolute difference, relative to the largest expected magnitude.
 
     Equal infinities (masked positions) do not differ; NaN differs from everything.
     """
@@ -257,7 +257,7 @@ def mask_equals_take(
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> float:
-    """Law of width: the cut network computes what the wide one does with dropped positions zeroed.
+    """Check the law of width: a cut network equals the wide one with dropped positions at zero.
 
     Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
     operator counts zeros too; for them it is checked that the network runs and that its output
@@ -287,7 +287,7 @@ def mask_equals_take(
 def same_function(
     graph: ArchGraph, rewritten: Rewritten, *, tolerance: float = 1e-10, seed: int = 0
 ) -> float:
-    """Law of growth: the rewritten network computes what the original does, in evaluation.
+    """Check the law of growth: the rewritten network equals the original in evaluation.
 
     Raises:
         RewriteError: If the largest relative difference, which is returned, exceeds the tolerance,
@@ -307,7 +307,7 @@ def check_law(
     seed: int = 0,
     hint: str | None = None,
 ) -> float:
-    """Largest relative difference between a rewritten network and what its law says it equals.
+    """Return the largest relative difference of a rewritten network from what its law states.
 
     1. No tensor of the rewritten network may be empty.
     2. Random weights and inputs; the two networks are compared, in evaluation.
@@ -336,7 +336,7 @@ def check_law(
         pulled = transfer.pull(state)
         results = evaluated(narrow, pulled, inputs)
         if reference is not None:  # 2
-            gap = max(gap, difference(results, evaluated(*reference(wide, state), inputs)))
+            gap = max(gap, relative_difference(results, evaluated(*reference(wide, state), inputs)))
         if not gap <= tolerance:
             raise RewriteError(
                 message,
@@ -349,7 +349,7 @@ def check_law(
         constant = [i for i, (a, b) in enumerate(zip(results, changed, strict=True)) if _same(a, b)]
         if constant:
             one, other = (evaluated(wide, state, value) for value in (inputs, others))
-            constant = [i for i in constant if difference([other[i]], [one[i]]) > VISIBLE]
+            constant = [i for i in constant if relative_difference([other[i]], [one[i]]) > VISIBLE]
         if not constant:
             return gap
     raise RewriteError(

@@ -15,8 +15,8 @@ from archgraph.ops.table import row
 from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
 
-def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
-    """Blocks of a section that can be repeated behind a node.
+def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Block]:
+    """Return the blocks of a section that can be repeated behind a node.
 
     Raises:
         RewriteError: If there is none.
@@ -44,7 +44,7 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     """Append copies under new numbers; returns all block names of the section."""
     graph = splice.graph
-    repeatable = sources(graph, section, section.blocks[-1].exit)
+    repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
     period = next(
@@ -78,7 +78,7 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
-    """Operators of a block that own leaves: what tells two kinds of blocks apart."""
+    """Return the operators of a block that own leaves: what tells two kinds of blocks apart."""
     operators = (graph.node[n] for n in block.nodes)
     return tuple(
         n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
@@ -163,7 +163,7 @@ def line_up(
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
         before = earlier[-1] if earlier else current[-1]
         problem = ""
-        for block in reversed(sources(splice.graph, section, ends[before])):
+        for block in reversed(repeatable_blocks(splice.graph, section, ends[before])):
             try:
                 renaming = _counterpart(splice, block, like, wish)
             except RewriteError as error:
@@ -183,7 +183,7 @@ def line_up(
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
-    """Names of a copy of one graph's block as they are in another graph's."""
+    """Return the names of a copy of one graph's block as they are in another graph's."""
     graph, plan = splice.graph, plan_of(splice.graph, block)
     pairs, counterparts = _side_by_side(graph, block, like, wish)
     modules = {
@@ -216,7 +216,7 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
 def _side_by_side(
     graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Operators and leaves in the same places of two blocks, walked from their ends backwards."""
+    """Match operators and leaves of two blocks, walked from their ends backwards."""
     pairs: dict[str, str] = {}
     counterparts: dict[str, str] = {}
     inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
@@ -251,7 +251,7 @@ def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Scalars of two values side by side; the values themselves where their forms differ.
+    """Yield the scalars of two values side by side; the values themselves where their forms differ.
 
     What only one of them does in training (stochastic depth of rate 0 is none) does not count.
     """

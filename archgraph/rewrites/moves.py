@@ -28,7 +28,7 @@ class Refusal(Exception):
 
 
 def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
-    """Operators that only move a layer's result about until it is this one, and the layer."""
+    """Return the operators that move a layer's result to this one, and the layer."""
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
         operands = list(path[-1].operands())
@@ -121,7 +121,7 @@ class MovedFactors:
         return torch.arange(size).reshape(view).expand(shape).contiguous()
 
     def _others(self, layer: str, numbered: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
-        """Numbers that operators off the ways take."""
+        """Yield the numbers that operators off the ways take."""
         users = self.copies.graph.users
         pending: list[tuple[str, str, Sent]] = [(layer, u, numbered) for u in users[layer]]
         while pending:

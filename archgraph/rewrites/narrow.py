@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import Shares, Sizes, choose
+from archgraph.analysis.choice import Shares, Sizes, chosen_axes
 from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -67,7 +67,7 @@ def narrow(
     if mode not in get_args(NarrowMode):
         raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
     solved = axes(graph)
-    counts, _ = choose(solved, shares, sizes, allow_nothing=allow_nothing)
+    counts, _ = chosen_axes(solved, shares, sizes, allow_nothing=allow_nothing)
     sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
     selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
     narrowed = cut(graph, selection)

@@ -133,7 +133,7 @@ def _blocks(value: Any) -> Any:
 
 
 def _by_axis(main: str) -> Any:
-    """Numbers stand for the main option.
+    """Accept numbers for the main option.
 
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.

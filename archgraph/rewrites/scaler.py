@@ -71,7 +71,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
 
 
 def _last_weighted(graph: ArchGraph) -> set[str]:
-    """Weighted operators whose result reaches an output through pointwise operators alone."""
+    """Return weighted operators that reach an output through pointwise operators alone."""
 
     def before(name: str) -> Iterable[str]:
         facts = row(graph.node[name].op)

@@ -14,8 +14,8 @@ from archgraph.states import Rewritten
 SectionBlocks: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
 
 
-def whole(depths: Mapping[str, int]) -> dict[str, int]:
-    """Depths by section.
+def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
+    """Return the depths by section.
 
     Raises:
         RewriteError: For anything but whole numbers by name.
@@ -63,5 +63,5 @@ def with_sections(
 
 
 def section_names(parts: Structure) -> list[tuple[str, tuple[str, ...]]]:
-    """SectionBlocks of sections, each with those of its blocks."""
+    """Return the names of sections, each with those of its blocks."""
     return [(s.name, tuple(b.name for b in s.blocks)) for s in parts.sections]

@@ -10,7 +10,7 @@ import numpy as np
 from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept
 from archgraph.analysis.structure import Block, Structure, structure
-from archgraph.analysis.widths import axes_of
+from archgraph.analysis.widths import axis_refs
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs
@@ -83,7 +83,7 @@ def skip(
     if not gone and not bypass:
         return Rewritten.identity(graph)
     solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
-    selection = {a.name: empty for n in terms for d in solved.value[n][0] for a in axes_of(d)}
+    selection = {a.name: empty for n in terms for d in solved.value[n][0] for a in axis_refs(d)}
     names = [
         (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
     ]
@@ -106,7 +106,7 @@ def skip(
 
 
 def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
-    """Blocks whose flag is 0."""
+    """Return the blocks whose flag is 0."""
     gone = []
     for name, flags in keep.items():
         blocks = parts.section(name).blocks
@@ -156,7 +156,7 @@ def _without(
 
 
 def _passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Whether a dense block's result, without what it appends, is the value that it passes on."""
+    """Return whether a dense block passes on its result without what it appends."""
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in _items(merge) if name not in block.terms]
     if passed.dtype != graph.node[block.exit].dtype:
@@ -165,5 +165,5 @@ def _passes_on(graph: ArchGraph, block: Block) -> bool:
 
 
 def _items(node: Node) -> list[str]:
-    """Items of the lists that an operator takes."""
+    """Return the items of the lists that an operator takes."""
     return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]

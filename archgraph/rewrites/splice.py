@@ -15,7 +15,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_gra
 from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
-from archgraph.rewrites.insert import silent
+from archgraph.rewrites.insert import unused_leaves
 from archgraph.states import Entry, Rewritten
 
 Updates = Sequence[tuple[str, Value]]
@@ -32,7 +32,7 @@ class Renaming:
     def copy(
         self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
     ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
-        """Operators of a graph, the leaves and the updates, under their new names."""
+        """Return the operators of a graph, the leaves and the updates, under their new names."""
 
         def change(value: Value) -> Value:
             match value:
@@ -58,7 +58,7 @@ class Renaming:
 
 
 def names_in_use(graph: ArchGraph) -> set[str]:
-    """Names that new leaves and modules cannot have."""
+    """Return the names that new leaves and modules cannot have."""
     return {n for p in graph.params for n in (p.name, *p.aliases)} | {n.scope for n in graph.nodes}
 
 
@@ -150,7 +150,7 @@ class Splice:
 
 
 def _after(items: tuple[T, ...], new: Iterable[T], here: Callable[[T], bool]) -> tuple[T, ...]:
-    """Items with new ones behind the last of some of them, or at the end."""
+    """Return the items with new ones behind the last of some of them, or at the end."""
     at = max((i for i, item in enumerate(items) if here(item)), default=len(items) - 1) + 1
     return (*items[:at], *new, *items[at:])
 
@@ -217,7 +217,7 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
         for leaf in dict.fromkeys(leaf for n in nodes for leaf in _leaves(graph, n))
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
-    unused = silent(graph).items()
+    unused = unused_leaves(graph).items()
     mine += tuple(name for name, module in unused if module and module.issubset(mine))
     return Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
@@ -227,7 +227,7 @@ def _leaves(graph: ArchGraph, name: str) -> Iterable[str]:
 
 
 def _random(node: Node) -> bool:
-    """Whether it draws random numbers: two blocks do not share them."""
+    """Return whether it draws random numbers: two blocks do not share them."""
     if not node.op.startswith("aten."):
         return False
     return torch.Tag.nondeterministic_seeded in schema(node.op).overload.tags

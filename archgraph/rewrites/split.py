@@ -146,7 +146,7 @@ class _Cut:
         return max((self.part_of[name] for name in refs(update)), default=0)
 
     def _crossing(self, k: int) -> tuple[str, ...]:
-        """Values made up to part k that later parts need, in order; without inputs."""
+        """Return the values made up to part k that later parts need, in order; without inputs."""
         return tuple(
             n.name
             for n in self.graph.nodes
@@ -154,7 +154,7 @@ class _Cut:
         )
 
     def part(self, k: int) -> Rewritten:
-        """One part: its operators, what it takes from earlier ones, what later ones take from it.
+        """Build one part: its operators, what it takes from earlier ones, what later ones take.
 
         What nothing uses goes with the last part, or with the first one that has its module.
         """
@@ -200,7 +200,7 @@ class _Cut:
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
 
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
-        """Whether a leaf that nothing uses (a counter) goes with part k, whose leaves these are."""
+        """Return whether an unused leaf (a counter) goes with part k, whose leaves these are."""
         updated = any(param.name == key for key, _ in self.graph.updates)
         if updated or self.graph.leaf_users[param.name]:
             return False
@@ -213,7 +213,7 @@ def _input(node: Node) -> Node:
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
-    """One architecture that runs parts one after the other.
+    """Join parts into one architecture that runs them one after the other.
 
     Args:
         parts: What :func:`split` gave, or architectures of which each returns what the next one
@@ -254,7 +254,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
-    """Two architectures as one: the second takes first what the first returns."""
+    """Join two architectures: the second takes first what the first returns."""
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _supplied(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
@@ -289,7 +289,7 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
 
 
 def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) -> dict[str, T]:
-    """Two mappings as one, in which no name stands for two things."""
+    """Merge two mappings, in which no name stands for two things."""
     for name, value in more:
         if known.setdefault(name, value) != value:
             raise RewriteError(problem, where=name, found=value, expected=known[name])

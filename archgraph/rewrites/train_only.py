@@ -66,7 +66,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
 
 
 def _real(param: Param) -> bool:
-    """Whether gradients exist for a leaf."""
+    """Return whether gradients exist for a leaf."""
     dtype = torch_dtype(param.dtype)
     return param.role == "parameter" and (dtype.is_floating_point or dtype.is_complex)
 

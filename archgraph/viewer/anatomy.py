@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import choose
+from archgraph.analysis.choice import chosen_axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain
+from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import LabelLine, describe, shape_label
+from archgraph.display.labels import LabelLine, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
@@ -78,7 +78,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
 
 
 def described(parts: Anatomy) -> dict[str, Any]:
-    """All facts about a graph for its page."""
+    """Return all facts about a graph for its page."""
     graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
@@ -108,7 +108,7 @@ def _prices(graph: ArchGraph) -> list[list[float]]:
     solved, about = axes(graph), facts(graph)
     rows: list[list[float]] = []
     for share in SHARES if solved.free else ():
-        counts, _ = choose(solved, share, allow_nothing=True)
+        counts, _ = chosen_axes(solved, share, allow_nothing=True)
         selection = {a.name: np.arange(n) for a, n in counts.items() if n < a.size}
         saved = about.pricing.cutting(selection)
         rows.append([share, about.parameters - saved.parameters, about.macs - saved.macs])
@@ -116,7 +116,7 @@ def _prices(graph: ArchGraph) -> list[list[float]]:
 
 
 def _operators(parts: Anatomy) -> dict[str, Any]:
-    """Operators as columns, and the tables of what several of them share."""
+    """Return the operators as columns, and the tables of what several of them share."""
     graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
     number = {name: i for i, name in enumerate(parts.operators)}
     leaf = {param.name: i for i, param in enumerate(graph.params)}
@@ -158,13 +158,13 @@ def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
         for name, value in node.args
         if not any(isinstance(item, Ref | Leaf) for item in walk(value))
     )
-    label = node.name if node.op == "input" else describe(graph, node).text
+    label = node.name if node.op == "input" else operator_label(graph, node).text
     flow = ", ".join(shape_label(kind) for kind in node.types)
     return fact.operator, label, flow, fact.shapes, arguments
 
 
 def _boxes(parts: Anatomy) -> dict[str, Any]:
-    """Boxes and the links between them: places of operators that belong together."""
+    """Return the boxes and the links between them: places of operators that belong together."""
     labels, links = Distinct(), Distinct()
     number = {box.name: i for i, box in enumerate(parts.scene.boxes)}
     boxes = [
@@ -192,12 +192,12 @@ def _line(line: LabelLine) -> tuple[str, int]:
 
 
 def _axes(parts: Anatomy) -> list[list[Any]]:
-    """Axes: name, size, role, block, what runs over them, and savings, or why they are pinned."""
+    """List axes: name, size, role, block, what runs over them, savings or why pinned."""
     block = {name: i for i, (name, _) in enumerate(parts.blocks)}
 
     def row(axis: AxisFact) -> list[Any]:
         saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
-        pin = None if axis.pin is None else plain(axis.pin)
+        pin = None if axis.pin is None else plain_fact(axis.pin)
         return [
             axis.name,
             axis.size,
@@ -213,7 +213,7 @@ def _axes(parts: Anatomy) -> list[list[Any]]:
 
 
 def _blocks(parts: Anatomy) -> list[list[Any]]:
-    """Blocks: name, kind, number of operators, why it has to stay, what leaving it out saves."""
+    """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
     about = facts(parts.graph).blocks
 
     def row(fact: BlockFact, nodes: Sequence[str]) -> list[Any]:
@@ -224,7 +224,7 @@ def _blocks(parts: Anatomy) -> list[list[Any]]:
 
 
 def _folds(parts: Anatomy) -> list[list[Any]]:
-    """Folds: number of the first block, blocks of a repetition, repetitions, name, growing."""
+    """List folds: first block, blocks per repetition, repetitions, name, growing."""
     block = {name: i for i, (name, _) in enumerate(parts.blocks)}
     return [
         [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]

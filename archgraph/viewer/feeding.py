@@ -7,7 +7,7 @@ from typing import Any
 
 from archgraph.analysis.axes import axes
 from archgraph.display.cover import coverage
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.layout.layouts import AxisRef
@@ -18,7 +18,7 @@ from archgraph.viewer.overlays import by_part
 
 
 def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
-    """Shares of every part, and positions of every leaf and axis, by kind of client.
+    """Return the shares of every part, and positions of every leaf and axis, by kind of client.
 
     A part's row holds the number of clients that have any of it, the share of its weights that such
     a client has on average, and each kind's share; -1 stands for a part without parameters.
@@ -27,7 +27,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
-        sizes = {k: parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
+        sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
             return -1
@@ -61,7 +61,7 @@ def _taken(member: Tier) -> dict[str, str]:
 
 
 def _axes(family: Family) -> Iterable[tuple[str, ...]]:
-    """How many positions of each axis every kind of client has, and which where a leaf tells it."""
+    """Yield each client's positions per axis: how many, and which if a leaf tells."""
     solved = axes(family.graph)
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
@@ -74,7 +74,7 @@ def _axes(family: Family) -> Iterable[tuple[str, ...]]:
 
 
 def _maps(member: Tier) -> dict[tuple[str, int], str]:
-    """Positions that a client takes of each dimension of the global leaves."""
+    """Return the positions that a client takes of each dimension of the global leaves."""
     return {
         (entry.source, number): ":" if one is None else str(one)
         for entry in member.transfer.entries.values()
@@ -90,7 +90,7 @@ def _text(
     sizes: Mapping[str, int],
     maps: Mapping[tuple[str, int], str],
 ) -> str:
-    """`32 of 64 [:32]`; empty for an axis of which nothing is taken."""
+    """Write `32 of 64 [:32]`; empty for an axis without positions."""
     if axis not in sizes:
         return ""
     positions = next((maps[name] for name in plain.get(axis, ()) if name in maps), "")

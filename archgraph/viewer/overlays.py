@@ -73,7 +73,7 @@ def importance(graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Given]) 
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
-    """How many positions everything that has a name has in the graphs."""
+    """Return how many positions everything that has a name has in the graphs."""
     sizes: dict[str, set[int]] = {}
     for graph in (parts.graph for parts in graphs):
         about = facts(graph)
@@ -87,7 +87,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
 
 
 def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
-    """One number for all positions."""
+    """Return one number for all positions."""
     if name not in sizes:
         raise GraphError(
             "no such leaf, axis or operator", where="importance", **unknown(name, sizes)

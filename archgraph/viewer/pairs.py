@@ -9,7 +9,7 @@ from archgraph.relate.correspond import Way, correspond
 from archgraph.viewer.anatomy import Anatomy
 
 
-def paired(a: Anatomy, b: Anatomy, way: Way | None = None) -> dict[str, Any]:
+def paired_operators(a: Anatomy, b: Anatomy, way: Way | None = None) -> dict[str, Any]:
     """Return the correspondence of two graphs in numbers of operators, as the page counts them.
 
     Args:

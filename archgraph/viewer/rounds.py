@@ -18,7 +18,7 @@ from archgraph.viewer.distinct import Distinct
 STOPS = 100
 
 
-def rounds_of(log: Log) -> dict[str, Any] | None:
+def recorded_rounds(log: Log) -> dict[str, Any] | None:
     """Return a run's rounds for the page; None if it has or recorded no global model.
 
     Lines that are damaged cost the colours, and not the page.

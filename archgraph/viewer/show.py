@@ -24,9 +24,9 @@ from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Given, Overlay
 from archgraph.viewer.overlays import importance as given
-from archgraph.viewer.pairs import paired
-from archgraph.viewer.rounds import rounds_of
-from archgraph.viewer.similar import similarity
+from archgraph.viewer.pairs import paired_operators
+from archgraph.viewer.rounds import recorded_rounds
+from archgraph.viewer.similar import similarity_overlay
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -43,7 +43,7 @@ def view(
     importance: Mapping[str, Given] | None = None,
     states: Mapping[str, State] | None = None,
 ) -> str:
-    """One HTML file that shows architectures in a browser; it loads nothing and sends nothing.
+    """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
     Sections, blocks and operators open on a click; equal neighbouring blocks are shown once with
     their number. Of each part the page tells shapes, parameters, MACs and axes, why an axis is
@@ -93,7 +93,9 @@ def view(
         overlays["importance"] = given(anatomies, importance)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
-        overlays["similarity"] = similarity(anatomies, ways, _versions(parts, graphs, states))
+        overlays["similarity"] = similarity_overlay(
+            anatomies, ways, _versions(parts, graphs, states)
+        )
     data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)
     text = document(heading, data | {"overlays": _overlays(graphs, overlays)})
@@ -113,7 +115,7 @@ def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
 
 
 def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Graphs whose names are unlike: the second of a name is numbered, and so on."""
+    """Return the graphs whose names are unlike: the second of a name is numbered, and so on."""
     counts: dict[str, int] = {}
     for one in graphs:
         name = one["name"]
@@ -141,7 +143,7 @@ def _versions(
 
 
 def _overlays(graphs: list[dict[str, Any]], overlays: Mapping[str, Overlay]) -> dict[str, Any]:
-    """Names, colours and ends of the overlays; their figures stand with the graphs."""
+    """Return names, colours and ends of the overlays; put their figures into the graphs."""
     for i, graph in enumerate(graphs):
         figures = {
             key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
@@ -189,7 +191,7 @@ def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
     """Yield the graphs of a family or of a run, the global one first, or one graph."""
     rounds = None
     if isinstance(subject, Log):
-        rounds = rounds_of(subject)
+        rounds = recorded_rounds(subject)
         subject = run_family(subject)
     if not isinstance(subject, Family):
         way = subject.transfer if isinstance(subject, Rewritten) else None
@@ -204,10 +206,10 @@ def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
-    """How every further graph corresponds to the first."""
+    """Return how every further graph corresponds to the first."""
     first, *others = parts
     return {
-        f"0 {i}": paired(first.anatomy, one.anatomy, _way(first, one))
+        f"0 {i}": paired_operators(first.anatomy, one.anatomy, _way(first, one))
         for i, one in enumerate(others, 1)
     }
 

@@ -27,10 +27,10 @@ class Products(NamedTuple):
     yy: float
 
 
-def similarity(
+def similarity_overlay(
     graphs: Sequence[Anatomy], ways: Sequence[Way | None], states: Sequence[Sequence[State]]
 ) -> Overlay:
-    """Cosine of each graph's weights with those of the first one that the transfer matches.
+    """Compute the cosine of each graph's weights with the matching ones of the first.
 
     All weights of a part are one vector. The first graph has the mean over the others; a graph of
     which clients have their own versions has the mean over these.
@@ -75,7 +75,7 @@ def similarity(
 def _products(
     mine: State, theirs: State, graph: ArchGraph, way: Way
 ) -> tuple[dict[str, Products], dict[str, Products]]:
-    """Products by leaf of the first graph, and by leaf of the other one."""
+    """Return the products by leaf of the first graph, and by leaf of the other one."""
     leaves = {param.name for param in graph.params if param.role == "parameter"}
     full, names, transfer = _whole(mine, way)
     transfer = transfer.only(leaves)

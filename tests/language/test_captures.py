@@ -18,7 +18,7 @@ from archgraph.language.captures import captures_folder, keeping
 from archgraph.language.consent import allowed
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
-from archgraph.rewrites.laws import difference, outputs, random_inputs
+from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
 NET = """\
 from pathlib import Path
@@ -166,7 +166,7 @@ def test_whatever_it_is_made_of_makes_another_one(place: Place, name: str, old: 
     model = sys.modules["kept_net"].Net(len(state["first.bias"]))
     model.load_state_dict(state)
     found, expected = (outputs(m.eval(), given) for m in (ag.build(graph, state), model))
-    assert difference(found, expected) < 1e-6
+    assert relative_difference(found, expected) < 1e-6
 
 
 def test_a_function_that_the_model_holds_is_part_of_it(place: Place):
