@@ -163,7 +163,7 @@ class Drafts:
         return next((self.modules.place(n) for n in heavy), ())
 
     def _own_name(self, draft: BlockDraft, default: str) -> str:
-        """Name of a block by its module alone, which becomes its unit."""
+        """Return the name of a block by its module alone, which becomes its unit."""
         draft.unit = path = draft.path
         if draft.user_block:
             return draft.user_block

@@ -149,7 +149,7 @@ class Forms:
         self._known: dict[tuple[str, str], Form] = {}
 
     def part(self, entry: str, end: str) -> Form:
-        """Form of what lies between two results of the stream."""
+        """Return the form of what lies between two results of the stream."""
         entry, end = self.through(entry), self.through(end)
         if (entry, end) not in self._known:
             inside: set[str] = {entry}

@@ -58,7 +58,7 @@ def siblings(a: Path, b: Path) -> bool:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Number names that occur again.
+    """Append an ordinal to names that occur again.
 
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']

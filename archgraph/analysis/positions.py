@@ -18,7 +18,7 @@ Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not nam
 
 
 def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
-    """Size of a layout when some axes keep only some positions."""
+    """Return the size of a layout when some axes keep only some positions."""
     match layout:
         case AxisRef(name, size):
             return len(selection[name]) if name in selection else size

@@ -17,7 +17,7 @@ from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
 from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
-from archgraph.analysis.sections import Group, SectionKind, sections
+from archgraph.analysis.sections import SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, per_graph
@@ -237,7 +237,11 @@ def structure(graph: ArchGraph) -> Structure:
         for name in blocks:
             if not any(d.user_block == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
+    # Towers stand where their first operator does, between the sections of the main stream.
+    groups = sorted(
+        sections(drafts),
+        key=lambda g: min((drafts.order[n] for d in g.blocks for n in d.stream), default=0),
+    )
     casts.restore(drafts)
     judge = Removal(graph, drafts, casts)
     names = unique(g.name for g in groups)
@@ -248,11 +252,6 @@ def structure(graph: ArchGraph) -> Structure:
         ),
         drafts.cuts,
     )
-
-
-def _begin(drafts: Drafts, group: Group) -> int:
-    """Place of a section's first operator."""
-    return min((drafts.order[n] for d in group.blocks for n in d.stream), default=0)
 
 
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:

@@ -204,7 +204,7 @@ def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, 
 
 
 def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> int | None:
-    """Size of the one unknown axis for which a layout has the given size, which grows with it."""
+    """Return the size of a layout's one unknown axis for which the layout has ``size``."""
 
     def total(count: int) -> int:
         result = size_after(layout, {**known, axis: range(count)})

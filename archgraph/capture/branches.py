@@ -274,11 +274,8 @@ def _cast(a: Ends, to_bool: bool) -> Ends:
 def _drawn_between(node: torch.fx.Node) -> Ends:
     """Return the range of ``uniform(self, from, to)``."""
     bounds: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
-    return (float(bounds[0]), float(bounds[1])) if not any(map(_is_call, bounds)) else _ANY
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, torch.fx.Node)
+    known = not any(isinstance(bound, torch.fx.Node) for bound in bounds)
+    return (float(bounds[0]), float(bounds[1])) if known else _ANY
 
 
 def _itself(a: Ends) -> Ends:

@@ -131,12 +131,12 @@ class CapturedSizes:
         return tuple(self.size(s, where) for s in tensor.shape)
 
     def type(self, tensor: torch.Tensor, where: str) -> TensorType:
-        """Type of a tensor of the capture."""
+        """Return the type of a tensor of the capture."""
         return TensorType(self.shape(tensor, where), dtype_name(tensor.dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name of a dtype in a graph.
+    """Return the name of a dtype in a graph.
 
     >>> dtype_name(torch.float32)
     'float32'

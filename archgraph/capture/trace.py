@@ -299,7 +299,9 @@ def _drafted(
         model.eval()
         with reading_modes() as readers:
             draft, captured = _one_mode(model, args, kwargs, leaves, values, limited=way.limited)
-        if way.train and not readers.follow_flags(model, _flagged(draft.nodes)):
+        # If every difference between the modes is a flag of an operator, one capture has both.
+        flagged = {n.scope for n in draft.nodes if table.row(n.op).training_flag is not None}
+        if way.train and not readers.follow_flags(model, flagged):
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:
@@ -308,11 +310,6 @@ def _drafted(
         for module, mode in modes.items():
             module.training = mode
     return draft, captured
-
-
-def _flagged(nodes: Iterable[Node]) -> set[str]:
-    """Return the module paths of operators that have a flag for the mode."""
-    return {n.scope for n in nodes if table.row(n.op).training_flag is not None}
 
 
 def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:

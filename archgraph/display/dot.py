@@ -230,7 +230,7 @@ class _Drawing:
 
 
 def fill(fed: Fed) -> str:
-    """Colour of a share of the clients."""
+    """Return the colour of a share of the clients."""
     share = fed.clients / fed.total if isinstance(fed, Reach) else fed
     return colours.blend(colours.SCALE, share)
 

@@ -152,7 +152,9 @@ def scene(
     inside = blocks_of(sections, parts)
     folded = folds(graph, inside, parts.feeds, marks) if fold else ()
     making = _Making(graph, parts, folded)
-    boxes = making.boxes(_titles(inside) if detail == "section" else {})
+    # Only a box that is a whole block is titled with the block's name.
+    titles = {n: block for _, blocks in inside for block, nodes in blocks for n in nodes}
+    boxes = making.boxes(titles if detail == "section" else {})
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
     groups = tuple(_groups(graph, inside, boxes, folded))
@@ -170,11 +172,6 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
         (section, [(name, inside.get(next(numbers), [])) for name, _ in blocks])
         for section, blocks in sections
     ]
-
-
-def _titles(inside: Sections) -> dict[str, str]:
-    """Name of the block of each operator."""
-    return {node: block for _, blocks in inside for block, nodes in blocks for node in nodes}
 
 
 class _Making:
@@ -235,7 +232,7 @@ class _Making:
     def lines(
         self, names: Sequence[str], last: Sequence[str], titles: Mapping[str, str]
     ) -> tuple[LabelLine, ...]:
-        """Label of an operator box; what differs in the last repetition shows as a range."""
+        """Label an operator box; what differs in the last repetition shows as a range."""
         pairs = list(zip(lines_of(self.graph, names), lines_of(self.graph, last), strict=False))
         lines = tuple(replace(a, text=between(a.text, b.text)) for a, b in pairs)
         mask = names[0] in self.parts.masks

@@ -346,7 +346,8 @@ def check_law(
                 hint=hint,
             )
         changed = evaluated(narrow, pulled, others)  # 3
-        constant = [i for i, (a, b) in enumerate(zip(results, changed, strict=True)) if _same(a, b)]
+        pairs = enumerate(zip(results, changed, strict=True))
+        constant = [i for i, (a, b) in pairs if torch.equal(a, b)]
         if constant:
             one, other = (evaluated(wide, state, value) for value in (inputs, others))
             constant = [i for i in constant if relative_difference([other[i]], [one[i]]) > VISIBLE]
@@ -381,10 +382,6 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
             found=str(type_),
             expected="at least one position in every dimension",
         )
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 def to_float64(transfer: Transfer) -> Transfer:

@@ -65,7 +65,7 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
             free = not in_use & {*leaf.values(), *modules}
             module = ".".join(path(original.split(".")))
             if free and module != original and all(name.startswith(f"{original}.") for name in old):
-                free = not any(_under(name, module) for name in in_use)
+                free = not any(name == module or name.startswith(f"{module}.") for name in in_use)
             if free:
                 break
 
@@ -87,10 +87,6 @@ def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
 
 def _module(leaf: str) -> str:
     return leaf.rpartition(".")[0]
-
-
-def _under(name: str, module: str) -> bool:
-    return name == module or name.startswith(f"{module}.")
 
 
 _Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"

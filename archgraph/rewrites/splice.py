@@ -105,7 +105,7 @@ class Splice:
         self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
-        """Place behind a block of the original graph."""
+        """Return the place behind a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 

@@ -233,16 +233,10 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         >>> chain([linear("client", 3, 8), linear("server", 8, 2)]).state_names
         ('client.weight', 'client.bias', 'server.weight', 'server.bias')
     """
-    listed = parts if isinstance(parts, Sequence) else ()
-    graphs = [graph_of(p) for p in listed]
-    if listed is not parts:
-        raise RewriteError(
-            "cannot chain these parts",
-            found=type(parts).__name__,
-            expected="architectures, in order",
-        )
-    if not graphs:
-        raise RewriteError("nothing to chain", found=0, expected="at least one part")
+    if not isinstance(parts, Sequence):
+        expected = "architectures, in order"
+        raise RewriteError("cannot chain", found=type(parts).__name__, expected=expected)
+    graphs = [graph_of(p) for p in parts]
     joined = graphs[0]
     for number, graph in enumerate(graphs[1:], 2):
         joined = _chained(joined, graph, f"part {number}")

@@ -20,7 +20,7 @@ from archgraph.display.collect import facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import LabelLine, operator_label, shape_label
+from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
@@ -170,7 +170,7 @@ def _boxes(parts: Anatomy) -> dict[str, Any]:
     boxes = [
         [
             ("operator", "input", "output").index(box.kind),
-            labels.add(tuple(map(_line, box.lines))),
+            labels.add(tuple((line.text, int(line.strong)) for line in box.lines)),
             int(box.training),
         ]
         for box in parts.scene.boxes
@@ -185,10 +185,6 @@ def _boxes(parts: Anatomy) -> dict[str, Any]:
         ],
         "arrows": links.rows,
     }
-
-
-def _line(line: LabelLine) -> tuple[str, int]:
-    return line.text, int(line.strong)
 
 
 def _axes(parts: Anatomy) -> list[list[Any]]:

@@ -18,7 +18,7 @@ def test_only_architectures_are_chained(parts):
     net = mlp()
     graph = traced(net, torch.zeros(1, 3)).graph
     given = {"graph": graph, "rewritten": ag.take(graph, 0.5), "module": net, "modules": [net]}
-    with pytest.raises(ArchGraphError, match=r"cannot chain these parts|trace it first"):
+    with pytest.raises(ArchGraphError, match=r"cannot chain|trace it first"):
         ag.chain(given[parts])
 
 
