@@ -70,6 +70,7 @@ class FjORD(fl.Weighted, fl.Masking):
             )
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
+            # Refuses tiers that are not nested before any client trains.
             widths(world.by_size, tier.name)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
@@ -177,6 +178,7 @@ def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
         RunError: If a smaller tier is not a part of it.
     """
     index = [tier.name for tier in sizes].index(name)
+    # Without weights: the cache neither compares nor keeps them.
     return _widths(tuple(replace(tier, source={}) for tier in sizes[: index + 1]))
 
 
@@ -214,6 +216,7 @@ class OrderedDropout:
         largest = self.widths[-1]
 
         def outputs(width: Width, examples: fl.Examples) -> object:
+            # Slices of the same parameters: the gradients of all widths meet in one model.
             sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
             return functional_call(modules[width.name], sliced, examples.inputs)
 
@@ -223,6 +226,7 @@ class OrderedDropout:
             answers = outputs(width, examples)
             if not self.distil or width is largest:
                 return self.objective(answers, examples, work)
+            # The largest width learns from the targets, the drawn one from the largest.
             taught = outputs(largest, examples)
             logits, targets = (
                 work.learning.predictions(y).flatten(0, -2) for y in (answers, taught)

@@ -74,6 +74,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Assign shared layers; each starts as in the first architecture that has it."""
+        # Tiers of one architecture are one chain; what no client runs does not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
             if world.clients_of(tier.name):
@@ -149,6 +150,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 for name, entry in transfer.entries.items()
             }
         private = frozenset(tier.graph.state_names) - weights.keys()
+        # Private entries never leave their clients: the server only knows the initial ones.
         if private:
             weights = {**tier.state, **weights}
         return {name: weights[name] for name in tier.graph.state_names}, private

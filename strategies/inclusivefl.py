@@ -87,6 +87,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
             for result in results:
                 trained.add(result.tier)
                 yield fl.Contribution.of(result, world.graph, self.weights)
+                # The layers of one size alone are averaged within that size.
                 names = tuple(state.group(f"tier/{result.tier}"))
                 if names:
                     graph = world.tier(result.tier).graph
@@ -106,6 +107,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
 
         merged = fl.group_means(world, state, contributions())
         after = merged
+        # Steps are those of the plain means, so that mixing one size does not affect the next.
         for small, large in itertools.pairwise(world.by_size):
             if self.beta and {small.name, large.name} <= trained:
                 after = self._distilled(world, state, merged, after, small, large)
@@ -176,6 +178,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     Raises:
         RunError: If the first ones with weights are none, or not the first of their section.
     """
+    # An entry that is cut is narrower; the blocks from the first such one on cannot be shared.
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
     result: dict[str, tuple[str, ...]] = {}

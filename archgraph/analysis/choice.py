@@ -71,6 +71,7 @@ def chosen_axes(
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
     counts: dict[Axis, int] = {}
     for axis, share in _by_axis(solved, shares, "a factor" if grow else "a share"):
+        # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
         exact = round(_number(axis, share, grow) * axis.size, 9)
         counts[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
     for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
@@ -87,6 +88,7 @@ def chosen_axes(
         counts[axis] = int(size)
     requested = _by_axis(solved, positions, "positions by axis", single=False)
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
+    # A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
     same = not chosen and all(count == axis.size for axis, count in counts.items())
     if same and not allow_nothing and _wanted(shares):
         raise _nothing(solved, shares, counts)

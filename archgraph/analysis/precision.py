@@ -120,6 +120,7 @@ class Casts:
         name = end
         while self.graph.node[name].dtype != dtype:
             users = self.graph.users[name]
+            # Another use would read the result before the cast: the cast is a step of its own.
             if len(users) != 1 or users[0] not in self.source or name in self.graph.output_refs():
                 return []
             name = users[0]

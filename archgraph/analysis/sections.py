@@ -88,6 +88,7 @@ def _parts(
     begin, end = _middle(drafts, blocks)
     stem, head = blocks[:begin], blocks[end:]
     stages = _stages(blocks[begin:end])
+    # One stage at least remains, however little its neighbours have in common with it.
     while len(stages) > 1 and _stranger(stages[0], stages[1:]):
         stem = [*stem, *stages.pop(0).blocks]
     while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
@@ -121,11 +122,14 @@ def _transitions(stages: list[Group]) -> list[Group]:
     for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
         (block, *more) = group.blocks
         left, right = before.blocks[-1], after.blocks[0]
+        # A building block of a transition has the resolution of the next stage; a plain layer
+        # between two stages has work that neither of them repeats.
         if block.whole:
             leads = block.out != left.out and block.out == right.out
         else:
             leads = block.spine not in (left.spine, right.spine)
         groups.append(group._replace(kind="transition") if leads and not more else group)
+    # The first and the last stage lead from or to nothing: they are no candidates.
     groups = [*stages[:1], *groups, *stages[1:][-1:]]
     joined: list[Group] = []
     for group in groups:
@@ -143,16 +147,19 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
     plain chain from the start to where the image or sequence collapses, or to the last layer.
     """
     complete = [i for i, d in enumerate(blocks) if d.whole]
+    # Levels of an encoder–decoder are joined by long connections: both ends belong to the stages.
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
     ends += [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
     if complete or ends:
         begin, end = min(complete + ends), max(complete + ends) + 1
+        # Blocks at the resolution of the outermost level belong to it.
         while ends and begin and blocks[begin - 1].out == blocks[begin].out:
             begin -= 1
         while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
             end += 1
         return begin, end
+    # Without building blocks: a fall of the rank is where an image or sequence collapses.
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
@@ -171,6 +178,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
             items.append([d])
     runs: list[list[list[BlockDraft]]] = []
     while items:
+        # Greedy: the longest run from here on, whatever its period.
         size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
         items = items[size:]
@@ -180,8 +188,10 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         members = [d for item in run for d in item]
         units = {d.unit for d in members}
         path = common(units)
+        # One item of a list does not name the stage: the list does.
         if path in units and path and is_numbered(path[-1]):
             path = path[:-1]
+        # A module with blocks of other stages inside would be an ambiguous name.
         covers = path and inside[path] == len(members)
         groups.append(Group(".".join(path) if covers else members[0].name, "stage", members))
     return groups

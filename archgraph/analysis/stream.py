@@ -170,6 +170,7 @@ class Stream:
             _, ordered = self._downstream(n.name, self.live - used)
             ends = {p for v in self.live.difference(ordered) for p in self.preds[v]}
             cuts = self._cuts(ordered, "", ends)
+            # What lies behind the last cut node fans out into the stream: it is not the tower's.
             while ordered and ordered[-1] not in cuts:
                 ordered.pop()
             if sum(v in self.heavy for v in ordered) >= 2:
@@ -199,6 +200,7 @@ class Stream:
             first = min(inside, default=-1)
             if entry in self.preds[name]:
                 first = -1
+            # A difference array: the edge jumps over the nodes between its ends.
             jumps[first + 1] += 1
             jumps[i] -= 1
         for name in ends:
@@ -228,6 +230,7 @@ class Stream:
             nested = {p.kind for p in chain if p.heavy}
             bare = not any(branch & self.heavy for p, branch in branches if p != longest)
             deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
+            # A long connection around a chain of regions (U-Net) does not make one block of them.
             if deep or "residual" in nested or (kind == "dense" and bare and "dense" in nested):
                 rest = tuple(n for n in nodes if n not in body)
                 work = any(n in self.heavy for n in rest)
@@ -259,6 +262,7 @@ class Stream:
         same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
         if row(end.op).merges and len(branches) > 1 and same:
             work = sorted((len(branch & self.heavy), len(branch), p) for p, branch in branches)
+            # A shortcut has no layers, or one (a projection) beside a branch with more.
             if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
                 return "residual", work[0][2]
         lists = [v for _, v in end.args if isinstance(v, tuple)]

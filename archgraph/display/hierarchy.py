@@ -121,7 +121,9 @@ class _Reading:
         start = 0
         while start < len(blocks):
             strict = [self.run(blocks[start:], period) for period in PERIODS]
+            # A single block covers nothing, whatever its period.
             best = max(strict, key=lambda fold: fold.times * len(fold.blocks[0]) * (fold.times > 1))
+            # Blocks that grow (DenseNet) fold only if no blocks of equal width do.
             if best.times < 2:
                 best = self.run(blocks[start:], 1, growing=True)
             if best.times >= (GROWING if best.growing else 2):
@@ -141,6 +143,8 @@ class _Reading:
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
+        # A repetition has the lines of the first one and takes from its predecessor what that took
+        # from its own: the second one decides which values these are.
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
             position = {name: i for i, name in enumerate(nodes[many - 1])}

@@ -85,6 +85,7 @@ class _Compensation:
         for value, dim in contraction.operands:
             if isinstance(value, Ref):
                 try:
+                    # The first operand that can be divided is enough: it makes up for all copies.
                     self._settle(_Upstream(self.copies, contraction, self.sums).factors(value, dim))
                     return
                 except Refusal as refusal:
@@ -109,6 +110,7 @@ class _Compensation:
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
         part = self.copies.parts(self.copies.solved.of(name)[dim], axes)
+        # Two sums over the same leaf agree only if they divide it by the same numbers.
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 
@@ -136,7 +138,7 @@ class _Upstream:
     them.
 
     Attributes:
-        wanted: Axes with copies that are summed over.
+        axes: Axes with copies that are summed over.
         inside: Operators that carry the factor.
         moved: Results that layers make and others only move about, with the dimension to divide.
         beside: Operands of theirs that are not divided.

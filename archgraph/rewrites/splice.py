@@ -66,6 +66,7 @@ def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> Arch
     """Insert operators behind a result; whatever read the result reads ``end`` of theirs."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
+    # Updates of buffers stay with the original operators: a copy brings updates of its own.
     return new.replace(nodes=(*new.nodes[:at], *nodes, *new.nodes[at:]), updates=graph.updates)
 
 
@@ -117,7 +118,9 @@ class Splice:
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
         )
         extended = behind(self.extended, spot.exit, nodes, names[block.exit])
+        # A leaf that the copy shares with the original is there already.
         fresh = [p for p in params if p.name not in extended.param]
+        # In state-dict order a copy follows its original, as in a model that was built deeper.
         self.extended = extended.replace(
             params=_after(extended.params, fresh, lambda p: p.name in spot.leaves),
             updates=_after(extended.updates, updates, lambda u: u[0] in spot.leaves),
@@ -132,6 +135,7 @@ class Splice:
         graph = self.extended
         if like is not None and all(p.name in like.param for p in graph.params):
             order = {p.name: i for i, p in enumerate(like.params)}
+            # Updates that `like` does not have come last, in the order of their insertion.
             turn = {k: i for i, (k, _) in enumerate(like.updates)}
             graph = graph.replace(
                 params=tuple(sorted(graph.params, key=lambda p: order[p.name])),
@@ -144,6 +148,7 @@ class Splice:
             for p in new.params
             if p.role != "constant"
         }
+        # Renumbering keeps the order of the nodes, so that they correspond one by one.
         called = {a.name: b.name for a, b in zip(graph.nodes, new.nodes, strict=True)}
         blocks = tuple(_renamed(block, called) for block in self.blocks)
         return Rewritten.between(self.graph, new, entries), blocks
@@ -183,12 +188,14 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     def uses(name: str) -> Iterable[str]:
         return graph.node[name].uses()
 
+    # What depends on the entry: only this changes with the block's input.
     below = {block.entry}
     for name in members:
         if any(used in below for used in uses(name)):
             below.add(name)
     needed = reached([block.exit], uses, within)
     copied = needed & below - {block.entry}
+    # Grow backwards by what only copied operators use; the rest serves other blocks as well.
     copies = set(copied)
     for name in reversed(members):
         if name in needed and graph.users[name] and copies.issuperset(graph.users[name]):
@@ -200,6 +207,7 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     for name in members:
         if name in learned | drawn or (name in copies and any(u in copied for u in uses(name))):
             copied.add(name)
+    # Noise that does not depend on the entry is drawn once per block, with the operators before it.
     noise = drawn - below
     for name in reversed(members):
         if name in copies and name in fixed(graph) and any(u in noise for u in graph.users[name]):
@@ -212,11 +220,13 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     ]
     copied |= reached((n for _, v in updates for n in refs(v)), uses, within - copied)
     nodes = tuple(n for n in members if n in copied)
+    # A leaf with a user outside of the copy stays shared, like constants, which never change.
     mine = tuple(
         leaf
         for leaf in dict.fromkeys(leaf for n in nodes for leaf in _leaves(graph, n))
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
+    # A counter that no operator reads belongs to the block whose module holds it.
     unused = unused_leaves(graph).items()
     mine += tuple(name for name, module in unused if module and module.issubset(mine))
     return Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))

@@ -130,10 +130,12 @@ class _Cut:
         self.needed: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             part = sum(index > bound for bound in bounds)
+            # A getitem stays with its operator: tensors cross a cut, tuples do not.
             if node.op == "getitem":
                 part = self.part_of[next(node.uses())]
             self.part_of[node.name] = part
             self._need(node.uses(), part)
+        # The last part returns the outputs, whichever part computes them.
         self._need(refs(graph.outputs), self.last)
         for _, value in graph.updates:
             self._need(refs(value), self._home(value))
@@ -172,6 +174,7 @@ class _Cut:
             for key, v in graph.inputs
             if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
         )
+        # An input of forward that nothing uses remains an input of the last part.
         entering = {r for _, v in arguments for r in refs(v)}
         leaves = {leaf for n in mine for leaf in n.leaves()} | {key for key, _ in updates}
         leaves |= {i.name for v in results for i in walk(v) if isinstance(i, Leaf)}
