@@ -17,7 +17,7 @@ class AllSmall(fl.Averaging, fl.Masking):
     """Options of AllSmall.
 
     Attributes:
-        tier: Whose architecture all clients run; None: the one with the fewest parameters, of
+        tier: Whose architecture all clients run. Default: the one with the fewest parameters, of
             equals the first.
 
     Example:
@@ -33,7 +33,7 @@ class AllSmall(fl.Averaging, fl.Masking):
     tier: str | None = None
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """The small architecture's first weights.
+        """Start from the small architecture's weights.
 
         Raises:
             RunError: If ``tier`` names an unknown tier.
@@ -41,7 +41,7 @@ class AllSmall(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", self.small(world).state)
 
     def small(self, world: fl.World) -> fl.Tier:
-        """The architecture that all clients run.
+        """Return the architecture that all clients run.
 
         Raises:
             RunError: If ``tier`` names an unknown tier.
@@ -49,7 +49,7 @@ class AllSmall(fl.Averaging, fl.Masking):
         return world.by_size[0] if self.tier is None else world.tier(self.tier)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The small model, whatever the client could run."""
+        """Send the small model, whatever the client could run."""
         return fl.part(
             world,
             state,
@@ -62,13 +62,13 @@ class AllSmall(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """The mean over all clients."""
+        """Average over all clients."""
         graph = self.small(world).graph
         return fl.group_means(
             world, state, (fl.Contribution.of(r, graph, self.weights) for r in results)
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The small model, once for each kind of client: strong and weak are compared."""
+        """Evaluate the small model once per kind of client, to compare strong and weak."""
         small = fl.Model(self.small(world).graph, state.group("global"))
         return fl.by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

@@ -63,7 +63,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """A cluster for each architecture, with the first weights of its first tier."""
+        """Start a cluster for each architecture, with the first weights of its first tier."""
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
         state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
@@ -73,7 +73,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ_c`` of the client's cluster."""
+        """Send ``θ_c`` of the client's cluster."""
         return fl.part(
             world,
             state,
@@ -87,7 +87,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """The mean within each cluster; then clusters in disagreement are split.
+        """Average within each cluster; then split clusters in disagreement.
 
         Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
         have returned something.
@@ -113,7 +113,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return self._split(merged, products) if judged else merged
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier; where its clients are in several clusters, each client's own version."""
+        """Evaluate each tier, or each client's version if its clients are in several clusters."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
@@ -121,16 +121,16 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         clusters = state.values["clusters"]
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             if len({clusters[client] for client in tested.clients}) > 1:
-                own = _Versions(self, state)
-                tested = dataclasses.replace(tested, states=own)
+                versions = _Versions(self, state)
+                tested = dataclasses.replace(tested, states=versions)
             yield tested
 
     def _weights(self, state: fl.ServerState, client: int) -> fl.State:
-        """Weights of a client's cluster."""
+        """Return the weights of a client's cluster."""
         return state.group(f"cluster/{state.values['clusters'][client]}")
 
     def _split(self, state: fl.ServerState, products: fl.PairwiseProducts) -> fl.ServerState:
-        """The state with clusters split whose clients have converged together, but not each."""
+        """Split clusters whose clients have converged together, but not each."""
         clusters = list(state.values["clusters"])
         for number in range(max(clusters) + 1):
             members = [client for client, its in enumerate(clusters) if its == number]
@@ -140,8 +140,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()
             if mean < self.mean_norm and largest > self.largest_norm:
                 new = max(clusters) + 1
-                for place in halves(cosines(inner))[1]:
-                    clusters[members[place]] = new
+                for member in halves(cosines(inner))[1]:
+                    clusters[members[member]] = new
                 state = state.with_group(f"cluster/{new}", state.group(f"cluster/{number}"))
         return state.with_values(clusters=clusters)
 
@@ -158,7 +158,7 @@ class _Versions:
 
 
 def cosines(inner: Tensor) -> Tensor:
-    """Cosines of vectors from their inner products; 0 where one of two is zero.
+    """Return the cosines of vectors from their inner products; 0 where one of two is zero.
 
     Example:
         >>> cosines(torch.tensor([[4.0, -2.0, 0], [-2.0, 1.0, 0], [0, 0, 0]]))[0].tolist()
@@ -170,7 +170,7 @@ def cosines(inner: Tensor) -> Tensor:
 
 
 def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
-    """Two parts by complete linkage: parts with the highest least similarity are joined first.
+    """Split into two by complete linkage: the highest least similarity is joined first.
 
     Args:
         similarities: ``[member, member]``, at least two members.
@@ -183,7 +183,7 @@ def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
         >>> halves(torch.tensor([[1, far, near], [far, 1, far], [near, far, 1]]))
         ([0, 2], [1])
     """
-    parts = [[place] for place in range(len(similarities))]
+    parts = [[index] for index in range(len(similarities))]
     while len(parts) > 2:
         _, one, other = max(
             (float(similarities[a][:, b].min()), -i, -j)
@@ -191,6 +191,6 @@ def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
             for j, b in enumerate(parts[:i])
         )
         joined = sorted(parts[-one] + parts[-other])
-        parts = [p for place, p in enumerate(parts) if place not in (-one, -other)] + [joined]
+        parts = [p for index, p in enumerate(parts) if index not in (-one, -other)] + [joined]
     first, second = sorted(parts)
     return first, second

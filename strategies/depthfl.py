@@ -67,20 +67,20 @@ class DepthFL(fl.Averaging):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``W`` at the start.
+        """Start from ``W``.
 
         Raises:
             RunError: If a tier is not the network up to one of its exits.
         """
-        whole = ag.exits(world.graph)
+        full = ag.exits(world.graph)
         for tier in world.tiers:
-            own, entries = ag.exits(tier.graph), tier.transfer.entries.values()
-            if not own or own != whole[: len(own)] or not all(e.unchanged for e in entries):
+            exits, entries = ag.exits(tier.graph), tier.transfer.entries.values()
+            if not exits or exits != full[: len(exits)] or not all(e.unchanged for e in entries):
                 raise ag.RunError(
                     "DepthFL trains a network up to one of its exits",
                     where=f"tier {tier.name}",
-                    found=f"exits {', '.join(own) or 'without names'}",
-                    expected=f"the first of {', '.join(whole) or 'the exits'}, at full width",
+                    found=f"exits {', '.join(exits) or 'without names'}",
+                    expected=f"the first of {', '.join(full) or 'the exits'}, at full width",
                     hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
                     "`ends_after: {section: SECTION}`; scalefl serves narrower clients, too, "
                     "nefl and fedfa those without exits",
@@ -88,7 +88,7 @@ class DepthFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The first sections and their exits."""
+        """Send the first sections and their exits."""
         ramp = self.ramp if self.distil else None
         graph = world.tier_of(client).graph
         train = fl.Train(MutualDistillation(ag.exits(graph), ramp))
@@ -98,7 +98,7 @@ class DepthFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """The mean over the clients that have an entry, corrected by ``h`` (FedDyn).
+        """Average over the clients that have an entry, corrected by ``h`` (FedDyn).
 
         ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``, for m clients in all.
         """
@@ -123,7 +123,7 @@ class DepthFL(fl.Averaging):
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model and every depth; the answer is the mean of its exits' logits."""
+        """Evaluate the global model and every depth by the mean of its exits' logits."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 
@@ -149,14 +149,14 @@ class MutualDistillation:
 
     Attributes:
         exits: Names of the K exits.
-        ramp: Round from which on ``w(t)`` is 1; None: no distillation.
+        ramp: Round from which on ``w(t)`` is 1; Default: no distillation.
     """
 
     exits: tuple[str, ...]
     ramp: int | None = 300
 
     def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Mean over the minibatch."""
+        """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:
@@ -206,7 +206,7 @@ class Regularisation:
     alpha: float
 
     def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
-        """Its value at the parameters."""
+        """Return the value at the parameters."""
         terms = []
         for name, value in parameters.items():
             if value.requires_grad:

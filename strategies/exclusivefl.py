@@ -28,7 +28,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     needs_global = False
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """First weights of each architecture: those of the first tier that has it."""
+        """Start from the first weights of each architecture, of the first tier that has it."""
         state = fl.ServerState()
         for tier in reversed(world.tiers):
             if world.clients_of(tier.name):
@@ -36,7 +36,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The model of the client's group."""
+        """Send the model of the client's group."""
         tier = world.tier_of(client)
         return fl.part(
             world,
@@ -51,7 +51,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """In each group the mean over its clients; a group without results stays as it is."""
+        """Average within each group; a group without results stays as it is."""
         contributions = (
             fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results
@@ -60,7 +60,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier's model: that of its group."""
+        """Evaluate each tier's model: that of its group."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, state.group(tier.graph.digest))

@@ -75,7 +75,7 @@ class FedADP(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``ω^0`` (Algorithm 1, line 2).
+        """Start from ``ω^0`` (Algorithm 1, line 2).
 
         Raises:
             RunError: If a client's architecture is not part of the global one, or cannot be grown
@@ -88,7 +88,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Each architecture of the round is made once, however many clients run it."""
+        """Build each architecture of the round once, however many clients run it."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
             fit = self.fit(world, world.tier(name), state.values["drawn"])
@@ -96,7 +96,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
+        """Send ``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
         tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
         return fl.part(
@@ -111,7 +111,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
+        """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
         Merging copies again goes by those that the sum was made with: ``drawn`` says in which round
         they were.
@@ -128,7 +128,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def merged(
         self, world: fl.World, old: fl.State, results: Iterable[fl.Result], drawn: int = 0
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
-        """The mean of the grown models, and what it covers; nothing without results.
+        """Average the grown models; return the mean and its coverage, empty without results.
 
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
         models is the grown mean. So an architecture is grown once, however many clients run it.
@@ -161,7 +161,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def _each_grown(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], drawn: int
     ) -> fl.ServerState:
-        """The mean where every client's model counts by itself, grown to the global one."""
+        """Average with every client's model counted by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
         left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         arrived = False
@@ -179,7 +179,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state.with_values(drawn=drawn) if arrived else state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each architecture's on the data of the clients that run it."""
+        """Evaluate the global model, and each architecture's on its clients' data."""
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -189,7 +189,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model)
 
     def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> Fit:
-        """How a tier is reached from the global model, and the global model from it.
+        """Return how a tier is reached from the global model, and the global model from it.
 
         Raises:
             RunError: As in :meth:`init`; names the tier.
@@ -219,11 +219,11 @@ class Fit:
     widened: ag.Transfer
     undo: bool
 
-    def sent(self, whole: fl.State) -> fl.State:
-        """The client's state from the global one."""
+    def sent(self, state: fl.State) -> fl.State:
+        """Return the client's state from the global one."""
         if not self.undo:
-            return self.frame.down.pull(whole)
-        wide = self.frame.reached.transfer.pull(whole, copy=False)
+            return self.frame.down.pull(state)
+        wide = self.frame.reached.transfer.pull(state, copy=False)
         sums, covered = self.widened.push(wide)
         for name, entry in self.widened.entries.items():
             origin = str(entry.source)
@@ -234,9 +234,9 @@ class Fit:
                 sums[origin] = mean.to(wide[name].dtype)
         return self.frame.shorter.pull(sums)
 
-    def grown(self, own: fl.State, old: fl.State) -> fl.State:
-        """The global state from the client's; what cannot be made of it is the old global's."""
-        grown = self.up.pull(own, copy=False)
+    def grown(self, state: fl.State, old: fl.State) -> fl.State:
+        """Return the global state from the client's, completed from the old global state."""
+        grown = self.up.pull(state, copy=False)
         if self.exact:
             return grown
         values, covered = self.frame.reached.transfer.push(grown)
@@ -249,8 +249,8 @@ class Fit:
     def exact(self) -> bool:
         """Whether all of the global state is made of the client's."""
         reached = self.frame.reached.transfer
-        whole = all(entry.unchanged for entry in reached.entries.values())
-        return whole and self.up.target == reached.source
+        unchanged = all(entry.unchanged for entry in reached.entries.values())
+        return unchanged and self.up.target == reached.source
 
     @functools.cached_property
     def up(self) -> ag.Transfer:
@@ -272,21 +272,21 @@ class Fit:
 
 @functools.lru_cache(maxsize=64)
 def fit(
-    whole: ag.ArchGraph,
-    own: ag.ArchGraph,
+    server: ag.ArchGraph,
+    client: ag.ArchGraph,
     down: ag.Transfer,
     mode: Mode,
     seed: int,
     approximate: bool = False,
 ) -> Fit:
-    """How an architecture is reached from the global one and back.
+    """Return how an architecture is reached from the global one and back.
 
     Of the family's transfer only what it takes matters: which entries, and how many positions of
     each axis. NetChange keeps first positions.
 
     Args:
-        whole: The global architecture.
-        own: The client's.
+        server: The global architecture.
+        client: The client's.
         down: Global state → the client's.
         mode: How it is narrowed.
         seed: Of the copies.
@@ -296,7 +296,7 @@ def fit(
         RewriteError: If the client's architecture is not part of the global one, or cannot be grown
             to it exactly.
     """
-    frame = _frame(whole, own, down, approximate)
+    frame = _frame(server, client, down, approximate)
     wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
     small = {axis.name: axis.size for axis in slim}
     index = {
@@ -316,11 +316,11 @@ def fit(
             found="an axis with a single position, which cannot be widened again",
             expected="two positions or more",
         )
-    return Fit(own, frame, widened, undo=mode == "net2net")
+    return Fit(client, frame, widened, undo=mode == "net2net")
 
 
 def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
-    """Which unit each one of a wider layer is: the old ones, then random copies (Algorithm 2).
+    """Return the unit of each wider one: the old ones, then random copies (Algorithm 2).
 
     All are copied equally often where that can be, so that norms over them see no difference.
 
@@ -362,14 +362,16 @@ class Frame:
 
 
 @functools.lru_cache(maxsize=64)
-def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximate: bool) -> Frame:
+def _frame(
+    server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, approximate: bool
+) -> Frame:
     names = {name: str(e.source) for name, e in down.entries.items() if e.source is not None}
     for name in down.entries:
         if name not in names:
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
-    free = {axis.name for axis in ag.axes(whole).free}
-    sizes = {name: size for name, size in ag.widths(whole, down).items() if name in free}
-    narrowed = ag.narrow(whole, sizes=sizes)
+    free = {axis.name for axis in ag.axes(server).free}
+    sizes = {name: size for name, size in ag.widths(server, down).items() if name in free}
+    narrowed = ag.narrow(server, sizes=sizes)
     lacks, bodies = _lacking(narrowed.graph, set(names.values()))
     short = _without(narrowed.graph, lacks, bodies)
     entries = set(short.graph.state_names)
@@ -384,7 +386,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
             expected="the global model without some of its blocks, and narrower",
         )
     filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)
-    same, shape = ag.Transfer.identity(own), short.transfer.target
+    same, shape = ag.Transfer.identity(client), short.transfer.target
     own_of = {k: dataclasses.replace(e, source=names[k]) for k, e in same.entries.items()}
     to_own = ag.Transfer(shape, same.target, own_of)
     from_own = ag.Transfer(same.source, shape, {names[k]: e for k, e in same.entries.items()})
@@ -394,31 +396,31 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
         shorter=_without(filled.graph, missing, bodies).transfer >> to_own,
         deepened=from_own >> filled.transfer,
         filled=filled.graph,
-        reached=_without(whole, left, bodies),
+        reached=_without(server, left, bodies),
     )
 
 
 def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[str]]:
-    """Blocks of which a client has nothing, by section, and those of which it has a projection."""
+    """Return blocks that a client lacks, by section, and those with only a projection."""
     lacks: dict[str, list[str]] = {}
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
-        owned = {
+        used = {
             leaf
             for node in block.nodes
             for leaf in graph.node[node].leaves()
             if graph.param[leaf].role != "constant" and inside.issuperset(graph.leaf_users[leaf])
         }
-        body = bool(owned & present) and block.shortcut not in ("", block.entry)
-        if owned - present and (body or not owned & present):
+        body = bool(used & present) and block.shortcut not in ("", block.entry)
+        if used - present and (body or not used & present):
             lacks.setdefault(block.section, []).append(block.name)
             bodies |= {block.name} if body else set()
     return lacks, frozenset(bodies)
 
 
 def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.Rewritten:
-    """The architecture without blocks, or without all of them but the projection."""
+    """Remove blocks from the architecture, or everything in them but the projection."""
     names = [name for blocks in lacks.values() for name in blocks]
     shorter = ag.Rewritten.identity(graph)
     for projection in (False, True):
@@ -428,27 +430,27 @@ def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.R
 
 
 def _deepened(
-    whole: ag.ArchGraph,
+    server: ag.ArchGraph,
     graph: ag.ArchGraph,
     lacks: Lacks,
     bodies: Collection[str],
     approximate: bool,
 ) -> tuple[ag.Rewritten, Lacks]:
-    """An architecture with the blocks of another, and the sections that did not get theirs.
+    """Deepen an architecture to another's blocks; return the sections that did not get theirs too.
 
     What is inside a new block may be as wide as in the blocks beside it.
 
     Raises:
         RewriteError: If a missing block cannot be the identity, and nothing else is wanted.
     """
-    depths = {section.name: len(section.blocks) for section in ag.structure(whole).sections}
+    depths = {section.name: len(section.blocks) for section in ag.structure(server).sections}
     deep, left = ag.Rewritten.identity(graph), dict(lacks)
     for section in lacks:
         rest = {name: blocks for name, blocks in left.items() if name != section}
         try:
-            longer = ag.deepen(deep.graph, {section: depths[section]}, like=whole)
-            if longer.graph.state_names != _without(whole, rest, bodies).graph.state_names:
-                raise ag.RewriteError("deepening does not lead to the global", where=section)
+            longer = ag.deepen(deep.graph, {section: depths[section]}, like=server)
+            if longer.graph.state_names != _without(server, rest, bodies).graph.state_names:
+                raise ag.RewriteError("deepening does not yield the global model", where=section)
         except ag.ArchGraphError as error:
             if not approximate:
                 raise _advised(error) from error
@@ -458,7 +460,7 @@ def _deepened(
 
 
 def _advised(error: ag.ArchGraphError) -> ag.ArchGraphError:
-    """The error with what to do about it."""
+    """Add advice to an error."""
     hint = (
         "with approximate: true the model is grown all the same; blocks that cannot start as the "
         "identity then come from the old global model"

@@ -88,7 +88,7 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``M_G^0`` (Algorithm 1, line 3), and architectures that do not need a score (1-2)."""
+        """Start from ``M_G^0`` (line 3), and architectures that do not need a score (1-2)."""
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
             smallest, *others = world.by_size
@@ -102,7 +102,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Clients that are not limited score all architectures on their data (line 2)."""
+        """Yield the clients that are not limited score all architectures on their data (line 2)."""
         if self.choice != "zico":
             return
         weights = state.group("global")
@@ -126,7 +126,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def surveyed(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result]
     ) -> fl.ServerState:
-        """Each client's best architecture; equal scores: the smaller one."""
+        """Return each client's best architecture; equal scores: the smaller one."""
         tiers = list(state.values["tiers"])
         for result in results:
             scores = {t.name: result.metrics[f"zico/{t.name}"] for t in world.by_size}
@@ -134,7 +134,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return state.with_values(tiers=tiers)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``M_c^t`` from ``M_G^t`` (lines 7-9, Algorithm 3)."""
+        """Send ``M_c^t``, cut from ``M_G^t`` (lines 7-9, Algorithm 3)."""
         tier = world.tier(state.values["tiers"][client])
         fit = _fit(world, tier.name, self.variant)
         tier = dataclasses.replace(tier, graph=fit.graph, transfer=fit.down)
@@ -142,7 +142,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def examine(self, world: fl.World, result: fl.Result) -> fl.State:
-        """``n_c`` of every scaled layer of the grafted model (lines 12, 18).
+        """Compute ``n_c`` of every scaled layer of the grafted model (lines 12, 18).
 
         Raises:
             RejectedUpdate: For a layer that α would blow up: its norm vanishes beside its largest
@@ -159,8 +159,10 @@ class FedFA(fl.Averaging, fl.Masking):
             if name in scaled:
                 weights = grafted[name]
                 if id(weights) not in known:
-                    own = str(fit.graft.entries[name].source)
-                    known[id(weights)] = torch.tensor(self._norm(weights, own), dtype=torch.float64)
+                    source = str(fit.graft.entries[name].source)
+                    known[id(weights)] = torch.tensor(
+                        self._norm(weights, source), dtype=torch.float64
+                    )
                 norms[name] = known[id(weights)]
         return norms
 
@@ -170,7 +172,7 @@ class FedFA(fl.Averaging, fl.Masking):
         """Graft, scale and average in one pass (lines 11-22)."""
 
         def grafted(result: fl.Result) -> fl.Result:
-            """A client's model at the global depth (line 11, Algorithm 2)."""
+            """Graft a client's model to the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
             norms = result.findings or self.examine(world, result)
             skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
@@ -194,7 +196,7 @@ class FedFA(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each architecture's on the data of the clients that run it."""
+        """Evaluate the global model, and each architecture's on its clients' data."""
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -204,18 +206,18 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
 
     def _limited(self, world: fl.World) -> frozenset[int]:
-        """The clients that have resources for the smallest architecture only."""
+        """Return the clients that have resources for the smallest architecture only."""
         order = torch.randperm(len(world.clients), generator=fl.seeded(world.seed, "fedfa limited"))
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
     def _scaled(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Entries that have an α."""
+        """Return the entries that have an α."""
         if self.scale_vectors:
             return frozenset(p.name for p in graph.params if p.role == "parameter")
         return ag.layer_weights(graph)
 
     def _norm(self, weights: Tensor, name: str) -> float:
-        """``n_c`` of one entry; where every weight is an outlier, the norm of all of them.
+        """Compute ``n_c`` of one entry; where every weight is an outlier, the norm of all of them.
 
         Raises:
             RejectedUpdate: If α, which divides by it, would blow up the largest weight.
@@ -240,7 +242,7 @@ def inner_norm(
     *,
     rms: bool = False,
 ) -> float:
-    """Norm ``||M_{95%}||₂`` of the weights within a percentile (Algorithm 1, line 12; §4.3).
+    """Compute ``||M_{95%}||₂`` of the weights within a percentile (line 12; §4.3).
 
     Args:
         weights: A layer's weights, any shape.
@@ -271,7 +273,7 @@ def inner_norm(
 
 
 def value_at(values: Values, rank: int) -> float:
-    """Value at a rank in ascending order, counted from 0.
+    """Return the value at a rank in ascending order, counted from 0.
 
     Of many values a sample tells between which two the rank lies; only those between are ordered,
     after counting has confirmed it.
@@ -308,7 +310,7 @@ class ZiCo:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Score every further model: metric ``zico/NAME``."""
+        """Return the score every further model: metric ``zico/NAME``."""
         size = max(1, min(work.local.batch, work.data.examples // 2))
         batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
         scores = {}
@@ -334,7 +336,7 @@ class ZiCo:
 
 
 def zico(gradients: list[dict[str, Tensor]]) -> float:
-    """ZiCo score from the gradients of each minibatch, by layer.
+    """Compute the ZiCo score from the gradients of each minibatch, by layer.
 
     Example:
         >>> round(zico([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}]), 4)
@@ -375,24 +377,24 @@ def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
 
 
 @functools.lru_cache(maxsize=256)
-def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
-    """Depth and width of an architecture against the global one, as far as the variant lets it.
+def fit(server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
+    """Fit an architecture's depth and width to the global one, as the variant allows.
 
     Raises:
         RewriteError: If a section cannot be completed to the global depth.
     """
-    full, depths = _depths(whole), _depths(own)
-    grafted = ag.graft(own, full, like=whole)
+    full, depths = _depths(server), _depths(client)
+    grafted = ag.graft(client, full, like=server)
     up = _at_source(grafted, down)
     match variant:
         case "both":
-            return Fit(own, down, grafted.graph, grafted.transfer, up)
+            return Fit(client, down, grafted.graph, grafted.transfer, up)
         case "width":
             same = ag.Transfer.identity(grafted.graph)
             return Fit(grafted.graph, up, grafted.graph, same, up)
         case "depth":
-            shallow = ag.shorten(whole, depths)
-            again = ag.graft(shallow.graph, full, like=whole)
+            shallow = ag.shorten(server, depths)
+            again = ag.graft(shallow.graph, full, like=server)
             return Fit(
                 shallow.graph,
                 shallow.transfer,
@@ -407,7 +409,7 @@ def _depths(graph: ag.ArchGraph) -> dict[str, int]:
 
 
 def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
-    """Global → grafted: a copied block takes the positions that its source takes (line 19)."""
+    """Map global to grafted: a copied block takes the positions of its source (line 19)."""
     entries = {}
     for name, entry in grafted.transfer.entries.items():
         entry = entry if entry.source is None else down.entries[entry.source]

@@ -37,8 +37,8 @@ class FedGKT(fl.Strategy):
     """Options of FedGKT.
 
     Attributes:
-        after: Section or block of the global model behind which the server's part begins; None: the
-            first section.
+        after: Section or block of the global model behind which the server's part begins. Default:
+            the first section.
         alpha: Weight of distillation at a client, and of the targets at the server.
         temperature: Temperature of both distillations.
         server_epochs: Passes of the server over the features of a round.
@@ -66,21 +66,21 @@ class FedGKT(fl.Strategy):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``W_s`` of the global model's first weights.
+        """Start from ``W_s`` of the global model's first weights.
 
         Raises:
             RunError: If a tier's features are not what the server's part takes.
         """
         server = self._server(world)
         for tier in world.tiers:
-            sent, taken = _features(tier.graph), _types(server.graph)
+            sent, accepted = _features(tier.graph), _types(server.graph)
             shared = set(halves(tier.graph).extractor.state_names) & set(server.graph.state_names)
-            if sent != taken or shared:
+            if sent != accepted or shared:
                 raise ag.RunError(
-                    "its features are not what the server's part takes",
+                    "its features do not match the input of the server's part",
                     where=f"tier {tier.name}",
                     found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
-                    expected=f"{taken}, behind {self._after(world)}",
+                    expected=f"{accepted}, behind {self._after(world)}",
                     hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",
@@ -88,7 +88,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``z_s`` of the client's examples, once there are such; the model stays with it."""
+        """Send ``z_s`` of the client's examples, if any; the model stays with the client."""
         tier = world.tier_of(client)
         return fl.Task(
             client=client,
@@ -105,22 +105,22 @@ class FedGKT(fl.Strategy):
         Raises:
             RejectedUpdate: Names the tensor.
         """
-        count, wanted = result.examples, _features(world.tier_of(result.client).graph)
-        shapes = {"features": wanted, "logits": (world.classes,), "targets": (), "ids": ()}
+        count, features = result.examples, _features(world.tier_of(result.client).graph)
+        shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
         for name, shape in shapes.items():
             tensor = result.extras.get(name)
-            found = None if tensor is None else tuple(tensor.shape)
+            actual = None if tensor is None else tuple(tensor.shape)
             most = {"targets": world.classes, "ids": count}.get(name)
             outside = (
                 most is not None
                 and tensor is not None
                 and bool(((tensor < 0) | (tensor >= most)).any())
             )
-            if found != (count, *shape) or outside:
+            if actual != (count, *shape) or outside:
                 raise ag.RejectedUpdate(
                     "does not belong to the client's examples",
                     where=f"client {result.client}: {name}",
-                    found="numbers out of range" if outside else found,
+                    found="numbers out of range" if outside else actual,
                     expected=(count, *shape),
                 )
 
@@ -157,21 +157,21 @@ class FedGKT(fl.Strategy):
         return state.with_group("server", fl.state_of(module))
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
-        """``l_s`` of a minibatch of features."""
+        """Compute ``l_s`` of a minibatch of features."""
         answers = self._answers(world, module, batch["features"])
         hard = world.learning.loss(answers, batch["targets"])
         return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Of each tier what its clients have alone, then their extractors with ``f_s``."""
+        """Evaluate the clients' models of each tier, then their extractors with ``f_s``."""
 
         def alone(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = halves(tier.graph).extractor, self._server(world).graph
-            own = {name: tier.state[name] for name in extractor.state_names}
-            return fl.Model(ag.chain([extractor, server]), own | state.group("server"))
+            private = {name: tier.state[name] for name in extractor.state_names}
+            return fl.Model(ag.chain([extractor, server]), private | state.group("server"))
 
         yield from fl.by_tier(world, state, model=alone, kept=True, whole=False)
         for tested in fl.by_tier(world, state, model=whole, kept=True, whole=False):
@@ -183,7 +183,7 @@ class FedGKT(fl.Strategy):
         return self.after or ag.structure(world.graph).sections[0].name
 
     def _server(self, world: fl.World) -> ag.Rewritten:
-        """The global model behind the cut."""
+        """Return the global model behind the cut."""
         return ag.split(world.graph, after=self._after(world))[1]
 
     def _answers(self, world: fl.World, module: nn.Module, features: Tensor) -> Tensor:
@@ -219,18 +219,18 @@ def halves(graph: ag.ArchGraph) -> Halves:
 
 
 def _types(graph: ag.ArchGraph) -> tuple[object, ...]:
-    """Shape of one example of a part's only input; empty where it takes several."""
+    """Return the shape of one example of a part's only input; empty where it takes several."""
     inputs = [node for node in graph.nodes if node.op == "input"]
     return tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
 
 
 def _features(graph: ag.ArchGraph) -> tuple[object, ...]:
-    """Shape of one example's features."""
+    """Return the shape of one example's features."""
     return _types(halves(graph).classifier)
 
 
 def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
+    """Compute ``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
 
     Example:
         >>> taught(torch.zeros(1, 2), torch.zeros(1, 2), 3.0).item()
@@ -266,14 +266,14 @@ class Group:
         extractor, classifier = (part.train() for part in parts)
         parameters = {k: p for part in parts for k, p in part.named_parameters()}
         # By the example's id: batches come in another order in each epoch.
-        place = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
+        row_of = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
 
         def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
             value = self.objective(outputs, examples, work)
-            known = [row for row, i in enumerate(examples.ids.tolist()) if i in place]
+            known = [row for row, i in enumerate(examples.ids.tolist()) if i in row_of]
             if known:
-                rows = [place[i] for i in examples.ids[known].tolist()]
+                rows = [row_of[i] for i in examples.ids[known].tolist()]
                 teacher = work.extras["logits"][rows].to(work.device)
                 answers = work.learning.predictions(outputs)[known]
                 share = len(known) / len(examples.ids)
@@ -291,7 +291,7 @@ class Group:
 
 
 def _told(work: fl.Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
-    """What a client tells the server of all its examples, as its trained model sees them."""
+    """Compute what a client sends of all its examples: features, logits and labels."""
 
     def each() -> Iterator[tuple[Tensor, ...]]:
         for examples in work.data.batches(None, work.local.batch):

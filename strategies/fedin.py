@@ -44,17 +44,17 @@ class FedIN(fl.Weighted):
     """Options of FedIN.
 
     Attributes:
-        after: Section or block that ends the extractor, for all tiers or by tier; None: the first
-            section (see :func:`cut`).
-        before: Section or block that begins the classifier; None: the last block that holds
+        after: Section or block that ends the extractor, for all tiers or by tier. Default: the
+            first section (see :func:`cut`).
+        before: Section or block that begins the classifier. Default: the last block that holds
             parameters, with the pooling before it.
         step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
             ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
         multiplier: λ of Eq. 16.
         aggregate: Average extractors and classifiers; off: clients keep theirs (Fig. 7b).
         in_training: Exchange features and train on them; off: local training only (Fig. 7c).
-        upload: Pairs of features that a client sends each round, the latest it saw; None: as many
-            as a minibatch has examples.
+        upload: Pairs of features that a client sends each round, the latest it saw. Default: as
+            many as a minibatch has examples.
         capacity: Pairs that the server holds of each client.
         store: Which ones: a ``reservoir`` of all that it was ever sent, or the ``latest``.
         sample: Pairs that it sends to the clients of a round.
@@ -85,7 +85,7 @@ class FedIN(fl.Weighted):
     norm: Literal["averaged", "local"] = "averaged"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``w_e`` and ``w_c`` of the first tier; an empty server dataset.
+        """Start from ``w_e`` and ``w_c`` of the first tier, and an empty server dataset.
 
         Raises:
             RunError: If a tier cannot be cut, or tiers differ in extractor or classifier; names the
@@ -109,7 +109,7 @@ class FedIN(fl.Weighted):
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
         """Draw ``S`` from the server dataset (line 6)."""
-        stored = [min(seen, self.capacity) for seen in state.values["seen"]]
+        stored = [min(count, self.capacity) for count in state.values["seen"]]
         # Batch statistics need two.
         if not self.in_training or sum(stored) < 2:
             return state
@@ -129,7 +129,7 @@ class FedIN(fl.Weighted):
         return state.with_group("sample", sample)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``(S, w_e, w_c)`` to client k (line 7); before it has weights of its own, those too."""
+        """Send ``(S, w_e, w_c)`` to client k (line 7), and the first time all other weights."""
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)
@@ -158,7 +158,7 @@ class FedIN(fl.Weighted):
     ) -> fl.ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
         same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
-        seen, started = list(state.values["seen"]), list(state.values["started"])
+        counts, started = list(state.values["seen"]), list(state.values["started"])
         stores: dict[str, Tensor] = {}
 
         def contributions() -> Iterator[fl.Contribution]:
@@ -179,17 +179,17 @@ class FedIN(fl.Weighted):
                     if self.store == "latest":
                         stored = _latest([old, new] if old else [new], self.capacity)
                     else:
-                        stored = fl.reservoir(old, new, seen[client], self.capacity, draw)
+                        stored = fl.reservoir(old, new, counts[client], self.capacity, draw)
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
-                    seen[client] += _rows(new)
+                    counts[client] += _rows(new)
 
         merged = fl.group_means(world, state, contributions()).with_group("sample", {})
         return fl.ServerState({**merged.tensors, **stores}, merged.values).with_values(
-            seen=seen, started=started
+            seen=counts, started=started
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier with the intermediate layers of the clients that run it."""
+        """Evaluate each tier with the intermediate layers of the clients that run it."""
         weights = state.group("shared")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -200,7 +200,7 @@ class FedIN(fl.Weighted):
         return fl.by_tier(world, state, model=model, kept=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
-        """Where a tier is cut, as far as the options say."""
+        """Return where a tier is cut, as far as the options say."""
         after, before = (
             names.get(tier.name) if isinstance(names, Mapping) else names
             for names in (self.after, self.before)
@@ -208,7 +208,7 @@ class FedIN(fl.Weighted):
         return after, before
 
     def _cut(self, tier: fl.Tier) -> Cut:
-        """A tier's architecture in three parts."""
+        """Split a tier's architecture into three parts."""
         try:
             return cut(tier.graph, *self._places(tier))
         except ag.ArchGraphError as error:
@@ -216,14 +216,14 @@ class FedIN(fl.Weighted):
             raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
 
     def _shared(self, cut: Cut) -> tuple[str, ...]:
-        """Entries that the server averages, by a tier's own names."""
+        """Return the entries that the server averages, by a tier's own names."""
         if not self.aggregate:
             return ()
         local = fl.NormPolicy(self.norm).kept(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:
-        """The first tier's name of each shared entry → this tier's."""
+        """Map the first tier's name of each shared entry to this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
@@ -285,9 +285,9 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
 
     Args:
         graph: Any architecture.
-        after: Section or block that ends the extractor; None: the first section. Of a section that
-            leaves nothing in front of the classifier, the block that gives it its name, the first.
-        before: Section or block that begins the classifier; None: the last block that holds
+        after: Section or block that ends the extractor. Default: the first section. If a section
+            leaves nothing in front of the classifier, its first block ends the extractor instead.
+        before: Section or block that begins the classifier. Default: the last block that holds
             parameters.
 
     Raises:
@@ -295,29 +295,31 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             crosses them does not belong to examples one by one.
         GraphError: For a section or block that does not exist.
     """
-    whole = ag.structure(graph)
+    structure = ag.structure(graph)
     before = before or next(
         block.name
-        for block in reversed(whole.blocks)
+        for block in reversed(structure.blocks)
         if any(
             graph.param[leaf].role == "parameter"
             for node in block.nodes
             for leaf in graph.node[node].leaves()
         )
     )
-    last = whole.nodes(before)[0]
-    inside = list(itertools.takewhile(lambda block: last not in block.nodes, whole.blocks))
-    first = [block for block in inside if block.section == (after or whole.sections[0].name)]
+    last = structure.nodes(before)[0]
+    inside = list(itertools.takewhile(lambda block: last not in block.nodes, structure.blocks))
+    first = [block for block in inside if block.section == (after or structure.sections[0].name)]
     if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
         after = first[0].name
         split = ag.split(graph, before=(first[1].name, before))
     else:
-        after = after or whole.sections[0].name
+        after = after or structure.sections[0].name
         split = ag.split(graph, after=after, before=before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
         raise ag.RewriteError(
-            "both cuts are one", found=f"after {after}, before {before}", expected="two cuts"
+            "both cuts are at the same block",
+            found=f"after {after}, before {before}",
+            expected="two cuts",
         )
     extractor, middle, classifier = parts
     leaves = [leaf for part in (extractor, classifier) for leaf in ag.outline(part).leaves]
@@ -328,7 +330,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
         )
     features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier))):
-        for place, name in enumerate(crossing):
+        for number, name in enumerate(crossing):
             node = graph.node.get(name)
             if node is None or len(node.types) != 1:
                 raise ag.RewriteError(
@@ -344,7 +346,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
                     where=f"%{name}",
                     found=str(node.type),
                 )
-            features[f"{side}/{place}"] = (shape, getattr(torch, node.dtype))
+            features[f"{side}/{number}"] = (shape, getattr(torch, node.dtype))
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
 
 
@@ -353,7 +355,7 @@ def _inputs(part: ag.ArchGraph) -> list[str]:
 
 
 def _results(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
-    """Names under which a part's results enter the next one."""
+    """Return the names under which a part's results enter the next one."""
     count = len(part.outputs) if isinstance(part.outputs, tuple) else 1
     return _inputs(following)[:count]
 
@@ -365,12 +367,12 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
         f"{name} after {tier.after} and before {tier.before}"
         for name, tier in ((other, cut), (one, first))
     )
-    for place in (0, 2):
-        a, b = ag.outline(first.parts[place]), ag.outline(cut.parts[place])
+    for number in (0, 2):
+        a, b = ag.outline(first.parts[number]), ag.outline(cut.parts[number])
         for expected, actual in itertools.zip_longest(a.lines, b.lines):
             if expected != actual:
                 raise ag.RunError(
-                    f"the {PARTS[place]} differs from that of tier {one}",
+                    f"the {PARTS[number]} differs from that of tier {one}",
                     where=f"tier {other}",
                     found=(actual or "nothing more")[:200],
                     expected=(expected or "nothing more")[:200],
@@ -404,7 +406,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
 def summed(
     g_in: Sequence[Tensor], g_local: Sequence[Tensor], multiplier: float = 2.0
 ) -> list[Tensor]:
-    """``Z = G_IN + λ/2 · G_local`` (Eq. 16).
+    """Compute ``Z = G_IN + λ/2 · G_local`` (Eq. 16).
 
     Example:
         >>> summed([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -1.0])])
@@ -414,7 +416,7 @@ def summed(
 
 
 def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
-    """The ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
+    """Return the ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
 
     All intermediate weights together are one matrix: the inner product runs over all of them.
 
@@ -434,7 +436,7 @@ def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]
 
 
 def inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """``tr(AᵀB)`` over all tensors, in double precision."""
+    """Compute ``tr(AᵀB)`` over all tensors, in double precision."""
     return sum(
         float(torch.dot(x.flatten().double(), y.flatten().double()))
         for x, y in zip(one, other, strict=True)
@@ -457,7 +459,7 @@ class InTraining:
         before: Section or block that begins the classifier.
         step: How both gradients become one step.
         multiplier: λ of Eq. 16.
-        upload: Pairs to return, the latest; None: as many as a minibatch has.
+        upload: Pairs to return, the latest. Default: as many as a minibatch has.
         objective: ``l_local``.
     """
 
@@ -469,21 +471,27 @@ class InTraining:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and return the state and the latest features."""
+        """Train, and return the state and the latest features.
+
+        1. Local training collects the latest features that enter and leave the intermediate layers.
+        2. Where the client has received features, each step adds the IN loss to the gradients of
+           the intermediate layers: summed (Eq. 16) or projected (Eq. 15).
+        3. ``sequential`` trains these layers on all received features after local training.
+        """
         chain = Chain.of(cut(work.graph, self.after, self.before), work)
         middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
         received = {k: v.to(work.device) for k, v in work.extras.items()}
         count = _rows(received)
-        wanted = work.local.batch if self.upload is None else self.upload
+        limit = work.local.batch if self.upload is None else self.upload
         latest: collections.deque[Mapping[str, Tensor]] = collections.deque()
         distances: list[Tensor] = []
         conflicts = 0
 
-        def local(examples: fl.Examples) -> Tensor:
+        def local(examples: fl.Examples) -> Tensor:  # 1
             features, outputs = chain(*examples.inputs)
-            if wanted:
+            if limit:
                 latest.append(features)
-                while sum(map(_rows, latest)) - _rows(latest[0]) >= wanted:
+                while sum(map(_rows, latest)) - _rows(latest[0]) >= limit:
                     latest.popleft()
             return self.objective(outputs, examples, work)
 
@@ -493,7 +501,7 @@ class InTraining:
             distances.append(value.detach())
             return value
 
-        def revise(parameters: Mapping[str, nn.Parameter]) -> None:
+        def revise(parameters: Mapping[str, nn.Parameter]) -> None:  # 2
             nonlocal conflicts
             rows = torch.randperm(count, generator=work.generator)[: work.local.batch]
             leaves = list(middle.values())
@@ -509,7 +517,7 @@ class InTraining:
 
         together = count > 0 and self.step != "sequential"
         metrics = fl.descend(work, chain.parameters, local, revise=revise if together else None)
-        if count > 0 and self.step == "sequential":
+        if count > 0 and self.step == "sequential":  # 3
             every = work.local.model_copy(update={"fraction": 1.0})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(pairs, middle, lambda examples: distance(examples.ids))
@@ -518,7 +526,7 @@ class InTraining:
         if together and self.step == "projection":
             metrics["conflicts"] = conflicts / max(len(distances), 1)
         return fl.Outcome(
-            state=chain.state(), keep=work.keep, extras=_latest(latest, wanted), metrics=metrics
+            state=chain.state(), keep=work.keep, extras=_latest(latest, limit), metrics=metrics
         )
 
 
@@ -526,13 +534,13 @@ def _rows(features: Mapping[str, Tensor]) -> int:
     return len(next(iter(features.values()), ()))
 
 
-def _latest(batches: Iterable[Mapping[str, Tensor]], wanted: int) -> dict[str, Tensor]:
-    """The last rows of minibatches of features, as they travel."""
+def _latest(batches: Iterable[Mapping[str, Tensor]], rows: int) -> dict[str, Tensor]:
+    """Return the last rows of minibatches of features, in the form in which they are sent."""
     parts: dict[str, list[Tensor]] = {}
     for batch in batches:
         for name, tensor in batch.items():
             parts.setdefault(name, []).append(tensor)
-    return {name: torch.cat(p)[-wanted:].cpu().clone() for name, p in parts.items()}
+    return {name: torch.cat(p)[-rows:].cpu().clone() for name, p in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -548,7 +556,7 @@ class Pairs:
     histogram: tuple[int, ...] = ()
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[fl.Examples]:
-        """One pass in a drawn order, in pieces of one length up to one."""
+        """Yield one pass in a drawn order, in pieces of one length up to one."""
         order = torch.randperm(self.examples, generator=generator)
         for ids in order.tensor_split(max(self.examples // size, 1)):
             yield fl.Examples((), ids, ids)
@@ -570,7 +578,7 @@ class Chain:
 
     @staticmethod
     def of(cut: Cut, work: fl.Work) -> Chain:
-        """The modules in training mode, with a copy of the work's state."""
+        """Build the modules in training mode, with a copy of the work's state."""
         modules = tuple(
             fl.module_of(
                 fl.Model(p, {k: work.state[k] for k in p.state_names}), work.device
@@ -596,7 +604,7 @@ class Chain:
         return {k: p for k, p in self.parameters.items() if k in self.cut.middle}
 
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
-        """What enters and leaves the intermediate layers, detached, and the outputs (Eqs. 7-9)."""
+        """Return what enters and leaves the intermediate layers, and all outputs (Eqs. 7-9)."""
         _, middle, classifier = self.cut.parts
         values = dict(zip(_inputs(self.cut.graph), inputs, strict=True))
         values |= self._run(0, values)
@@ -607,7 +615,7 @@ class Chain:
         return features, self.modules[2](**{key: values[key] for key in _inputs(classifier)})
 
     def distance(self, features: Mapping[str, Tensor]) -> Tensor:
-        """``l_IN``: mean square of what leaves the intermediate layers against ``s_out``."""
+        """Compute ``l_IN``: mean square of the intermediate layers' output against ``s_out``."""
         values = {key: features[f"in/{i}"] for i, key in enumerate(_inputs(self.cut.parts[1]))}
         results = self._run(1, values).values()
         pairs = [
@@ -615,19 +623,19 @@ class Chain:
             for i, x in enumerate(results)
             if x.is_floating_point()
         ]
-        outputs, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
-        return nn.functional.mse_loss(outputs, wanted)
+        outputs, targets = (torch.cat(side) for side in zip(*pairs, strict=True))
+        return nn.functional.mse_loss(outputs, targets)
 
     def state(self) -> dict[str, Tensor]:
-        """State of the whole, as it travels."""
+        """Return the state of the whole, as it travels."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
             values |= fl.state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
-    def _run(self, place: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Results of a part by the names under which the next one takes them."""
-        part, following = self.cut.parts[place : place + 2]
-        outputs = self.modules[place](**{key: inputs[key] for key in _inputs(part)})
+    def _run(self, index: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the results of a part by the names under which the next one takes them."""
+        part, following = self.cut.parts[index : index + 2]
+        outputs = self.modules[index](**{key: inputs[key] for key in _inputs(part)})
         values = cast("tuple[Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
         return dict(zip(_results(part, following), values, strict=True))

@@ -31,7 +31,7 @@ from archgraph import federation as fl
 
 @functools.lru_cache(maxsize=64)
 def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritten:
-    """As many positions of every axis as a tier has, from ``start`` on and round the end.
+    """Take as many positions of every axis as a tier has, from ``start`` on, cyclically.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class FedRolex(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``Θ^(0)``.
+        """Start from ``Θ^(0)``.
 
         Raises:
             RunError: If a tier is more than narrower: a window takes channels, not layers.
@@ -87,9 +87,9 @@ class FedRolex(fl.Averaging, fl.Masking):
         for tier in world.tiers:
             if self._rolled(world, tier, 1).transfer.target != tier.transfer.target:
                 raise ag.RunError(
-                    "FedRolex takes channels of the global model, nothing else",
+                    "FedRolex only narrows the global model",
                     where=f"tier {tier.name}",
-                    found="a part that is not only narrower",
+                    found="a submodel that differs in more than width",
                     expected="a tier with `take` alone",
                     hint="fedfa, nefl and fedadp serve shallower clients, too",
                 )
@@ -102,7 +102,7 @@ class FedRolex(fl.Averaging, fl.Masking):
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ_n^(j)`` to client n (lines 5-7)."""
+        """Send ``θ_n^(j)`` to client n (lines 5-7)."""
         tier = self._rolled(world, world.tier_of(client), round)
         return fl.part(
             world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm
@@ -111,11 +111,11 @@ class FedRolex(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every entry: the mean over the clients whose windows cover it (line 11)."""
+        """Average every entry over the clients whose windows cover it (line 11)."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each tier's window of the round."""
+        """Evaluate the global model, and each tier's window of the round."""
 
         def model(tier: fl.Tier) -> fl.Model:
             rolled = self._rolled(world, tier, state.values["round"])
@@ -124,7 +124,7 @@ class FedRolex(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
     def _rolled(self, world: fl.World, tier: fl.Tier, round: int) -> fl.Tier:
-        """A tier with the window of a round."""
+        """Return a tier with the window of a round."""
         start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
         rolled = window(world.graph, tier.transfer, start)
         # One graph for all windows, where it is one: its module is compiled once.

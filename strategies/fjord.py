@@ -55,7 +55,7 @@ class FjORD(fl.Weighted, fl.Masking):
     norm: Literal["per_width", "static"] = "per_width"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``w^0``, and the statistics of every width.
+        """Start from ``w^0``, and the statistics of every width.
 
         Raises:
             RunError: If a tier does not lie in the next larger one; or answers are not classes that
@@ -70,20 +70,21 @@ class FjORD(fl.Weighted, fl.Masking):
             )
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
+            # Refuses tiers that are not nested before any client trains.
             widths(world.by_size, tier.name)
-            own = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
-            state = state.with_group(f"statistics/{tier.name}", own)
+            statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
+            state = state.with_group(f"statistics/{tier.name}", statistics)
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The model of width ``p_max``, and the statistics of all widths up to it."""
+        """Send the model of width ``p_max``, and the statistics of all widths up to it."""
         tier = world.tier_of(client)
-        own = widths(world.by_size, tier.name)
+        nested = widths(world.by_size, tier.name)
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
-        program = OrderedDropout(own, self.distil, objective)
+        program = OrderedDropout(nested, self.distil, objective)
         statistics = {
             f"{width.name}/{name}": value
-            for width in own
+            for width in nested
             for name, value in state.group(f"statistics/{width.name}").items()
         }
         task = fl.part(world, state, client, program=program, norm="static")
@@ -102,25 +103,25 @@ class FjORD(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Of every entry the mean over the clients that have it; statistics width by width."""
+        """Average every entry over the clients that have it; statistics width by width."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
-                whole = fl.Contribution.of(result, world.graph, self.weights)
-                yield whole
+                contribution = fl.Contribution.of(result, world.graph, self.weights)
+                yield contribution
                 for width in widths(world.by_size, result.tier):
                     names = tuple(state.group(f"statistics/{width.name}"))
                     same = fl.identity_of(width.graph, names)
-                    own, group = _of(width, result.extras), f"statistics/{width.name}"
+                    statistics, group = _of(width, result.extras), f"statistics/{width.name}"
                     if names:
                         yield fl.Contribution(
-                            result.client, group, same.source, same, own, whole.weight
+                            result.client, group, same.source, same, statistics, contribution.weight
                         )
 
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every width with its statistics; the largest is what is shown as the global model."""
+        """Evaluate every width with its statistics; the largest is reported as the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             weights = tier.transfer.pull(state.group("global"), copy=False)
@@ -132,7 +133,7 @@ class FjORD(fl.Weighted, fl.Masking):
         yield from fl.by_tier(world, state, norm=norm, model=model, whole=False, idle=True)
 
     def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Running statistics that the server holds for a width."""
+        """Return the running statistics that the server holds for a width."""
         return fl.NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
 
 
@@ -152,9 +153,9 @@ class Width(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
-    """Architectures from the smallest to the last, each as a part of the last."""
+    """Return the architectures from the smallest to the last, each as a part of the last."""
     last = tiers[-1]
-    made = []
+    result = []
     for tier in tiers:
         try:
             inside = ag.nested(last.transfer, tier.transfer)
@@ -162,12 +163,12 @@ def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
             hint = "heterofl, nefl and fedfa serve clients whose models are not nested"
             where = f"tier {tier.name} is not a part of tier {last.name}"
             raise error.within(where, kind=ag.RunError, hint=hint) from error
-        made.append(Width(tier.name, tier.graph, inside))
-    return tuple(made)
+        result.append(Width(tier.name, tier.graph, inside))
+    return tuple(result)
 
 
 def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
-    """The widths that a client of a tier trains: all up to its own, as parts of its own.
+    """List the widths that a client of a tier trains: all up to its own, as parts of its own.
 
     Args:
         sizes: The tiers from the smallest on.
@@ -176,12 +177,13 @@ def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
     Raises:
         RunError: If a smaller tier is not a part of it.
     """
-    own = [tier.name for tier in sizes].index(name)
-    return _widths(tuple(replace(tier, source={}) for tier in sizes[: own + 1]))
+    index = [tier.name for tier in sizes].index(name)
+    # Without weights: the cache neither compares nor keeps them.
+    return _widths(tuple(replace(tier, source={}) for tier in sizes[: index + 1]))
 
 
 def _of(width: Width, extras: fl.State) -> dict[str, Tensor]:
-    """What belongs to a width."""
+    """Return the extras that belong to a width."""
     prefix = f"{width.name}/"
     return {k.removeprefix(prefix): v for k, v in extras.items() if k.startswith(prefix)}
 
@@ -202,8 +204,8 @@ class OrderedDropout:
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, and return the state and the statistics of each width."""
-        whole = fl.module_of(work)
-        parameters = dict(whole.named_parameters())
+        module = fl.module_of(work)
+        parameters = dict(module.named_parameters())
         modules = {
             width.name: fl.module_of(
                 fl.Model(width.graph, width.transfer.pull(work.state) | _of(width, work.extras)),
@@ -211,9 +213,10 @@ class OrderedDropout:
             ).train()
             for width in self.widths
         }
-        own = self.widths[-1]
+        largest = self.widths[-1]
 
         def outputs(width: Width, examples: fl.Examples) -> object:
+            # Slices of the same parameters: the gradients of all widths meet in one model.
             sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
             return functional_call(modules[width.name], sliced, examples.inputs)
 
@@ -221,14 +224,15 @@ class OrderedDropout:
             drawn = int(torch.randint(len(self.widths), (), generator=work.generator))
             width = self.widths[drawn]
             answers = outputs(width, examples)
-            if not self.distil or width is own:
+            if not self.distil or width is largest:
                 return self.objective(answers, examples, work)
-            taught = outputs(own, examples)
-            logits, wanted = (
+            # The largest width learns from the targets, the drawn one from the largest.
+            taught = outputs(largest, examples)
+            logits, targets = (
                 work.learning.predictions(y).flatten(0, -2) for y in (answers, taught)
             )
             hard = self.objective(taught, examples, work)
-            return hard + functional.cross_entropy(logits, wanted.detach().softmax(-1))
+            return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))
 
         metrics = fl.descend(work, parameters, loss)
         statistics = {
@@ -237,4 +241,4 @@ class OrderedDropout:
             for inner, value in fl.state_of(modules[width.name]).items()
             if (name := f"{width.name}/{inner}") in work.extras
         }
-        return fl.Outcome(fl.state_of(whole), work.keep, extras=statistics, metrics=metrics)
+        return fl.Outcome(fl.state_of(module), work.keep, extras=statistics, metrics=metrics)

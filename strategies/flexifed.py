@@ -73,7 +73,8 @@ class FlexiFed(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Who shares what; a shared layer starts as in the first architecture that has it."""
+        """Assign shared layers; each starts as in the first architecture that has it."""
+        # Tiers of one architecture are one chain; what no client runs does not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
             if world.clients_of(tier.name):
@@ -85,26 +86,26 @@ class FlexiFed(fl.Averaging, fl.Masking):
             for member in run.members:
                 bounds[member].append([number, run.start, run.stop])
         tensors: dict[str, Tensor] = {}
-        for own, (first, *_) in zip(bounds, alike.values(), strict=True):
+        for cuts, (first, *_) in zip(bounds, alike.values(), strict=True):
             weights = first.state
-            for number, transfer in self._runs(first.graph, own):
+            for number, transfer in self._runs(first.graph, cuts):
                 for name, entry in transfer.entries.items():
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
-        shared = {t.name: own for own, ts in zip(bounds, alike.values(), strict=True) for t in ts}
+        shared = {t.name: cuts for cuts, ts in zip(bounds, alike.values(), strict=True) for t in ts}
         return fl.ServerState(tensors, {"runs": shared})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The layers that the client shares; the others it has."""
+        """Send the layers that the client shares; it has the others."""
         tier = world.tier_of(client)
-        weights, own = self._weights(state, tier)
+        weights, private = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return dataclasses.replace(task, kept=own)
+        return dataclasses.replace(task, kept=private)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every run: the mean over the clients that have it."""
+        """Average every run over the clients that have it."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -121,26 +122,26 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each architecture's model, with what its clients have for themselves."""
+        """Evaluate each architecture's model, with each client's private entries."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier)[0])
 
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
-            own = self._weights(state, world.tier(tested.name))[1]
-            yield dataclasses.replace(tested, kept=bool(own))
+            private = self._weights(state, world.tier(tested.name))[1]
+            yield dataclasses.replace(tested, kept=bool(private))
 
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
-        """The runs of an architecture, each with its map to the architecture's entries."""
+        """Yield the runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
-        own = fl.NormPolicy(self.norm).kept(graph)
-        transfers = renamed(graph, self.match, self.unit, cuts, own)
+        private = fl.NormPolicy(self.norm).kept(graph)
+        transfers = renamed(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
-        """Weights of an architecture, and the entries of it that each client has for itself."""
+        """Return an architecture's weights, and the entries that are private to each client."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
             # The map renames and nothing else: no copy is needed.
@@ -148,10 +149,11 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 name: state.tensors[f"trie/{number}/{entry.source}"]
                 for name, entry in transfer.entries.items()
             }
-        own = frozenset(tier.graph.state_names) - weights.keys()
-        if own:
+        private = frozenset(tier.graph.state_names) - weights.keys()
+        # Private entries never leave their clients: the server only knows the initial ones.
+        if private:
             weights = {**tier.state, **weights}
-        return {name: weights[name] for name in tier.graph.state_names}, own
+        return {name: weights[name] for name in tier.graph.state_names}, private
 
 
 class Link(NamedTuple):
@@ -168,7 +170,7 @@ class Link(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
-    """An architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
+    """Return an architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
 
     def link(part: Iterable[ag.Layer]) -> Link:
         part = list(part)
@@ -194,7 +196,7 @@ class Run(NamedTuple):
 
 
 def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
-    """Runs of layers that are averaged together, each layer of a chain in at most one.
+    """Return runs of layers that are averaged together, each layer of a chain in at most one.
 
     Args:
         chains: What the layers of each architecture are told apart by.
@@ -241,27 +243,27 @@ def renamed(
     match: Match,
     unit: Unit,
     cuts: tuple[tuple[int, int], ...],
-    own: frozenset[str],
+    private: frozenset[str],
 ) -> tuple[ag.Transfer, ...]:
-    """From the tensors of each run, called by their places in it, to an architecture's entries.
+    """Map the tensors of each run, named by their positions, to an architecture's entries.
 
     Args:
         graph: The architecture.
         match: See :class:`FlexiFed`.
         unit: See :class:`FlexiFed`.
         cuts: Where each run starts and stops in it.
-        own: Entries that are not shared.
+        private: Entries that are not shared.
     """
     links = chain(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
     transfers = []
     for start, stop in cuts:
         names = [name for link in links[start:stop] for name in link.entries]
-        places = {name: str(place) for place, name in enumerate(names) if name not in own}
+        places = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in places))
         transfers.append(
             ag.Transfer(
-                tuple(slots[name]._replace(name=place) for name, place in places.items()),
+                tuple(slots[name]._replace(name=number) for name, number in places.items()),
                 same.target,
                 {n: dataclasses.replace(e, source=places[n]) for n, e in same.entries.items()},
             )

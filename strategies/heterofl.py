@@ -76,7 +76,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
             )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``W_g`` at the start, and who runs which tier.
+        """Start from ``W_g``, and assign tiers to clients.
 
         Raises:
             RunError: If ``rates`` names a tier that is not there; or a scaled tier would be tested
@@ -103,7 +103,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Dynamic mode: draw the rates of all clients anew."""
+        """Draw, in dynamic mode, the rates of all clients anew."""
         if self.mode == "fix":
             return state
         names = [t.name for t in world.tiers]
@@ -117,7 +117,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return state.with_values(tiers=[names[i] for i in drawn.tolist()])
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
+        """Send ``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
@@ -126,7 +126,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every entry: the mean over the clients that cover it (second inner loop)."""
+        """Average every entry over the clients that cover it (second inner loop)."""
 
         def rows(result: fl.Result) -> Mapping[str, Tensor]:
             return self._rows(world.tier(result.tier), world.clients[result.client])
@@ -135,29 +135,29 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights, rows=chosen)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model, and each tier's on the data of the clients that run it."""
+        """Evaluate the global model, and each tier's on the data of the clients that run it."""
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def _rate(self, tier: fl.Tier) -> float:
-        """Width rate of a tier, as given or measured."""
+        """Return the width rate of a tier, as given or measured."""
         return self.rates.get(tier.name) or rate_of(tier)
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
-        """0/1 over the rows of label-wise entries; none where the client owns every label."""
+        """Mark rows of label-wise entries by 0 or 1; empty if the client has every label."""
         if all(client.histogram):
             return {}
-        owned = torch.tensor([float(n > 0) for n in client.histogram])
-        return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), owned)
+        present = torch.tensor([float(n > 0) for n in client.histogram])
+        return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), present)
 
 
 @functools.lru_cache(maxsize=64)
 def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
-    """The architecture with its scaler, made once: clients of a tier share its compiled module."""
+    """Add the scaler; cached, so that clients of a tier share its compiled module."""
     return ag.add_scaler(graph, rate).graph
 
 
 def rate_of(tier: fl.Tier) -> float:
-    """Width rate of a tier: kept over all positions of its largest narrowed dimension.
+    """Return the width rate of a tier: kept over all positions of its largest narrowed dimension.
 
     Rounding up to whole channels distorts the largest dimension least.
     """
@@ -166,7 +166,7 @@ def rate_of(tier: fl.Tier) -> float:
     for entry in tier.transfer.target:
         origin = tier.transfer.entries[entry.name].source
         if origin is not None:
-            for narrow, whole in zip(entry.shape, source[origin], strict=True):
-                if narrow < whole and whole > size:
-                    size, rate = whole, narrow / whole
+            for narrow, full in zip(entry.shape, source[origin], strict=True):
+                if narrow < full and full > size:
+                    size, rate = full, narrow / full
     return rate

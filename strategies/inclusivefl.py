@@ -50,7 +50,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """The shared layers, and each size's own.
+        """Start from the shared layers, and each size's own.
 
         Raises:
             RunError: If a tier is narrower from the input on, or lacks other layers than the last
@@ -58,38 +58,41 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
-            own = prefix(world.graph, world.tiers, tier).own
-            state = state.with_group(f"tier/{tier.name}", tier.transfer.only(own).pull(world.state))
+            private = prefix(world.graph, world.tiers, tier).private
+            state = state.with_group(
+                f"tier/{tier.name}", tier.transfer.only(private).pull(world.state)
+            )
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The shared layers, with what the client's size has for itself."""
+        """Send the shared layers, and those of the client's size alone."""
         tier = world.tier_of(client)
         weights = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).own)
+        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).private)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Means; then the last layer of each size moves by ``(1 - β) g + β m``.
+        """Average, then move the last layer of each size by ``(1 - β) g + β m``.
 
         ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
         from the one in the same place to its last, averaged over the layers. Where a size has not
         returned anything, nothing is mixed.
         """
-        seen: set[str] = set()
+        trained: set[str] = set()
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
-                seen.add(result.tier)
+                trained.add(result.tier)
                 yield fl.Contribution.of(result, world.graph, self.weights)
+                # The layers of one size alone are averaged within that size.
                 names = tuple(state.group(f"tier/{result.tier}"))
                 if names:
                     graph = world.tier(result.tier).graph
                     same, group = fl.identity_of(graph, names), f"tier/{result.tier}"
-                    own = {name: result.state[name] for name in names if name in result.state}
+                    update = {name: result.state[name] for name in names if name in result.state}
                     policy = fl.NormPolicy(self.norm)
                     local = policy.left_out(graph) | ag.frozen(graph)
                     yield fl.Contribution(
@@ -97,20 +100,21 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                         group,
                         same.source,
                         same,
-                        own,
+                        update,
                         result.weight(self.weights),
                         local & set(names),
                     )
 
         merged = fl.group_means(world, state, contributions())
         after = merged
+        # Steps are those of the plain means, so that mixing one size does not affect the next.
         for small, large in itertools.pairwise(world.by_size):
-            if self.beta and {small.name, large.name} <= seen:
+            if self.beta and {small.name, large.name} <= trained:
                 after = self._distilled(world, state, merged, after, small, large)
         return after
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every size; the largest is what is shown as the global model."""
+        """Evaluate every size; the largest is reported as the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))
@@ -120,7 +124,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> fl.State:
-        """A size's weights: what is shared, and what is its own."""
+        """Return a size's weights: shared and private."""
         shared = tier.transfer.pull(state.group("global"), copy=False)
         return shared | state.group(f"tier/{tier.name}")
 
@@ -133,7 +137,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         small: fl.Tier,
         large: fl.Tier,
     ) -> fl.ServerState:
-        """The state with the last layers of a size moved by what the next deeper one has learnt."""
+        """Move the last layers of a size by what the next deeper one has learnt."""
         old, new = (self._weights(state, large) for state in (before, merged))
         moved = after.group(f"tier/{small.name}")
         was = before.group(f"tier/{small.name}")
@@ -149,14 +153,14 @@ class Prefix(NamedTuple):
 
     Attributes:
         blocks: By section, the names of its blocks in the global model, as far as the size goes.
-        own: Entries that belong to this size alone: the last block of every section that it has not
-            whole, what follows the last section in which sizes differ, and all from the first block
-            on that it has narrower.
+        private: Entries that belong to this size alone: the last block of every section that it has
+            in part, what follows the last section in which sizes differ, and all from the first
+            block on that it has narrower.
         names: By entry of the global model, the size's.
     """
 
     blocks: Mapping[str, tuple[str, ...]]
-    own: frozenset[str]
+    private: frozenset[str]
     names: Mapping[str, str]
 
 
@@ -165,7 +169,7 @@ def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
 
 
 def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """What a tier has of the global model, from the input on.
+    """Return what a tier has of the global model, from the input on.
 
     Returns:
         By section, the first blocks, as far as it has them as they are; and all blocks from the
@@ -174,9 +178,10 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     Raises:
         RunError: If the first ones with weights are none, or not the first of their section.
     """
+    # An entry that is cut is narrower; the blocks from the first such one on cannot be shared.
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
-    kept: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     rest: list[str] = []
     odd, shared = "", False
     for section in ag.structure(graph).sections:
@@ -194,7 +199,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
                 shared = shared or bool(leaves)
             elif leaves:
                 odd = odd or f"{block.name}, but not all blocks before it"
-        kept[section.name] = tuple(names)
+        result[section.name] = tuple(names)
     if odd or not shared:
         raise ag.RunError(
             "InclusiveFL shares a network's first layers at full width",
@@ -203,42 +208,42 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
             expected="the first blocks of each section (`shorten`)",
             hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
         )
-    return kept, tuple(rest)
+    return result, tuple(rest)
 
 
 @functools.lru_cache(maxsize=256)
 def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Prefix]:
-    """What every tier shares and has for itself, by name."""
-    found = {tier.name: _kept(graph, tier) for tier in tiers}
-    kept = {name: blocks for name, (blocks, _) in found.items()}
+    """Return what every tier shares and has for itself, by name."""
+    parts = {tier.name: _kept(graph, tier) for tier in tiers}
+    shared = {name: blocks for name, (blocks, _) in parts.items()}
     sections = ag.structure(graph).sections
-    whole = {s.name: tuple(b.name for b in s.blocks) for s in sections}
+    complete = {s.name: tuple(b.name for b in s.blocks) for s in sections}
     shorter = [
-        s.name for s in sections if any(kept[t.name][s.name] != whole[s.name] for t in tiers)
+        s.name for s in sections if any(shared[t.name][s.name] != complete[s.name] for t in tiers)
     ]
     places = [s.name for s in sections]
     behind = places[places.index(shorter[-1]) + 1 :] if shorter else []
-    made = {}
+    prefixes = {}
     for tier in tiers:
-        mine = kept[tier.name]
-        lacking = [name for name in shorter if mine[name] != whole[name]]
+        mine = shared[tier.name]
+        lacking = [name for name in shorter if mine[name] != complete[name]]
         inside = {mine[name][-1] for name in lacking if mine[name]}
         if lacking:
             inside |= {block for name in behind for block in mine[name]}
-        inside |= {*found[tier.name][1]}
+        inside |= {*parts[tier.name][1]}
         blocks = {b.name: b for s in sections for b in s.blocks}
-        own = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
+        private = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
         # A weight that earlier layers use, too (a tied embedding), is theirs.
         used = (n for name, b in blocks.items() if name not in inside for n in b.nodes)
-        own -= _leaves(graph, used)
+        private -= _leaves(graph, used)
         names = {str(entry.source): name for name, entry in tier.transfer.entries.items()}
-        mapped = frozenset(names[entry] for entry in own if entry in names)
-        made[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
-    return made
+        mapped = frozenset(names[entry] for entry in private if entry in names)
+        prefixes[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
+    return prefixes
 
 
 def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:
-    """What a tier shares and has for itself.
+    """Return what a tier shares and has for itself.
 
     Raises:
         RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
@@ -250,34 +255,34 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
 def extra(
     graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], small: fl.Tier, large: fl.Tier
 ) -> dict[str, list[str]]:
-    """For entries of a size's last layers, those of the next deeper one that they learn from.
+    """Map entries of a size's last layers to those of the next deeper one that teach them.
 
     Of a section that the deeper size continues: the same layers, counted by kind, in each block
     from the size's last to the deeper one's last.
     """
     mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))
     trained = {param.name for param in graph.params if param.trainable}
-    found: dict[str, list[str]] = defaultdict(list)
+    layers: dict[str, list[str]] = defaultdict(list)
     for section, blocks in mine.blocks.items():
         if not blocks or len(theirs.blocks[section]) <= len(blocks):
             continue
         last, *more = [_by_kind(graph, b) for b in theirs.blocks[section][len(blocks) - 1 :]]
         for key, entry in last.items():
-            if entry in trained and mine.names[entry] in mine.own:
+            if entry in trained and mine.names[entry] in mine.private:
                 deeper = [entry, *(block[key] for block in more if key in block)]
-                found[mine.names[entry]] = [theirs.names[name] for name in deeper]
-    return found
+                layers[mine.names[entry]] = [theirs.names[name] for name in deeper]
+    return layers
 
 
 @functools.lru_cache(maxsize=1024)
 def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], str]:
-    """Entries of a block by their layer's kind, which of that kind it is, and their place in it."""
+    """Return a block's entries by their layer's kind, its number and their position."""
     nodes = set(ag.structure(graph).block(block).nodes)
     counts: dict[object, int] = defaultdict(int)
     entries = {}
     for layer in ag.layers(graph):
         if layer.node in nodes:
-            for place, name in enumerate(layer.entries):
-                entries[layer.kind, counts[layer.kind], place] = name
+            for index, name in enumerate(layer.entries):
+                entries[layer.kind, counts[layer.kind], index] = name
             counts[layer.kind] += 1
     return entries

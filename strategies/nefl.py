@@ -98,7 +98,7 @@ class NeFL(fl.Weighted):
             )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
+        """Start from ``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
 
         Raises:
             RewriteError: If a residual sum of a submodel has no single branch to scale.
@@ -106,20 +106,20 @@ class NeFL(fl.Weighted):
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             submodel = self._submodel(world, tier)
-            own = submodel.transfer.only(submodel.own).pull(world.state)
-            state = state.with_group(f"submodel/{tier.name}", own)
+            private = submodel.transfer.only(submodel.private).pull(world.state)
+            state = state.with_group(f"submodel/{tier.name}", private)
         return state
 
     def drawn(self, world: fl.World, client: int, round: int) -> fl.Tier:
-        """The submodel that a client trains in a round: uniform around its own size (§V-A3)."""
+        """Draw a client's submodel of a round: uniform around the client's own size (§V-A3)."""
         sizes = world.by_size
-        own = [tier.name for tier in sizes].index(world.clients[client].name)
-        near = sizes[max(own - self.spread, 0) : own + self.spread + 1]
+        index = [tier.name for tier in sizes].index(world.clients[client].name)
+        near = sizes[max(index - self.spread, 0) : index + self.spread + 1]
         draw = fl.seeded(world.seed, "nefl submodel", round, client)
         return near[int(torch.randint(len(near), (), generator=draw))]
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """A submodel for the client (Algorithm 1)."""
+        """Send a submodel to the client (Algorithm 1)."""
         tier = self.drawn(world, client, round)
         submodel = self._submodel(world, tier)
         task = fl.part(
@@ -130,12 +130,12 @@ class NeFL(fl.Weighted):
             norm=self.norm,
             weights=self._state(world, state, tier),
         )
-        return replace(task, skip=submodel.own | submodel.unmerged)
+        return replace(task, skip=submodel.private | submodel.unmerged)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
+        """Average consistent entries by NeFedAvg, the rest within submodels (Algorithm 2)."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -143,20 +143,20 @@ class NeFL(fl.Weighted):
                 group = f"submodel/{result.tier}"
                 submodel = self._submodel(world, world.tier(result.tier))
                 graph = submodel.graph
-                names = tuple(name for name in graph.state_names if name in submodel.own)
+                names = tuple(name for name in graph.state_names if name in submodel.private)
                 same = fl.identity_of(graph, names)
-                own = {name: result.state[name] for name in names}
+                private = {name: result.state[name] for name in names}
                 # A mean of equal numbers need not be that number.
-                still = ag.frozen(graph) & own.keys()
+                still = ag.frozen(graph) & private.keys()
                 yield fl.Contribution(
-                    result.client, group, same.source, same, own, consistent.weight, still
+                    result.client, group, same.source, same, private, consistent.weight, still
                 )
                 yield consistent
 
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
+        """Evaluate every submodel with its ``θ_ic``; the largest is reported as the global one."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
@@ -177,7 +177,7 @@ class NeFL(fl.Weighted):
         )
 
     def _state(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.State:
-        """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
+        """Return a submodel's weights: shared ones cut from the global state, and private ones."""
         weights = self._submodel(world, tier).transfer.pull(state.group("global"), copy=False)
         return weights | state.group(f"submodel/{tier.name}")
 
@@ -189,19 +189,19 @@ class Submodel:
     Attributes:
         graph: What clients run.
         transfer: Global state → its state; it makes step sizes.
-        own: Entries that are its own.
+        private: Entries that belong to this submodel alone.
         unmerged: Further entries that are not averaged with other submodels.
     """
 
     graph: ag.ArchGraph
     transfer: ag.Transfer
-    own: frozenset[str]
+    private: frozenset[str]
     unmerged: frozenset[str]
 
 
 @functools.lru_cache(maxsize=256)
 def submodel(
-    whole: ag.ArchGraph,
+    full: ag.ArchGraph,
     graph: ag.ArchGraph,
     transfer: ag.Transfer,
     steps: Steps = "learnable",
@@ -209,34 +209,34 @@ def submodel(
     inconsistent: Inconsistent = "auto",
     norm: Norm = "per_submodel",
 ) -> Submodel:
-    """A tier's architecture with its step sizes.
+    """Build a tier's architecture with its step sizes.
 
     Raises:
         RewriteError: If a residual sum has no single branch to scale.
     """
     rewritten = ag.Rewritten(graph, transfer)
     if steps != "off":
-        after = left_out_after(whole, graph, transfer) if initial == "ode" else {}
+        after = left_out_after(full, graph, transfer) if initial == "ode" else {}
         starts = {name: 1.0 + k for name, k in after.items()}  # the others start at 1
         rewritten = rewritten >> ag.add_step_sizes(
             graph, initial=starts, learnable=steps == "learnable", allow_nothing=True
         )
-    own = own_norms(rewritten.graph, inconsistent)
+    private = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
-        own -= fl.NormPolicy("static").left_out(rewritten.graph)
+        private -= fl.NormPolicy("static").left_out(rewritten.graph)
         unmerged = fl.NormPolicy(norm).left_out(rewritten.graph)
     # What does not come from the global state (step sizes) belongs to this submodel alone.
-    own |= {
+    private |= {
         name for name, entry in rewritten.transfer.entries.items() if entry.source is None
     } - unmerged
     if steps == "constant":  # their values are part of the architecture
-        own -= set(rewritten.graph.state_names) - set(graph.state_names)
-    return Submodel(rewritten.graph, rewritten.transfer, own, unmerged)
+        private -= set(rewritten.graph.state_names) - set(graph.state_names)
+    return Submodel(rewritten.graph, rewritten.transfer, private, unmerged)
 
 
 def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
-    """Entries of the norm layers that each submodel has for itself.
+    """Return the entries of the norm layers that each submodel has for itself.
 
     Example:
         >>> net = torch.nn.Sequential(
@@ -262,9 +262,9 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
 
 
 def left_out_after(
-    whole: ag.ArchGraph, graph: ag.ArchGraph, transfer: ag.Transfer
+    full: ag.ArchGraph, graph: ag.ArchGraph, transfer: ag.Transfer
 ) -> dict[str, int]:
-    """Blocks of the global model that follow a submodel's block and that it lacks (NeFL-DO).
+    """Count the global blocks behind a submodel's block that it lacks (NeFL-DO).
 
     Counted are residual blocks of the same section, up to the next one that is there. A block is
     recognised by the global entries that its own come from; of several (the rounds of a layer that
@@ -288,7 +288,7 @@ def left_out_after(
         >>> left_out_after(graph, small.graph, small.transfer)
         {'layers.0': 2}
     """
-    residual = _residual(whole)
+    residual = _residual(full)
     counterpart: dict[str, str] = {}  # a global block → the submodel's
     for name, leaves in _residual(graph).items():
         sources = {transfer.entries[leaf].source for leaf in leaves if leaf in transfer.entries}
@@ -300,7 +300,7 @@ def left_out_after(
         if shared:
             counterpart[max(shared, key=lambda block: shared[block])] = name
     counts: dict[str, int] = {}
-    for section in ag.structure(whole).sections:
+    for section in ag.structure(full).sections:
         last = None
         for block in section.blocks:
             if block.name in counterpart:
@@ -313,7 +313,7 @@ def left_out_after(
 
 
 def _residual(graph: ag.ArchGraph) -> dict[str, set[str]]:
-    """Leaves of every block that adds to what enters it."""
+    """Return the leaves of every block that adds to what enters it."""
     return {
         block.name: {leaf for name in block.nodes for leaf in graph.node[name].leaves()}
         for block in ag.structure(graph).blocks

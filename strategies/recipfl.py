@@ -55,9 +55,10 @@ class RecipFL(fl.Masking):
         clip: Greatest norm of the hypernetwork's gradient.
         weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
         transfer: Teach small models on strong clients (§3.3); off: RecipFL without KT.
-        small: Tier whose architecture strong clients train beside their own; None: the one with the
-            fewest parameters.
-        strong: Tiers whose clients are strong; None: all whose architecture is not the small one.
+        small: Tier whose architecture strong clients train beside their own. Default: the one
+            with the fewest parameters.
+        strong: Tiers whose clients are strong. Default: all whose architecture is not the
+            small one.
         descriptor: What is known of a client: its ``classes`` in their proportions, a learned
             embedding of its ``id``, or ``none``.
         embedding: Size of that embedding.
@@ -136,7 +137,7 @@ class RecipFL(fl.Masking):
         super().__post_init__()
         if self.bins % self.piece:
             raise ag.SpecError(
-                "not whole pieces",
+                "is not a multiple of the piece size",
                 where="bins",
                 found=self.bins,
                 expected=f"a multiple of piece, {self.piece}",
@@ -145,7 +146,7 @@ class RecipFL(fl.Masking):
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """φ, drawn from the run's seed; clients have not trained anything yet.
+        """Draw φ from the run's seed; clients have not trained anything yet.
 
         Raises:
             RunError: If ``small`` or ``strong`` names an unknown tier.
@@ -157,7 +158,7 @@ class RecipFL(fl.Masking):
         return fl.ServerState().with_group("hypernet", _phi(network))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
+        """Send ``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
@@ -179,7 +180,7 @@ class RecipFL(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """φ follows what clients trained (line 7), which the server remembers as their ``q_v``.
+        """Update φ by what clients trained (line 7), which the server stores as their ``q_v``.
 
         The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
         ``θ_m - θ̃_m`` would lead away from what clients trained.
@@ -235,7 +236,7 @@ class RecipFL(fl.Masking):
                     )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each tier's model, as each of its clients would get it now."""
+        """Evaluate each tier's model, as each of its clients would get it now."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):
@@ -251,7 +252,7 @@ class RecipFL(fl.Masking):
     # -- what follows from the options ------------------------------------------------------------
 
     def small_tier(self, world: fl.World) -> fl.Tier:
-        """The tier whose architecture strong clients teach.
+        """Return the tier whose architecture strong clients teach.
 
         Raises:
             RunError: If ``small`` names one that is not there.
@@ -259,12 +260,12 @@ class RecipFL(fl.Masking):
         return world.by_size[0] if self.small is None else world.tier(self.small)
 
     def graphs(self, world: fl.World) -> list[ag.ArchGraph]:
-        """All architectures that the hypernetwork has to know, each once."""
+        """Return all architectures that the hypernetwork has to know, each once."""
         tiers = (*world.tiers, self.small_tier(world))
         return list({tier.graph.digest: tier.graph for tier in tiers}.values())
 
     def sizes(self, world: fl.World) -> dict[str, Any]:
-        """Options of the hypernetwork."""
+        """Return the options of the hypernetwork."""
         described = {"classes": world.classes, "id": self.embedding, "none": 0}
         return {
             **{name: getattr(self, name) for name in NETWORK},
@@ -273,14 +274,14 @@ class RecipFL(fl.Masking):
         }
 
     def weight(self, world: fl.World, client: int) -> float:
-        """Weight of a client's pseudo-gradient."""
+        """Return the weight of a client's pseudo-gradient."""
         if self.weights == "uniform":
             return 1.0
         mean = sum(c.examples for c in world.clients) / len(world.clients)
         return world.clients[client].examples / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
-        """Whether a client trains the small model beside its own: whether it is strong."""
+        """Return whether a client trains the small model beside its own: whether it is strong."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
         return self.transfer and strong and tier.graph != self.small_tier(world).graph
@@ -334,7 +335,7 @@ class Server:
     def of(
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
-        """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
+        """Build a server that reads φ of the state, or that changes a copy of it."""
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
         group = state.group("hypernet").items()
@@ -343,7 +344,7 @@ class Server:
         return Server(strategy, world, state, network)
 
     def parts(self, clients: Iterable[int]) -> list[Part]:
-        """Clients' own models, each followed by the small one where the client is strong."""
+        """List the clients' own models, each followed by the small one if the client is strong."""
         small, parts = self.strategy.small_tier(self.world), []
         for client in clients:
             models = {OWN: self.world.tier_of(client)}
@@ -355,7 +356,7 @@ class Server:
         return parts
 
     def about(self, parts: Sequence[Part]) -> Tensor | None:
-        """``a_m`` of each part's client: shares of the classes, or ids."""
+        """Return ``a_m`` of each part's client: shares of the classes, or ids."""
         clients = [part.client for part in parts]
         match self.strategy.descriptor:
             case "none":
@@ -367,7 +368,7 @@ class Server:
                 return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def generated(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Tensor]]]:
-        """Parts, each with the tensors that are made for it: on the CPU, without gradients."""
+        """Return parts with their generated tensors, on the CPU and without gradients."""
         with torch.no_grad():
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
@@ -379,21 +380,21 @@ class Server:
         ]
 
     def version(self, client: int) -> dict[str, Tensor]:
-        """A client's own model as it would get it now."""
+        """Return a client's own model as the server would send it now."""
         [(part, tensors)] = self.generated(self.parts([client])[:1])
         return {**part.first, **tensors}
 
     def local(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Tensors that are not generated."""
+        """Return the tensors that are not generated."""
         return frozenset(self.network.unset(graph))
 
     def changing(self, graph: ag.ArchGraph) -> tuple[str, ...]:
-        """Those of them that training changes, in state order."""
+        """Return the private tensors that training changes, in state order."""
         stay = self.local(graph) - ag.frozen(graph)
         return tuple(name for name in graph.state_names if name in stay)
 
     def spilled(self) -> frozenset[int]:
-        """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
+        """Return clients whose last weights are on disk: those beyond ``memory``, by id."""
         small = self.strategy.small_tier(self.world).graph
         total, exceeding = 0, set()
         for client in self.world.clients:
@@ -404,18 +405,18 @@ class Server:
         return frozenset(exceeding)
 
     def _bytes(self, graph: ag.ArchGraph) -> int:
-        """Memory of what is generated for an architecture."""
+        """Return the memory of what is generated for an architecture."""
         entries = self.network.entries(graph)
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
-        """What a client sent of the tensors that were generated for this part."""
+        """Return what a client sent of the tensors that were generated for this part."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
 
 
 def _aligned(tensor: Tensor) -> bool:
-    """Whether its memory begins as torch's own does, at a multiple of 64 bytes.
+    """Return whether its memory begins as torch's own does, at a multiple of 64 bytes.
 
     The last bits of a matrix product may depend on that: a checkpoint's tensors, which lie one
     behind the other in a file, would make other weights than in a run that was not interrupted.
@@ -428,7 +429,7 @@ def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
 
 
 def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Result]]:
-    """Results in groups that may be in memory together, with what the encoder keeps of them.
+    """Yield results in groups that fit in memory, with what the encoder stores of them.
 
     Args:
         results: What clients returned.
@@ -470,7 +471,7 @@ class Teach:
     divergence: Divergence = "small_large"
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Both models, as they are after it."""
+        """Train, and return both models."""
         large = self.train(work)
         model = work.others[SMALL]
         private = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
@@ -505,7 +506,7 @@ def guidance(
     predict: fl.Predict = LOGITS,
     divergence: Divergence = "small_large",
 ) -> Tensor:
-    """``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
+    """Compute ``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
 
     Args:
         small: Outputs of the small model, and its last hidden features where it has such.
@@ -516,8 +517,8 @@ def guidance(
     Returns:
         The mean over the batch; the second term only where the features are equally many.
     """
-    logits, wanted = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
-    value = functional.cross_entropy(logits, wanted.softmax(-1))
+    logits, targets = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
+    value = functional.cross_entropy(logits, targets.softmax(-1))
     if len(small) == len(large) == 2 and small[1].shape == large[1].shape:
         p, q = (f.flatten(1).log_softmax(1) for f in (small[1], large[1]))
         if divergence == "large_small":

@@ -57,20 +57,20 @@ class ScaleFL(fl.Averaging):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """``Θ`` at the start.
+        """Start from ``Θ``.
 
         Raises:
             RunError: If a tier has other exits than the first ones of the global model.
         """
-        whole = ag.exits(world.graph)
+        full = ag.exits(world.graph)
         for tier in world.tiers:
-            own = ag.exits(tier.graph)
-            if not own or own != whole[: len(own)]:
+            exits = ag.exits(tier.graph)
+            if not exits or exits != full[: len(exits)]:
                 raise ag.RunError(
                     "ScaleFL trains a network up to one of its exits",
                     where=f"tier {tier.name}",
-                    found=f"exits {', '.join(own) or 'without names'}",
-                    expected=f"the first of {', '.join(whole) or 'the exits'}",
+                    found=f"exits {', '.join(exits) or 'without names'}",
+                    expected=f"the first of {', '.join(full) or 'the exits'}",
                     hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
                     "`ends_after: {section: SECTION}` with `take`; nefl and fedfa serve narrower "
                     "and shallower clients without exits",
@@ -78,7 +78,7 @@ class ScaleFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The client's level: width and depth."""
+        """Send the client's level: width and depth."""
         gamma = self.gamma if round > self.warmup * world.rounds else 0.0
         exits = ag.exits(world.tier_of(client).graph)
         program = fl.Train(EarlyExits(exits, gamma, self.temperature))
@@ -87,11 +87,11 @@ class ScaleFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Every entry: the mean over the clients that have it."""
+        """Average every entry over the clients that have it."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """The global model and every level, each by its last exit."""
+        """Evaluate the global model and every level, each by its last exit."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=fl.Logits(ag.exits(model.graph)[-1]))
 
@@ -111,14 +111,14 @@ class EarlyExits:
     temperature: float = 3.0
 
     def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Mean over the minibatch."""
+        """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
             taught = (answers[-1].detach() / self.temperature).log_softmax(-1)
-            for place, answer in enumerate(answers[:-1]):
+            for index, answer in enumerate(answers[:-1]):
                 said = (answer / self.temperature).log_softmax(-1)
                 distance = functional.kl_div(said, taught, reduction="batchmean", log_target=True)
-                terms[place] = terms[place] + self.gamma * self.temperature**2 * distance
+                terms[index] = terms[index] + self.gamma * self.temperature**2 * distance
         shares = torch.arange(1, len(terms) + 1, device=terms[0].device)
         return (torch.stack(terms) * shares).sum() / shares.sum()

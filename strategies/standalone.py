@@ -21,11 +21,11 @@ class Standalone(fl.Masking):
     needs_global = False
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """The server holds nothing."""
+        """Start with an empty server state."""
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """The first weights of the client's architecture; all of them stay with it."""
+        """Send the initial weights of the client's architecture; all of them stay with it."""
         tier = world.tier_of(client)
         return fl.Task(
             client=client,
@@ -38,13 +38,13 @@ class Standalone(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Results are discarded; clients train while the stream is read."""
+        """Discard results; clients train while the stream is read."""
         for _ in results:
             pass
         return state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Each client's own model, by architecture."""
+        """Evaluate each client's model, by architecture."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)

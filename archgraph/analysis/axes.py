@@ -109,7 +109,7 @@ class Axes:
         return Table(repr(self).strip("<>"), columns, rows, frozenset({1}))._repr_html_()
 
     def __getitem__(self, name: str) -> Axis:
-        """Axis by name.
+        """Return the axis by name.
 
         Raises:
             AxisError: Names the nearest axis.
@@ -120,7 +120,7 @@ class Axes:
         raise _no_axis(name, (a.name for a in self.all))
 
     def of(self, leaf: str) -> tuple[Layout, ...]:
-        """Layouts of a leaf's dimensions.
+        """Return the layouts of a leaf's dimensions.
 
         Raises:
             AxisError: If the graph has no such leaf.
@@ -130,7 +130,7 @@ class Axes:
         return self.leaf[leaf]
 
     def match(self, pattern: str) -> tuple[Axis, ...]:
-        """Free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
+        """Return the free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
 
         A prefix matches whole name parts: ``layer1`` stands for ``layer1.*``.
 
@@ -200,7 +200,7 @@ def axes(graph: ArchGraph) -> Axes:
 
 
 def _axes(eq: Equations) -> Axes:
-    """Solved equations with names instead of variables."""
+    """Return the solved equations with names instead of variables."""
     naming = Naming(eq)
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:
@@ -213,13 +213,13 @@ def _axes(eq: Equations) -> Axes:
             var.pinned = single or ("" if var in naming.weighed else "no parameter has it")
         role, spans = naming.roles.get(var, "channels"), tuple(naming.spans.get(var, ()))
         public[var] = Axis(name, var.size, role, var.pinned, spans)
-    shown: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
+    cache: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
 
     def show(layout: Layout) -> Layout:
         layout = eq.resolve(layout)
-        if id(layout) not in shown:
-            shown[id(layout)] = _named(layout, public, show)
-        return shown[id(layout)]
+        if id(layout) not in cache:
+            cache[id(layout)] = _named(layout, public, show)
+        return cache[id(layout)]
 
     def show_sizes(sizes: StatedSizes) -> StatedSizes:
         if isinstance(sizes, tuple):
@@ -231,7 +231,7 @@ def _axes(eq: Equations) -> Axes:
         {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
         {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
         {k: show_sizes(v) for k, v in eq.attributes.items()},
-        tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
+        tuple(Contraction(node, show(d), operands) for d, node, operands in eq.contractions),
         tuple((node, show(d)) for d, node, _ in eq.runs),
         {
             node: (math.prod(var.size for var in eq.axes_in(shared)), value.size)
@@ -242,7 +242,7 @@ def _axes(eq: Equations) -> Axes:
 
 
 def _named(layout: Layout, public: Mapping[Var, Axis], show: Callable[[Layout], Layout]) -> Layout:
-    """A layout of named axes; a variable without a name is not a channel axis of any leaf."""
+    """Return a layout in named axes; a variable without a name is not an axis of any leaf."""
     match layout:
         case Var():
             axis = public.get(layout)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from archgraph.analysis.draft import BlockDraft, describe, draft
+from archgraph.analysis.draft import BlockDraft, draft, set_fingerprint
 from archgraph.analysis.merging import Merging
 from archgraph.analysis.modules import (
     Modules,
     Path,
     common,
-    numbered,
+    is_numbered,
     path_of,
     siblings,
     under,
@@ -48,10 +48,10 @@ class Drafts:
         self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
         for d in flat:
-            describe(self.modules, d, self.node[self.exit(d)])
+            set_fingerprint(self.modules, d, self.node[self.exit(d)])
 
     def _chain(self, pieces: Sequence[Piece]) -> list[BlockDraft]:
-        """Blocks of a chain: its working pieces, merged by modules, and what is between them."""
+        """Divide a chain into blocks: working pieces, merged by modules, and what is between."""
         heads = [p for p in pieces if p.heavy]
         if not heads:
             return [draft(self.modules, [], list(pieces))] if pieces else []
@@ -82,12 +82,12 @@ class Drafts:
         return self.node[piece.exit].op == "input"
 
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
-        """How many of the pieces between two blocks belong to the first of them."""
+        """Return how many of the pieces between two blocks belong to the first of them."""
         module = self._outer(right) if right is not None else ()
         for i, piece in enumerate(between):
-            place = common(self.modules.place(n) for n in piece.nodes)
-            mine = bool(left.path) and under(place, left.path)
-            theirs = bool(module) and under(place, module)
+            inside = common(self.modules.place(n) for n in piece.nodes)
+            mine = bool(left.path) and under(inside, left.path)
+            theirs = bool(module) and under(inside, module)
             if mine != theirs:
                 if theirs:
                     return i
@@ -110,15 +110,15 @@ class Drafts:
         return len(between)
 
     def _reshapes(self, piece: Piece) -> bool:
-        """Whether a piece prepares the stream for what needs another shape of it."""
+        """Return whether a piece prepares the stream for what needs another shape of it."""
         node = self.node
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
     def _outer(self, draft: BlockDraft) -> Path:
-        """Module whose operators in front of a block belong to it: the outermost without others."""
-        own = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
+        """Return the outermost module that contains only this block and the operators before it."""
+        work = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
         path = draft.path
-        while len(path) > 1 and self.modules.work[path[:-1]] == own:
+        while len(path) > 1 and self.modules.work[path[:-1]] == work:
             path = path[:-1]
         return path
 
@@ -139,7 +139,7 @@ class Drafts:
         """Name blocks of one module after the modules further in that their work begins in."""
         alike: dict[str, list[int]] = {}
         for i, (d, name) in enumerate(zip(drafts, names, strict=True)):
-            if not d.given:
+            if not d.user_block:
                 alike.setdefault(name, []).append(i)
         for name, which in alike.items():
             if len(which) == 1:
@@ -158,15 +158,15 @@ class Drafts:
                     names[i] = longer
 
     def _begin(self, draft: BlockDraft) -> Path:
-        """Module that a block's work begins in."""
+        """Return the module in which a block's work begins."""
         heavy = (n for n in draft.stream if n in self.stream.heavy)
         return next((self.modules.place(n) for n in heavy), ())
 
     def _own_name(self, draft: BlockDraft, default: str) -> str:
-        """Name of a block by its module alone, which becomes its unit."""
+        """Return the name of a block by its module alone, which becomes its unit."""
         draft.unit = path = draft.path
-        if draft.given:
-            return draft.given
+        if draft.user_block:
+            return draft.user_block
         heavy = [n for n in draft.stream if n in self.stream.heavy]
         if path and self.modules.work[path] == self.modules.count(heavy):
             draft.unit = path = self._whole_module(draft, path)
@@ -178,22 +178,22 @@ class Drafts:
         return ".".join(path) or leaf or default
 
     def _whole_module(self, draft: BlockDraft, path: Path) -> Path:
-        """The module that is a block: the innermost with its norms, or the item of a list."""
+        """Return the module of a block: the innermost with its norms, or the item of a list."""
         modules, work = self.modules, self.modules.work[path]
         layers = [n for n in draft.stream if modules.is_layer(n)]
         around = common(map(modules.place, layers))
         if around and under(path, around) and modules.layers[around] == modules.count(layers):
             path = around
-        while len(path) > 1 and not numbered(path[-1]) and modules.work[path[:-1]] == work:
+        while len(path) > 1 and not is_numbered(path[-1]) and modules.work[path[:-1]] == work:
             path = path[:-1]
         return path
 
     def exit(self, draft: BlockDraft) -> str:
-        """Node whose value a block makes."""
+        """Return the node whose value a block makes."""
         return draft.pieces[-1].exit if draft.pieces else self.graph.nodes[-1].name
 
     def entry(self, draft: BlockDraft) -> str:
-        """Node whose value a block consumes."""
+        """Return the node whose value a block consumes."""
         for piece in draft.pieces:
             if piece.entry:
                 return piece.entry
@@ -204,7 +204,7 @@ class Drafts:
 
 
 def _identity(draft: BlockDraft) -> bool:
-    """Whether a block starts with a residual region whose shortcut is the stream itself."""
+    """Return whether a block starts with a residual region whose shortcut is the stream itself."""
     first = draft.heads[0] if draft.heads else None
     return first is not None and first.kind == "residual" and first.shortcut == first.entry
 
@@ -247,7 +247,7 @@ def _ends(
     below: Collection[str],
     number: int,
 ) -> list[BlockDraft]:
-    """Blocks of further outputs, numbered from ``number`` on; their operators get owners."""
+    """Return blocks of further outputs, numbered from ``number`` on; set their owners."""
     stream, order = modules.stream, modules.order
     ends: list[BlockDraft] = []
     for output in stream.outputs:
@@ -277,17 +277,17 @@ def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> li
 
 
 def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
-    """Block of the operator next to a free one, first of all in its own module."""
-    place, index = modules.place(node.name), modules.order[node.name]
+    """Return the block of the operator next to a free one, first of all in its own module."""
+    module, index = modules.place(node.name), modules.order[node.name]
     nodes = modules.graph.nodes
     best: tuple[int, int] | None = None
     for distance in range(1, len(nodes)):
         for other in (index + distance, index - distance):
             if not 0 <= other < len(nodes) or nodes[other].name not in owner:
                 continue
-            shared = len(common((place, modules.place(nodes[other].name))))
+            shared = len(common((module, modules.place(nodes[other].name))))
             if best is None or shared > best[0]:
                 best = shared, owner[nodes[other].name]
-            if best[0] == len(place) or distance > 16:
+            if best[0] == len(module) or distance > 16:
                 return best[1]
     return best[1] if best is not None else 0

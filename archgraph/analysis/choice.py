@@ -26,7 +26,7 @@ Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Ax
 Rounding: TypeAlias = Literal["ceil", "floor"]
 
 
-def choose(
+def chosen_axes(
     solved: Axes,
     shares: Shares | None,
     sizes: Sizes | None = None,
@@ -36,7 +36,7 @@ def choose(
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
-    """The new size of each axis chosen by share or size; the positions of those chosen by position.
+    """Return sizes of axes chosen by share or size, and positions of those chosen by position.
 
     Each is a choice by axis name, role or pattern, of which a later entry wins; positions win over
     sizes, sizes over shares. To ``grow`` is to read factors from 1 on instead of shares and sizes
@@ -55,7 +55,10 @@ def choose(
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> solved = axes(trace(net, torch.zeros(1, 3)).graph)
-        >>> [*choose(solved, 0.3)[0].values()], [*choose(solved, None, {"channels": 4})[0].values()]
+        >>> (
+        ...     [*chosen_axes(solved, 0.3)[0].values()],
+        ...     [*chosen_axes(solved, None, {"channels": 4})[0].values()],
+        ... )
         ([3], [4])
     """
     if shares is None and sizes is None and positions is None:
@@ -68,22 +71,24 @@ def choose(
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
     counts: dict[Axis, int] = {}
     for axis, share in _by_axis(solved, shares, "a factor" if grow else "a share"):
+        # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
         exact = round(_number(axis, share, grow) * axis.size, 9)
         counts[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
     for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
         low, high = (axis.size, math.inf) if grow else (1, axis.size)
-        whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
-        if not whole or not low <= size <= high:
+        integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
+        if not integral or not low <= size <= high:
             raise RewriteError(
-                "impossible size",
+                "size out of range",
                 where=axis.name,
                 found=size,
                 expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
-                hint="take and narrow make axes narrower" if whole and grow else None,
+                hint="take and narrow make axes narrower" if integral and grow else None,
             )
         counts[axis] = int(size)
     requested = _by_axis(solved, positions, "positions by axis", single=False)
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
+    # A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
     same = not chosen and all(count == axis.size for axis, count in counts.items())
     if same and not allow_nothing and _wanted(shares):
         raise _nothing(solved, shares, counts)
@@ -91,19 +96,19 @@ def choose(
 
 
 def _wanted(shares: Any) -> bool:
-    """Whether a choice by share or factor asks for another size of anything."""
-    wanted = shares.values() if isinstance(shares, Mapping) else (shares,)
-    return any(share not in (None, 1) for share in wanted)
+    """Return whether a choice by share or factor asks for another size of anything."""
+    requested = shares.values() if isinstance(shares, Mapping) else (shares,)
+    return any(share not in (None, 1) for share in requested)
 
 
 def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
-    """The error of a choice that changes no axis: why each of the first few stays as it is."""
+    """Return the error for a choice that changes no axis, with the reasons of the first few."""
     # No free axis was chosen, or each has its size back.
     what = "rounded to what it has" if counts else "pinned"
     reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
     text = listed(f"{name} ({reason})" for name, reason in reasons.items())
     return RewriteError(
-        "changes nothing: no axis gets another size",
+        "changes nothing: every axis keeps its size",
         found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
         expected="an axis that can change",
         hint="`explain` says what would free an axis; allow_nothing: true (in Python "
@@ -112,7 +117,7 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
 
 
 def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
-    """The old position of each new one of an axis."""
+    """Return the old position of each new position of an axis."""
     index = _whole_numbers(axis, requested)
     outside = [i for i in index.tolist() if not 0 <= i < axis.size]
     missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
@@ -125,7 +130,7 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
         )
     if missing:
         raise RewriteError(
-            "every old position must occur", where=axis.name, found=f"no {missing[0]}"
+            "every old position must occur", where=axis.name, found=f"{missing[0]} is missing"
         )
     if not grow and (not len(index) or len(np.unique(index)) != len(index)):
         raise RewriteError(
@@ -137,7 +142,7 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
 def _by_axis(
     solved: Axes, choice: Any, expected: str, *, single: bool = True
 ) -> Iterator[tuple[Axis, Any]]:
-    """Each chosen axis with what is chosen of it."""
+    """Yield each chosen axis with what is chosen of it."""
     if choice is None:
         return
     if isinstance(choice, Mapping):
@@ -156,7 +161,7 @@ def _by_axis(
 
 
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
-    """A share in (0, 1], or a factor from 1 on."""
+    """Return a share in (0, 1], or with ``grow`` a factor of at least 1."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     fits = number and (1 <= value < math.inf if grow else 0 < value <= 1)
     if not fits:
@@ -167,7 +172,7 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
             "not a factor" if grow else "not a share",
             where=axis.name if axis is not None else None,
             found=value,
-            expected="a number from 1 on" if grow else "a number in (0, 1]",
+            expected="a number of at least 1" if grow else "a number in (0, 1]",
             hint=hint,
         )
     # A float32 means the decimal that it prints, not the nearest double of its bits.

@@ -91,13 +91,13 @@ def cost(graph: ArchGraph) -> Cost:
     counted: set[str] = set()
     nodes: dict[str, NodeCost] = {n.name: NodeCost() for n in graph.nodes}
     for node in graph.nodes:
-        own = 0
+        count = 0
         for leaf in node.leaves():
             param = graph.param[leaf]
             if param.role == "parameter" and leaf not in counted:
                 counted.add(leaf)
-                own += math.prod(param.shape)
-        nodes[node.name] = NodeCost(own)
+                count += math.prod(param.shape)
+        nodes[node.name] = NodeCost(count)
     for node in evaluated.nodes:
         size = sum(math.prod(size_at(s, 1) for s in t.shape) * _width(t.dtype) for t in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)

@@ -22,7 +22,7 @@ class BlockDraft:
         heads: The pieces that do its work.
         pieces: All its pieces; consecutive.
         path: Innermost module of its work.
-        given: The user's name for it, if any.
+        user_block: The user's name for it, if any.
         uses: How often its layers are used, one round after the other.
         extra: Operators beside the stream that hang on it or only serve it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
@@ -36,7 +36,7 @@ class BlockDraft:
     heads: list[Piece]
     pieces: list[Piece]
     path: Path
-    given: str = ""
+    user_block: str = ""
     uses: int = 1
     extra: list[str] = field(default_factory=list)
     kind: BlockKind = "chain"
@@ -52,12 +52,12 @@ class BlockDraft:
         return self.heads[-1] if self.heads else None
 
     def terms(self, graph: ArchGraph) -> tuple[str, ...]:
-        """What a dense region appends to the value that it passes on."""
+        """Return the results that a dense region appends to the value that it passes on."""
         last = self.last
         if last is None or last.kind != "dense" or len(self.heads) > 1:
             return ()
         inside = {n for n in last.nodes if n != last.exit}
-        return tuple(n for n in listed(graph.node[last.exit]) if n in inside)
+        return tuple(n for n in list_items(graph.node[last.exit]) if n in inside)
 
     @property
     def whole(self) -> bool:
@@ -70,8 +70,10 @@ class BlockDraft:
         return [n for p in self.pieces for n in p.nodes]
 
 
-def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str = "") -> BlockDraft:
-    """A draft of some pieces; its module is that of its work, or of what it learns."""
+def draft(
+    modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
+) -> BlockDraft:
+    """Draft a block of pieces; its module is that of its work, or of what it learns."""
     node, heavy = modules.graph.node, modules.stream.heavy
     work = [modules.place(n) for p in heads for n in p.nodes if n in heavy]
     if not heads:
@@ -86,10 +88,12 @@ def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str 
         path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
     kind: BlockKind = next((candidate for candidate in order if candidate in kinds), "chain")
-    return BlockDraft(heads, pieces, path_of(given.partition("~")[0]) or path, given, kind=kind)
+    return BlockDraft(
+        heads, pieces, path_of(user_block.partition("~")[0]) or path, user_block, kind=kind
+    )
 
 
-def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
+def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
     """Say what two blocks are compared by: operators and wiring, the way with most work, result."""
     graph = modules.graph
     draft.full = _body(graph, sorted([*draft.stream, *draft.extra], key=modules.order.__getitem__))
@@ -100,21 +104,23 @@ def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
         # What joins branches has a width of its own: only the rest of its shape counts.
         joins = graph.node[draft.last.exit]
         lists = [v for _, v in joins.args if isinstance(v, tuple)]
-        parts, whole = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
-        wide = {i for p in parts if len(p) == len(whole) for i, s in enumerate(p) if s != whole[i]}
+        parts, joined = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
+        wide = {
+            i for p in parts if len(p) == len(joined) for i, s in enumerate(p) if s != joined[i]
+        }
         shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
     draft.out = (draft.kind == "dense", end.dtype, shape)
 
 
-def listed(node: Node) -> tuple[str, ...]:
-    """Results that an operator takes as items of a list and not otherwise, each once, in order."""
+def list_items(node: Node) -> tuple[str, ...]:
+    """Return the results that an operator takes only as items of a list, each once, in order."""
     items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
     plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
     return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))
 
 
 def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
-    """The way through a block with most work on it."""
+    """Return the path through a block that does most of its work."""
     nodes = draft.stream
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:
@@ -130,7 +136,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
 
 
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Operators and wiring of a block, sizes and names aside."""
+    """Return the operators and wiring of a block, sizes and names aside."""
     local = {name: i for i, name in enumerate(nodes)}
     params, node_of = graph.param, graph.node
 

@@ -66,7 +66,7 @@ class Form:
 
 
 def differ(a: Form, b: Form) -> str:
-    """In what two forms differ, for messages."""
+    """Say in what two forms differ, for messages."""
     if a.words != b.words:
         return " vs ".join(_apart(a.words, b.words))
     if len(a.lines) != len(b.lines):
@@ -83,7 +83,7 @@ def differ(a: Form, b: Form) -> str:
 
 
 def factor(node: Node) -> float | None:
-    """The number by which an operator multiplies or divides.
+    """Return the number by which an operator multiplies or divides.
 
     It is not part of a form: attention divides by the root of a width.
     """
@@ -94,18 +94,18 @@ def factor(node: Node) -> float | None:
 
 
 def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
-    """Two lists of words; of long ones what lies around their difference."""
+    """Yield two lists of words; of long ones what lies around their difference."""
     pairs = list(zip(a, b, strict=False))
     begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
     begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
     for words in (a, b):
-        shown = words[begin : begin + _WORDS]
+        excerpt = words[begin : begin + _WORDS]
         before, after = ["…"] * (begin > 0), ["…"] * (begin + _WORDS < len(words))
-        yield " > ".join([*before, *shown, *after]) or "nothing"
+        yield " > ".join([*before, *excerpt, *after]) or "nothing"
 
 
 def _natural(name: str) -> list[str | int]:
-    """What names are sorted by: 9 comes before 10."""
+    """Return the sort key of a name: 9 comes before 10."""
     return [int(p) if i % 2 else p for i, p in enumerate(re.split(r"(\d+)", name))]
 
 
@@ -113,8 +113,8 @@ def _parts(text: str) -> list[str]:
     return text.removesuffix(")").split("; ")
 
 
-def nearest(form: Form, others: Sequence[Form]) -> Form | None:
-    """The form of the others that has most operators in common."""
+def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
+    """Return the form among the others that shares the most operators."""
 
     def alike(other: Form) -> tuple[bool, float]:
         matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
@@ -149,7 +149,7 @@ class Forms:
         self._known: dict[tuple[str, str], Form] = {}
 
     def part(self, entry: str, end: str) -> Form:
-        """Form of what lies between two results of the stream."""
+        """Return the form of what lies between two results of the stream."""
         entry, end = self.through(entry), self.through(end)
         if (entry, end) not in self._known:
             inside: set[str] = {entry}
@@ -166,7 +166,7 @@ class Forms:
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """The result behind operators that act in training only (dropout)."""
+        """Return the result behind operators that act in training only (dropout)."""
         node = self.graph.node[name]
         fact = row(node.op)
         while fact.training_flag and not fact.normalises and len(node.types) == 1:
@@ -179,14 +179,14 @@ class Forms:
         return name
 
     def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
-        """Arguments in evaluation, and whether each states sizes of axes."""
+        """Yield the arguments in evaluation, and whether each states sizes of axes."""
         for key, value in node.args:
             yield key, in_mode(value, False), (node.name, key) in self._sizes
 
 
 @per_graph
 def forms(graph: ArchGraph) -> Forms:
-    """The forms of a graph's parts, cached with the graph.
+    """Return the forms of a graph's parts, cached with the graph.
 
     Example:
         >>> import torch
@@ -200,7 +200,7 @@ def forms(graph: ArchGraph) -> Forms:
 
 @per_graph
 def forms_by_widths(graph: ArchGraph) -> Forms:
-    """The forms of a graph whose names mean nothing to the other graph."""
+    """Return the forms of a graph whose names mean nothing to the other graph."""
     return Forms(graph, by_widths=True)
 
 
@@ -217,7 +217,7 @@ class _Reading:
             self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def form(self) -> Form:
-        """The form."""
+        """Compute the form."""
         number: dict[str, int] = {}
         leaf: dict[str, int] = {}
         far: dict[str, None] = {}
@@ -248,19 +248,19 @@ class _Reading:
         return self.key.get(name, "far")
 
     def _order(self) -> Iterator[str]:
-        """Operators, each after what it uses, operands in the order of their keys or arguments."""
-        seen: set[str] = set()
+        """Yield operators after what they use, operands in the order of their keys or arguments."""
+        visited: set[str] = set()
         for end in self.ends:
             stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
-            seen.update(name for name, _ in stack)
+            visited.update(name for name, _ in stack)
             while stack:
                 name, rest = stack[-1]
-                used = next((u for u in rest if u in self.key and u not in seen), None)
+                used = next((u for u in rest if u in self.key and u not in visited), None)
                 if used is None:
                     yield name
                     stack.pop()
                 else:
-                    seen.add(used)
+                    visited.add(used)
                     stack.append((used, iter(self._results(self._sorted(used)))))
 
     def _uses(self, name: str) -> list[str]:
@@ -270,7 +270,7 @@ class _Reading:
         return [self.of.through(name) for _, value, _ in args for name in refs(value)]
 
     def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
-        """Arguments; those of a sum or product in the order of their keys."""
+        """Sort arguments: those of a sum or product in the order of their keys."""
         node = self.graph.node[name]
         args = list(self.of._args(node))
         if growth(node.op).scales == "one" or (row(node.op).merges and node.arg("alpha", 1) == 1):
@@ -281,15 +281,15 @@ class _Reading:
         return args
 
     def _ranked(self, values: Sequence[Value]) -> list[Value]:
-        """Operands in the order of their keys; of one key, of names or widths of their leaves."""
+        """Sort operands by their keys; those of one key by names or widths of their leaves."""
         ranked: list[Value] = []
         for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
             tied = list(group)
             if len(tied) > 1:
                 below = [self._beneath(value) for value in tied]
                 common = below[0].intersection(*below[1:])
-                own = [leaves - common for leaves in below]
-                order = sorted(range(len(tied)), key=lambda i: self._marks(own[i]))
+                private = [leaves - common for leaves in below]
+                order = sorted(range(len(tied)), key=lambda i: self._marks(private[i]))
                 tied = [tied[i] for i in order]
             ranked += tied
         return ranked
@@ -303,7 +303,7 @@ class _Reading:
         return (shapes, names) if self.of.by_widths else (names, shapes)
 
     def _beneath(self, value: Value) -> set[str]:
-        """Leaves from which an operand is made within the part."""
+        """Return the leaves from which an operand is made within the part."""
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)
@@ -315,7 +315,7 @@ class _Reading:
         if node.op == "input":
             rank = len(node.shape)
             return f"input({self.of._inputs.index(name)}; {node.dtype}; {rank} dimensions)"
-        shown = []
+        arguments = []
         left_out = row(node.op).rates
         number = factor(node)
         for key, value, sizes in self._sorted(name):
@@ -325,13 +325,13 @@ class _Reading:
                 continue  # a number of groups, which is not written where it is one
             text = self._show(value, sizes, ref, leaf)
             if text:
-                shown.append(f"{key}={text}")
-        return f"{base(node.op)}({'; '.join(shown)})"
+                arguments.append(f"{key}={text}")
+        return f"{base(node.op)}({'; '.join(arguments)})"
 
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
     ) -> str:
-        """An argument; widths of axes are left out, which are not part of the form."""
+        """Write an argument; without ``sizes``, widths of axes are omitted from the form."""
         match value:
             case Ref(name):
                 return ref(self.of.through(name))
@@ -352,7 +352,7 @@ class _Reading:
                 items = [self._show(v, sizes, ref, leaf) for v in value]
                 # A list of what dense blocks made before is as long as the network is deep.
                 runs = (list(run) for _, run in itertools.groupby(items))
-                shown = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
-                return f"({', '.join(shown)})"
+                terms = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
+                return f"({', '.join(terms)})"
             case _:
                 return ""

@@ -28,7 +28,7 @@ class Layer:
 @takes_graph
 @per_graph
 def layers(graph: ArchGraph) -> tuple[Layer, ...]:
-    """Layers in topological order; every entry of the state belongs to exactly one.
+    """Return the layers in topological order; every entry of the state belongs to exactly one.
 
     Args:
         graph: The architecture.
@@ -63,8 +63,8 @@ def _kind(graph: ArchGraph, node: Node, number: Mapping[str, int], known: int) -
         if isinstance(value, Ref):
             return Ref("")
         if isinstance(value, Leaf):
-            place = number[value.name]
-            return Ref(str(place) if place < known else _leaf(graph, value.name))
+            index = number[value.name]
+            return Ref(str(index) if index < known else _leaf(graph, value.name))
         return value
 
     args = ", ".join(f"{name}={show(replace(value, anonymous))}" for name, value in node.args)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft, draft
-from archgraph.analysis.modules import Modules, Path, common, numbered, path_of, siblings, under
+from archgraph.analysis.modules import Modules, Path, common, is_numbered, path_of, siblings, under
 from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph
 from archgraph.ops.table import base
@@ -27,7 +27,7 @@ class Merging:
             self.claims.setdefault(path_of(name.partition("~")[0]), []).append(name)
 
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
-        """Working pieces, with those of one building block put together.
+        """Return the working pieces, with those of one building block put together.
 
         Pieces that are used again and again, one round after the other, are one block. Otherwise a
         module merges its pieces as :meth:`_is_block` says.
@@ -57,7 +57,7 @@ class Merging:
         claimed: Sequence[str],
         uses: Mapping[int, tuple[int, int]],
     ) -> list[int]:
-        """For each piece, the first one of its block.
+        """Return, for each piece, the first one of its block.
 
         Modules are asked from the innermost, all of one class at once: what is a list once is a
         list everywhere. One is asked only if its pieces are neighbours and contain all its work.
@@ -74,7 +74,7 @@ class Merging:
         for module in sorted((m for m in inside if len(inside[m]) > 1), key=len, reverse=True):
             classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
         for modules in classes.values():
-            whole = [
+            complete = [
                 m
                 for m in modules
                 if not any(claimed[i] or i in merged for i in inside[m])
@@ -82,14 +82,14 @@ class Merging:
                 and self.modules.work[m]
                 == self.modules.count(n for i in inside[m] for n in working[i])
             ]
-            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in whole}
+            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in complete}
             for m in self._blocks(members):
                 merged.update(inside[m])
                 group[inside[m][0] : inside[m][-1] + 1] = [inside[m][0]] * len(inside[m])
         return group
 
     def _blocks(self, members: Mapping[Path, Sequence[tuple[Piece, Path]]]) -> list[Path]:
-        """Modules of one class that are building blocks, by their pieces and these's modules."""
+        """Return the modules of one class that are building blocks."""
         looks = {m: tuple(self._look(h) for h, _ in pieces) for m, pieces in members.items()}
         alike = Counter(looks.values())
         blocks = []
@@ -103,7 +103,7 @@ class Merging:
     def _rounds(
         self, working: Sequence[Sequence[str]], claimed: Sequence[str]
     ) -> dict[int, tuple[int, int]]:
-        """Pieces that follow one another with the same weights: first one, length and times."""
+        """Return runs of pieces that share weights: first one, length and times."""
         keys = [
             tuple((self.node[n].op, self.modules.weights(n)) for n in names) for names in working
         ]
@@ -136,7 +136,7 @@ class Merging:
         looks: Sequence[tuple[str, ...]],
         twin: bool,
     ) -> bool:
-        """Whether the pieces that a module holds are one building block.
+        """Return whether the pieces that a module holds are one building block.
 
         Several such modules are those of one class: another place, the same children. Plain layers
         are one block if several such modules are inside a list and not lists themselves; regions
@@ -148,7 +148,7 @@ class Merging:
         if "dense" in kinds:
             return False
         if "residual" in kinds:
-            if not numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
+            if not is_numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
                 return False
             items = [i for i in range(len(paths) - 1) if siblings(paths[i], paths[i + 1])]
             return not any(looks[i] == looks[i + 1] for i in items) and (twin or not items)
@@ -157,7 +157,7 @@ class Merging:
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
 
     def _look(self, head: Piece) -> tuple[str, ...]:
-        """Operators of a piece from the first layer to the last, the shortcut aside."""
+        """Return the operators of a piece from the first layer to the last, the shortcut aside."""
         inside = set(head.nodes) - {head.exit}
         ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
         body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)
@@ -168,7 +168,7 @@ class Merging:
         return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
 
     def _claim(self, paths: Sequence[Path]) -> str:
-        """The user's block that a piece's work belongs to: the one with the innermost module."""
+        """Return the user's block that contains a piece's work: that of the innermost module."""
         best: Path = ()
         for module in self.claims:
             if len(module) > len(best) and any(under(p, module) for p in paths):

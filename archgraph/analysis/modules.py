@@ -16,7 +16,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def path_of(scope: str) -> Path:
-    """Module path of a scope.
+    """Return the module path of a scope.
 
     >>> path_of("layer1.0"), path_of("")
     (('layer1', '0'), ())
@@ -25,7 +25,7 @@ def path_of(scope: str) -> Path:
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """The innermost module that holds all.
+    """Return the innermost module that contains all paths.
 
     >>> common([("layer1", "0", "conv1"), ("layer1", "0", "bn1")])
     ('layer1', '0')
@@ -35,17 +35,17 @@ def common(paths: Iterable[Path]) -> Path:
 
 
 def under(path: Path, module: Path) -> bool:
-    """Whether a path lies in a module."""
+    """Return whether a path lies in a module."""
     return path[: len(module)] == module
 
 
-def numbered(part: str) -> bool:
-    """Whether a module is one of several that are told apart by a number."""
+def is_numbered(part: str) -> bool:
+    """Return whether a module is one of several that are told apart by a number."""
     return part[-1:].isdigit()
 
 
 def siblings(a: Path, b: Path) -> bool:
-    """Whether two modules lie in different items of one list.
+    """Return whether two modules lie in different items of one list.
 
     >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
     (True, False)
@@ -54,20 +54,20 @@ def siblings(a: Path, b: Path) -> bool:
     if len(a) <= size or len(b) <= size:
         return False
     x, y = a[size], b[size]
-    return numbered(x) and numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
+    return is_numbered(x) and is_numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Names, with an ordinal where one occurs again.
+    """Append an ordinal to names that occur again.
 
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     result = []
     for name in names:
-        seen[name] += 1
-        result.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+        counts[name] += 1
+        result.append(name if counts[name] == 1 else f"{name}~{counts[name]}")
     return result
 
 
@@ -88,22 +88,22 @@ class Modules:
         self.layers: Counter[Path] = Counter()
         self._places: dict[str, Path] = {}
         self._children: dict[Path, set[str]] = {}
-        seen: set[tuple[str, ...]] = set()
+        layers: set[tuple[str, ...]] = set()
         chains = (*stream.towers, stream.pieces)
         for name in (n for pieces in chains for p in pieces for n in p.nodes):
-            if not self.is_layer(name) or self.weights(name) in seen:
+            if not self.is_layer(name) or self.weights(name) in layers:
                 continue
-            seen.add(self.weights(name))
-            place = self.place(name)
-            for size in range(len(place) + 1):
-                self.work[place[:size]] += name in stream.heavy
-                self.layers[place[:size]] += 1
-                if size < len(place):
-                    self._children.setdefault(place[:size], set()).add(place[size])
+            layers.add(self.weights(name))
+            path = self.place(name)
+            for size in range(len(path) + 1):
+                self.work[path[:size]] += name in stream.heavy
+                self.layers[path[:size]] += 1
+                if size < len(path):
+                    self._children.setdefault(path[:size], set()).add(path[size])
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:
-        """Module of an operator: that of its leaves where it is more exact than the call's."""
+        """Return the module of an operator: that of its leaves if more exact than the call's."""
         if name not in self._places:
             node = self.graph.node[name]
             scope = path_of(node.scope)
@@ -117,25 +117,25 @@ class Modules:
         return self._places[name]
 
     def class_of(self, module: Path) -> tuple[Path, frozenset[str]]:
-        """What two modules of one class share: their place but for numbers, and their children."""
+        """Return what modules of one class share: path without numbers, and children."""
         pattern = tuple(re.sub(r"\d+", "*", part) for part in module)
         return pattern, frozenset(self._children.get(module, ()))
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """What tells a layer apart, however often it is used: its leaves, also computed ones."""
+        """Return what identifies a layer, however often it is used: its leaves, computed or not."""
         return self.stream.weights(name) or (f"%{name}",)
 
     def count(self, names: Iterable[str]) -> int:
-        """Number of layers; one that is used several times counts once."""
+        """Count layers; a layer that is used several times counts once."""
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Whether a module holds a list, one item of which a path is in, and others with work."""
+        """Return whether a path is in an item of the module's list, and other items have work."""
         return any(
-            numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
+            is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
             for k in range(len(module), len(path))
         )
 
     def is_layer(self, name: str) -> bool:
-        """Whether an operator is a layer or a norm."""
+        """Return whether an operator is a layer or a norm."""
         return name in self.stream.heavy or row(self.graph.node[name].op).normalises

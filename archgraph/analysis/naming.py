@@ -35,9 +35,9 @@ class Naming:
                 self.roles.setdefault(var, role)
         self.spans: dict[Var, dict[str, None]] = {}
         for layout, name, what in eq.spans:
-            place = eq.graph.node[name].scope or f"%{name}"
+            location = eq.graph.node[name].scope or f"%{name}"
             for var in self.variables(layout):
-                self.spans.setdefault(var, {})[f"{what} in {place}"] = None
+                self.spans.setdefault(var, {})[f"{what} in {location}"] = None
         used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
         self._order = self._ordered([*used, *eq.leaves])
         self.weighed = {
@@ -58,7 +58,7 @@ class Naming:
         self.names = {var: self._names[var] for var in ordered}
 
     def variables(self, layout: Layout) -> tuple[Var, ...]:
-        """The variables that a layout consists of; the same tuple for the same layout."""
+        """Return the variables of a layout; the same tuple for the same layout."""
         layout = self._eq.resolve(layout)
         if isinstance(layout, Var):
             return (layout,)
@@ -71,13 +71,13 @@ class Naming:
         return inside
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
-        """Places of the variables of some leaves, in their order."""
-        seen: set[int] = set()
+        """Return the places of the variables of some leaves, in their order."""
+        visited: set[int] = set()
         order: dict[Var, int] = {}
         for leaf in dict.fromkeys(names):
             for run in map(self.variables, self._eq.leaves[leaf]):
-                if len(run) == 1 or id(run) not in seen:
-                    seen.add(id(run))
+                if len(run) == 1 or id(run) not in visited:
+                    visited.add(id(run))
                     for var in run:
                         order.setdefault(var, len(order))
         return order
@@ -118,7 +118,7 @@ class Naming:
                 self._names[var] = self._fresh(f"{owner}.{role}" if role else stem + part)
 
     def _fresh(self, stem: str) -> str:
-        """The stem, with an ordinal where it is in use."""
+        """Return the stem, with an ordinal if it is in use."""
         count = self._count.get(stem, 0)
         self._count[stem] = count + 1
         return stem if not count else f"{stem}~{count + 1}"

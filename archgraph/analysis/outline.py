@@ -24,7 +24,7 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """What an architecture computes, line by line, without names.
+    """Write what an architecture computes, line by line, without names.
 
     Two graphs have equal lines if they apply the same operators to results and leaves of the same
     types, connected alike. Leaves at the same place then correspond.
@@ -36,7 +36,7 @@ def outline(graph: ArchGraph) -> Outline:
         >>> drawn.lines[1], drawn.leaves
         ('%1: float32[batch, 2] = aten.linear(input=%0, weight=#0, bias=#1)', ('weight', 'bias'))
     """
-    nodes = {node.name: f"{place}" for place, node in enumerate(graph.nodes)}
+    nodes = {node.name: f"{index}" for index, node in enumerate(graph.nodes)}
     used = [name for node in graph.nodes for name in node.leaves()]
     used += [buffer for buffer, _ in graph.updates]
     places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}

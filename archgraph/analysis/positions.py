@@ -17,60 +17,60 @@ from archgraph.ops.schema import canonical_args
 Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
 
 
-def size_after(layout: Layout, kept: Mapping[str, Sized]) -> Size:
-    """Size of a layout when some axes keep only some positions."""
+def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
+    """Return the size of a layout when some axes keep only some positions."""
     match layout:
         case AxisRef(name, size):
-            return len(kept[name]) if name in kept else size
+            return len(selection[name]) if name in selection else size
         case Prod(factors):
             total: Size = 1
             for f in factors:
-                total = size_after(f, kept) * total
+                total = size_after(f, selection) * total
             return total
         case Sum(terms):
-            return sum(s for s in (size_after(t, kept) for t in terms) if isinstance(s, int))
+            return sum(s for s in (size_after(t, selection) for t in terms) if isinstance(s, int))
         case _:
             return layout.size
 
 
-def sizes_after(sizes: StatedSizes, kept: Kept) -> Value:
-    """Value of an argument that states the sizes of layouts."""
+def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
+    """Return the value of an argument that states the sizes of layouts."""
     if isinstance(sizes, tuple):
-        return tuple(sizes_after(s, kept) for s in sizes)
+        return tuple(sizes_after(s, selection) for s in sizes)
     if sizes is None or isinstance(sizes, int):
         return sizes
-    return size_after(sizes, kept)
+    return size_after(sizes, selection)
 
 
-def touched(layout: Layout, kept: Kept) -> bool:
-    """Whether a layout contains an axis that is cut."""
-    return any(isinstance(a, AxisRef) and a.name in kept for a in leaves(layout))
+def touched(layout: Layout, selection: Kept) -> bool:
+    """Return whether a layout contains an axis that is cut."""
+    return any(isinstance(a, AxisRef) and a.name in selection for a in leaves(layout))
 
 
-def shares(layout: Layout, kept: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A number for each position that stays: the product of those of its axes, by default ones.
+def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Compute a number per remaining position: the product of those of its axes, 1 by default.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
-    >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
+    >>> position_shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
     array([1. , 1. , 1. , 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
     """
     match layout:
         case AxisRef(name, size):
-            return share[name] if name in share else np.ones(len(kept.get(name, range(size))))
+            return share[name] if name in share else np.ones(len(selection.get(name, range(size))))
         case Prod(factors):
             result = np.ones(1)
             for f in factors:
-                result = np.multiply.outer(result, shares(f, kept, share)).reshape(-1)
+                result = np.multiply.outer(result, position_shares(f, selection, share)).reshape(-1)
             return result
         case Sum(terms):
-            return np.concatenate([shares(t, kept, share) for t in terms])
+            return np.concatenate([position_shares(t, selection, share) for t in terms])
         case _:
             assert isinstance(layout.size, int)
             return np.ones(layout.size)
 
 
-def positions(layout: Layout, kept: Kept) -> np.ndarray:
-    """Positions of a dimension that stay, in order: Kronecker for products, blocks for sums.
+def positions(layout: Layout, selection: Kept) -> np.ndarray:
+    """Return a dimension's remaining positions: Kronecker for products, blocks for sums.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> positions(layout, {"head_dim": np.array([0, 2])})
@@ -78,18 +78,18 @@ def positions(layout: Layout, kept: Kept) -> np.ndarray:
     """
     match layout:
         case AxisRef(name, size):
-            return np.asarray(kept[name]) if name in kept else np.arange(size)
+            return np.asarray(selection[name]) if name in selection else np.arange(size)
         case Prod(factors):
             index = np.zeros(1, dtype=np.int64)
             for f in factors:
                 if not isinstance(f.size, int):
                     raise AxisError("a flattened batch axis has no positions")
-                index = (index[:, None] * f.size + positions(f, kept)[None, :]).reshape(-1)
+                index = (index[:, None] * f.size + positions(f, selection)[None, :]).reshape(-1)
             return index
         case Sum(terms):
             parts, offset = [], 0
             for t in terms:
-                parts.append(positions(t, kept) + offset)
+                parts.append(positions(t, selection) + offset)
                 assert isinstance(t.size, int)
                 offset += t.size
             return np.concatenate(parts)
@@ -98,27 +98,27 @@ def positions(layout: Layout, kept: Kept) -> np.ndarray:
             return np.arange(layout.size)
 
 
-def param_after(solved: Axes, param: Param, kept: Kept) -> Param:
-    """A leaf with the positions that stay, in its shape and value; itself where none is cut."""
+def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
+    """Return a leaf cut to the remaining positions; the same object if none is cut."""
     layouts = solved.leaf[param.name]
-    type_ = _type_after(param.type, layouts, kept)
+    type_ = _type_after(param.type, layouts, selection)
     if type_ is param.type:
         return param
     value = param.value
     if value is not None:
-        value = _constant_after(value, [positions(layout, kept) for layout in layouts])
+        value = _constant_after(value, [positions(layout, selection) for layout in layouts])
     return dataclasses.replace(param, type=type_, value=value)
 
 
-def node_after(solved: Axes, node: Node, kept: Kept) -> Node:
-    """An operator with the sizes that stay, in its results and in the arguments that state sizes.
+def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
+    """Return an operator with the remaining sizes in its results and in stated sizes.
 
     It is one of the graph, or stands in such a one's place under its name.
     """
     if node.op == "input":
         return node
     stated = {
-        key: sizes_after(solved.attributes[node.name, key], kept)
+        key: sizes_after(solved.attributes[node.name, key], selection)
         for key, _ in node.args
         if (node.name, key) in solved.attributes
     }
@@ -128,7 +128,7 @@ def node_after(solved: Axes, node: Node, kept: Kept) -> Node:
         aten = node.op.startswith("aten.")
         args = canonical_args(node.op, by_name) if aten else tuple(by_name.items())
     types = tuple(
-        _type_after(type_, layouts, kept)
+        _type_after(type_, layouts, selection)
         for type_, layouts in zip(node.types, solved.value[node.name], strict=True)
     )
     if args is node.args and all(a is b for a, b in zip(types, node.types, strict=True)):
@@ -138,15 +138,15 @@ def node_after(solved: Axes, node: Node, kept: Kept) -> Node:
     )
 
 
-def _type_after(type_: TensorType, layouts: Sequence[Layout], kept: Kept) -> TensorType:
-    if not any(touched(layout, kept) for layout in layouts):
+def _type_after(type_: TensorType, layouts: Sequence[Layout], selection: Kept) -> TensorType:
+    if not any(touched(layout, selection) for layout in layouts):
         return type_
-    shape: tuple[Size, ...] = tuple(size_after(layout, kept) for layout in layouts)
+    shape: tuple[Size, ...] = tuple(size_after(layout, selection) for layout in layouts)
     return TensorType(shape, type_.dtype)
 
 
 def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:
-    """The numbers at these positions of every dimension."""
+    """Take these positions of every dimension of a constant."""
     width = len(value.data) // max(int(np.prod(value.shape)), 1)
     raw = np.frombuffer(value.data, dtype=np.uint8).reshape(*value.shape, width)
     part = raw[np.ix_(*index, np.arange(width))]

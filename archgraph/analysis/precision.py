@@ -41,7 +41,7 @@ class Casts:
         return self.source.get(value.name, value) if isinstance(value, Ref) else value
 
     def of(self, name: str) -> str:
-        """Operator whose result a cast converts; the operator itself if it is not a cast."""
+        """Return the operator behind a cast; the operator itself if it is not a cast."""
         return self.source[name].name if name in self.source else name
 
     def _plain(self) -> ArchGraph:
@@ -115,11 +115,12 @@ class Casts:
         )
 
     def _back(self, end: str, dtype: str) -> list[str]:
-        """The casts through which alone a result is used, up to the one of a type."""
+        """Follow the casts that are the only use of a result, back to the one from a type."""
         run: list[str] = []
         name = end
         while self.graph.node[name].dtype != dtype:
             users = self.graph.users[name]
+            # Another use would read the result before the cast: the cast is a step of its own.
             if len(users) != 1 or users[0] not in self.source or name in self.graph.output_refs():
                 return []
             name = users[0]
@@ -144,7 +145,7 @@ class Casts:
         )
 
     def ends(self, draft: BlockDraft) -> Piece:
-        """The last piece of a block, the casts that end it aside."""
+        """Return the last piece of a block, ignoring the casts that end it."""
         return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
 
 

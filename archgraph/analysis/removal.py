@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import Drafts
-from archgraph.analysis.draft import BlockDraft, listed
+from archgraph.analysis.draft import BlockDraft, list_items
 from archgraph.analysis.precision import Casts
 from archgraph.graph.ir import ArchGraph, refs
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
@@ -25,7 +25,7 @@ class Removal:
         self.outputs = set(refs(graph.outputs))
 
     def obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
-        """Why a block cannot be left out; empty where it can."""
+        """Return why a block cannot be left out; empty where it can."""
         if draft.kind == "head":
             return f"makes the output %{end}"
         if not draft.stream or entry == end:
@@ -44,7 +44,7 @@ class Removal:
         )
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
-        """Why what a block takes from further up the stream stands in the way."""
+        """Return why what a block takes from further up the stream stands in the way."""
         near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
             used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
@@ -53,7 +53,7 @@ class Removal:
         return ""
 
     def _other(self, entry: str, end: str) -> str:
-        """Why what enters a block cannot stand in for what leaves it."""
+        """Return why what enters a block cannot stand in for what leaves it."""
         a, b = self.graph.node[entry], self.graph.node[end]
         if a.type != b.type:
             before, after = (", ".join(map(str, node.types)) for node in (a, b))
@@ -67,7 +67,7 @@ class Removal:
     def _leak(
         self, nodes: Sequence[str], going: Iterable[str], end: str, terms: Sequence[str]
     ) -> str:
-        """Why a result that goes with a block is needed outside of it, other than the block's own.
+        """Return why a result other than the block's own is needed outside of the block.
 
         Args:
             nodes: The block's operators.
@@ -91,7 +91,7 @@ class Removal:
         return ""
 
     def _frozen(self, data: Layout, other: Layout) -> bool:
-        """Whether a dimension that is not a channel axis would stand in for one that can be cut."""
+        """Return whether a dimension without a channel axis would replace one that can be cut."""
         return not _axes_in(data) and not self._free.isdisjoint(_axes_in(other))
 
     @functools.cached_property
@@ -99,20 +99,20 @@ class Removal:
         return frozenset(a.name for a in axes(self.graph).free)
 
     def _lists(self, name: str, op: str) -> frozenset[str]:
-        """What an operator of a kind joins as items of a list."""
+        """Return what an operator of a kind joins as items of a list."""
         if name not in self._listed:
-            self._listed[name] = frozenset(listed(self.graph.node[name]))
+            self._listed[name] = frozenset(list_items(self.graph.node[name]))
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
     def _kept_term(self, terms: Sequence[str], members: set[str], passed: str, end: str) -> str:
-        """Why the width that a dense block adds cannot be taken away; empty where it can."""
+        """Return why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
         stream = _axes_in(*solved.value[passed][0])
         for name in terms:
-            own = _axes_in(*solved.value[name][0])
-            if not own:
+            widths = _axes_in(*solved.value[name][0])
+            if not widths:
                 return f"appends %{name}, whose width is not that of a parameter of its own"
-            for axis, ref in own.items():
+            for axis, ref in widths.items():
                 if axis not in self._free:
                     return f"appends {ref}, which is pinned: {solved[axis].reason}"
                 if axis in stream:
@@ -138,7 +138,7 @@ class Removal:
 
 
 def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
-    """What has a dimension that would be empty without an axis, by axis."""
+    """Return, for each axis, what would have an empty dimension without it."""
     needing: dict[str, list[str]] = {}
     for owner, dims in layouts.items():
         for name in {n for d in dims for n in _only(d)}:
@@ -147,13 +147,13 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
 
 
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
-    """The axes that layouts are made of, by name, in order."""
+    """Return the axes of layouts by name, in order."""
     parts = (leaf for layout in layouts for leaf in leaves(layout))
     return {leaf.name: leaf for leaf in parts if isinstance(leaf, AxisRef)}
 
 
 def _only(layout: Layout) -> set[str]:
-    """Axes without which a dimension is empty: not those that are one term of several."""
+    """Return the axes without which a dimension is empty: not one term of several."""
     match layout:
         case AxisRef(name):
             return {name}

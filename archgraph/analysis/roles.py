@@ -13,8 +13,8 @@ from archgraph.ops.table import row
 
 
 @per_graph
-def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """What each weighted operator multiplies with: parameters of two or more dimensions, by node.
+def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
+    """Return the parameters that each weighted operator multiplies with (two or more dimensions).
 
     Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
     parameters, position tables and class tokens do not count; operators without any are left out.
@@ -40,7 +40,7 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
 @per_graph
 def head(graph: ArchGraph) -> tuple[str, str] | None:
-    """The last operator that multiplies with a weight, and the result that it is applied to.
+    """Return the last operator that multiplies with a weight, and the result that it is applied to.
 
     Of a classifier: its last layer, and the features of the last hidden one. None where no operator
     multiplies a result with a weight.
@@ -55,7 +55,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
         ('aten.linear', 'aten.relu')
     """
     alone = fixed(graph)
-    for name in reversed(multiplied(graph)):
+    for name in reversed(weight_operands(graph)):
         applied = [used for used in graph.node[name].uses() if used not in alone]
         if applied:
             return name, applied[0]
@@ -64,7 +64,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Results that do not depend on inputs, with the leaves that they are computed from."""
+    """Return the results that do not depend on inputs, with the leaves behind them."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
@@ -75,7 +75,7 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 @takes_graph
 @per_graph
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
-    """Parameters with two or more dimensions that a weighted operator multiplies with.
+    """Return the parameters with two or more dimensions that a weighted operator multiplies with.
 
     Example:
         >>> from torch import nn, zeros
@@ -84,13 +84,13 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
         >>> sorted(layer_weights(trace(net, zeros(1, 3)).graph))
         ['0.weight', '2.weight']
     """
-    return frozenset().union(*multiplied(graph).values())
+    return frozenset().union(*weight_operands(graph).values())
 
 
 @takes_graph
 @per_graph
 def frozen(graph: ArchGraph) -> frozenset[str]:
-    """Parameters that are not trained: entries of the state that nothing changes.
+    """Return the parameters that are not trained: entries of the state that nothing changes.
 
     Example:
         >>> from torch import nn, zeros
@@ -106,7 +106,7 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
+    """Return two outputs: the architecture's, and the features of its last hidden layer.
 
     Features are what :func:`head` is applied to; without a head the tuple has the outputs alone.
 
@@ -127,7 +127,7 @@ def with_features(graph: ArchGraph) -> ArchGraph:
 @takes_graph
 @per_graph
 def exits(graph: ArchGraph) -> tuple[str, ...]:
-    """Names of a network's answers, from the shallowest to the deepest.
+    """Return the names of a network's answers, from the shallowest to the deepest.
 
     An answer is deeper if more operators lead to it; the main one is behind its equals. Empty where
     the answers have no names.
@@ -140,19 +140,19 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
         >>> exits(add_exits(trace(net, zeros(1, 3)).graph, {"2": 2, "0": 2}).graph)
         ('0', '2', 'main')
     """
-    whole = specialise(graph, training=False)
-    if not isinstance(whole.outputs, Record):
+    evaluated = specialise(graph, training=False)
+    if not isinstance(evaluated.outputs, Record):
         return ()
     depth = {
-        name: len(reached(refs(value), lambda node: whole.node[node].uses()))
-        for name, value in whole.outputs.fields
+        name: len(reached(refs(value), lambda node: evaluated.node[node].uses()))
+        for name, value in evaluated.outputs.fields
     }
     return tuple(sorted(depth, key=lambda name: (depth[name], name == "main")))
 
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Leaves whose rows each belong to one label: the classifier's, and token embeddings.
+    """Return the leaves with a row per label: the classifier's, and token embeddings.
 
     A leaf is one of them if its first dimension is the class axis of an output, or if integers that
     a node is given address its rows and there are as many rows as classes.

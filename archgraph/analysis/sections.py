@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
-from archgraph.analysis.modules import Path, common, numbered, siblings
+from archgraph.analysis.modules import Path, common, is_numbered, siblings
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
@@ -25,7 +25,7 @@ class Group(NamedTuple):
 
 
 def sections(drafts: Drafts) -> list[Group]:
-    """Sections of a graph's blocks: of the towers, of the main stream, further outputs last."""
+    """Return sections of blocks: of the towers, of the main stream, further outputs last."""
     groups: list[Group] = []
     owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
     for tower in drafts.chains[:-1]:
@@ -40,38 +40,38 @@ def sections(drafts: Drafts) -> list[Group]:
 
 
 def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
-    """The user's sections, and those between them."""
-    mine = [i for i, d in enumerate(blocks) if d.given]
+    """Return the user's sections, and those between them."""
+    mine = [i for i, d in enumerate(blocks) if d.user_block]
     if not mine:
         return []
     groups: list[Group] = []
     rest: list[BlockDraft] = []
     for d in blocks[mine[0] : mine[-1] + 1]:
-        if not d.given:
+        if not d.user_block:
             rest.append(d)
             continue
         groups += _stages(rest)
         rest = []
-        if groups and groups[-1].name == owner[d.given]:
+        if groups and groups[-1].name == owner[d.user_block]:
             groups[-1].blocks.append(d)
         else:
-            groups.append(Group(owner[d.given], "stage", [d]))
+            groups.append(Group(owner[d.user_block], "stage", [d]))
     return _framed(blocks[: mine[0]], groups, blocks[mine[-1] + 1 :])
 
 
 def _framed(
     stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft], tower: bool = False
 ) -> list[Group]:
-    """A stem, stages and a head; those of a tower have names of their own."""
+    """Return a stem, stages and a head; those of a tower have names of their own."""
     first = [Group(_title(stem) if tower else "stem", "stem", stem)] if stem else []
     last = [Group(_title(head) if tower else "head", "head", head)] if head else []
     return [*first, *stages, *last]
 
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Sections of a tower; one without building blocks is a stem."""
-    whole = any(d.whole for d in blocks)
-    return _framed(*(_parts(drafts, blocks) if whole else (blocks, [], [])), tower=True)
+    """Return the sections of a tower; one without building blocks is a stem."""
+    complete = any(d.whole for d in blocks)
+    return _framed(*(_parts(drafts, blocks) if complete else (blocks, [], [])), tower=True)
 
 
 def _title(blocks: Sequence[BlockDraft]) -> str:
@@ -81,13 +81,14 @@ def _title(blocks: Sequence[BlockDraft]) -> str:
 def _parts(
     drafts: Drafts, blocks: list[BlockDraft]
 ) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
-    """Stem, stages and head of a chain.
+    """Return stem, stages and head of a chain.
 
     A single block at either end that has nothing in common with the stages is not a stage.
     """
     begin, end = _middle(drafts, blocks)
     stem, head = blocks[:begin], blocks[end:]
     stages = _stages(blocks[begin:end])
+    # One stage at least remains, however little its neighbours have in common with it.
     while len(stages) > 1 and _stranger(stages[0], stages[1:]):
         stem = [*stem, *stages.pop(0).blocks]
     while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
@@ -96,7 +97,7 @@ def _parts(
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
-    """Whether a section is a single block unlike all others, and not an item of their list."""
+    """Return whether a section is a single block unlike all others, outside of their list."""
     (first, *more) = group.blocks
     return not more and not any(
         (d.spine == first.spine and _branched(d) == _branched(first))
@@ -112,7 +113,7 @@ def _branched(draft: BlockDraft) -> bool:
 
 
 def _transitions(stages: list[Group]) -> list[Group]:
-    """The sections, where what leads from one stage to the next is a section of its own.
+    """Turn the transition between two stages into a section of its own.
 
     A transition is one block: a plain layer unlike its neighbours, or a block that changes the
     resolution to that of the next stage.
@@ -121,11 +122,14 @@ def _transitions(stages: list[Group]) -> list[Group]:
     for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
         (block, *more) = group.blocks
         left, right = before.blocks[-1], after.blocks[0]
+        # A building block of a transition has the resolution of the next stage; a plain layer
+        # between two stages has work that neither of them repeats.
         if block.whole:
             leads = block.out != left.out and block.out == right.out
         else:
             leads = block.spine not in (left.spine, right.spine)
         groups.append(group._replace(kind="transition") if leads and not more else group)
+    # The first and the last stage lead from or to nothing: they are no candidates.
     groups = [*stages[:1], *groups, *stages[1:][-1:]]
     joined: list[Group] = []
     for group in groups:
@@ -137,22 +141,25 @@ def _transitions(stages: list[Group]) -> list[Group]:
 
 
 def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
-    """Where the stages begin and end.
+    """Return where the stages begin and end.
 
     Between the first and the last building block, the levels of an encoder–decoder included; in a
     plain chain from the start to where the image or sequence collapses, or to the last layer.
     """
-    whole = [i for i, d in enumerate(blocks) if d.whole]
+    complete = [i for i, d in enumerate(blocks) if d.whole]
+    # Levels of an encoder–decoder are joined by long connections: both ends belong to the stages.
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
     ends += [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
-    if whole or ends:
-        begin, end = min(whole + ends), max(whole + ends) + 1
+    if complete or ends:
+        begin, end = min(complete + ends), max(complete + ends) + 1
+        # Blocks at the resolution of the outermost level belong to it.
         while ends and begin and blocks[begin - 1].out == blocks[begin].out:
             begin -= 1
         while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
             end += 1
         return begin, end
+    # Without building blocks: a fall of the rank is where an image or sequence collapses.
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
@@ -161,7 +168,7 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
 
 
 def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
-    """Maximal runs of blocks with the same result and repeating bodies, named by module."""
+    """Return maximal runs of blocks with the same result and repeating bodies, named by module."""
     items: list[list[BlockDraft]] = []  # blocks of one module stay together
     for d in blocks:
         last = items[-1][-1] if items else None
@@ -171,6 +178,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
             items.append([d])
     runs: list[list[list[BlockDraft]]] = []
     while items:
+        # Greedy: the longest run from here on, whatever its period.
         size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
         items = items[size:]
@@ -180,15 +188,17 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         members = [d for item in run for d in item]
         units = {d.unit for d in members}
         path = common(units)
-        if path in units and path and numbered(path[-1]):
+        # One item of a list does not name the stage: the list does.
+        if path in units and path and is_numbered(path[-1]):
             path = path[:-1]
-        own = path and inside[path] == len(members)
-        groups.append(Group(".".join(path) if own else members[0].name, "stage", members))
+        # A module with blocks of other stages inside would be an ambiguous name.
+        covers = path and inside[path] == len(members)
+        groups.append(Group(".".join(path) if covers else members[0].name, "stage", members))
     return groups
 
 
 def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
-    """A run over several modules that each repeat a body is one section per module."""
+    """Split a run over several modules that each repeat a body into one section per module."""
     path = common(item[0].unit for item in run)
     parts: list[list[list[BlockDraft]]] = []
     names: list[Path] = []
@@ -208,7 +218,7 @@ def _bodies(item: Sequence[BlockDraft]) -> list[tuple[str, ...]]:
 
 
 def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
-    """How many items at the front repeat with a period; 1 where only the first stands alone."""
+    """Count the items at the front that repeat with a period; 1 if only the first does."""
     size = 1
     while size < len(items):
         same_result = all(d.out == items[0][0].out for d in items[size])
@@ -222,7 +232,7 @@ def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
 
 
 def _similar(before: Sequence[BlockDraft], after: Sequence[BlockDraft], first: bool) -> bool:
-    """Whether two items have one body.
+    """Return whether two items have one body.
 
     The last item may be cut short; the first may be a transition, or prepare what all share.
     """

@@ -49,8 +49,8 @@ class Piece:
     level: str = ""
 
 
-def computed(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Results that depend on parameters, not on inputs (a transposed weight), with their leaves."""
+def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
+    """Return results of parameters alone (a transposed weight), with their leaves."""
     leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
@@ -77,7 +77,7 @@ class Stream:
         self.graph = graph
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         self.preds = _factored(graph)
-        self._computed = computed(graph)
+        self._computed = computed_weights(graph)
         self._weights: dict[str, tuple[str, ...]] = {}
         self.heavy = frozenset(n.name for n in graph.nodes if self._is_heavy(n))
         depth: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Stream:
     # -- which nodes ------------------------------------------------------------------------
 
     def _is_heavy(self, node: Node) -> bool:
-        """Whether an operator does a layer's work: a weighted one, or a product with a weight."""
+        """Return whether an operator does a layer's work: weighted, or a product with a weight."""
         fact = row(node.op)
         if fact.weighted or fact.macs is None or node.name in self._computed:
             return fact.weighted
@@ -103,7 +103,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Leaves that an operator takes itself or through results that depend on leaves only."""
+        """Return the leaves of an operator, directly or through results of leaves alone."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
@@ -114,7 +114,7 @@ class Stream:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
-        """Operators that some need, themselves included; within a part of the graph if given."""
+        """Return the operators that some need, themselves included; optionally within a part."""
         return reached(names, self.preds.__getitem__, inside)
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
@@ -125,7 +125,7 @@ class Stream:
         return reached
 
     def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
-        """The input whose stream and towers are cut best.
+        """Choose the input whose stream and towers are cut best.
 
         That is into most residual regions, with fewest long connections.
         """
@@ -150,7 +150,7 @@ class Stream:
         return max(chains, key=score)
 
     def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
-        """What a source leads to: all, and what is learned with what prepares it, in order."""
+        """Return all that a source leads to, and what is learned and prepares it, in order."""
         below = self._descendants((source,)) & among
         core = below & self._learned
         starts = [v for v in core if not any(p in core for p in self.preds[v])]
@@ -158,7 +158,7 @@ class Stream:
         return below, ordered
 
     def _towers(self, main: Iterable[str]) -> tuple[tuple[Piece, ...], ...]:
-        """Chains of two or more layers from other inputs into the stream (encoders, towers).
+        """Return chains of several layers from other inputs into the stream (encoders, towers).
 
         A tower ends where it first fans out: what then serves one block is that block's.
         """
@@ -170,6 +170,7 @@ class Stream:
             _, ordered = self._downstream(n.name, self.live - used)
             ends = {p for v in self.live.difference(ordered) for p in self.preds[v]}
             cuts = self._cuts(ordered, "", ends)
+            # What lies behind the last cut node fans out into the stream: it is not the tower's.
             while ordered and ordered[-1] not in cuts:
                 ordered.pop()
             if sum(v in self.heavy for v in ordered) >= 2:
@@ -180,7 +181,7 @@ class Stream:
     # -- how they hang together ---------------------------------------------------------------
 
     def _chain(self, nodes: Sequence[str], entry: str) -> tuple[Piece, ...]:
-        """Pieces of a part of the graph whose only way out is its last node."""
+        """Return the pieces of a part of the graph whose only way out is its last node."""
         pieces: list[Piece] = []
         cuts = self._cuts(nodes, entry)
         begin = 0
@@ -191,24 +192,25 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Nodes without an edge that jumps over them; ``ends`` have an edge out of the part."""
-        place = {name: i for i, name in enumerate(nodes)}
+        """Return nodes that no edge jumps over; ``ends`` have an edge out of the part."""
+        order = {name: i for i, name in enumerate(nodes)}
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
-            inside = [place[p] for p in self.preds[name] if p in place]
+            inside = [order[p] for p in self.preds[name] if p in order]
             first = min(inside, default=-1)
             if entry in self.preds[name]:
                 first = -1
+            # A difference array: the edge jumps over the nodes between its ends.
             jumps[first + 1] += 1
             jumps[i] -= 1
         for name in ends:
-            if name in place:
-                jumps[place[name] + 1] += 1
+            if name in order:
+                jumps[order[name] + 1] += 1
         over = itertools.accumulate(jumps)
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
-        """One piece; a region that holds a chain of regions opens into that chain."""
+        """Yield one piece; a region that holds a chain of regions opens into that chain."""
         end = nodes[-1]
         work = any(n in self.heavy for n in nodes)
         if len(nodes) == 1:
@@ -228,6 +230,7 @@ class Stream:
             nested = {p.kind for p in chain if p.heavy}
             bare = not any(branch & self.heavy for p, branch in branches if p != longest)
             deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
+            # A long connection around a chain of regions (U-Net) does not make one block of them.
             if deep or "residual" in nested or (kind == "dense" and bare and "dense" in nested):
                 rest = tuple(n for n in nodes if n not in body)
                 work = any(n in self.heavy for n in rest)
@@ -236,7 +239,7 @@ class Stream:
         return (region,)
 
     def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
-        """Whether a chain goes down to another resolution and comes back to that of its entry.
+        """Return whether a chain leaves the resolution of its entry and comes back to it.
 
         There two dimensions or more are others than at the entry, in whatever order: a layer may
         have another width, or mix positions, and is at the entry's resolution all the same.
@@ -259,6 +262,7 @@ class Stream:
         same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
         if row(end.op).merges and len(branches) > 1 and same:
             work = sorted((len(branch & self.heavy), len(branch), p) for p, branch in branches)
+            # A shortcut has no layers, or one (a projection) beside a branch with more.
             if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
                 return "residual", work[0][2]
         lists = [v for _, v in end.args if isinstance(v, tuple)]
@@ -268,12 +272,12 @@ class Stream:
 
 
 def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-    """Predecessors by node, where a list that extends an earlier list goes through that one.
+    """Return predecessors by node; a list that extends an earlier list goes through that.
 
     Dense connections repeat themselves: ``cat(x, y)``, ``cat(x, y, z)``. Read as
     ``cat(cat(x, y), z)`` each of them is a cut node.
     """
-    seen: dict[tuple[str, str, tuple[Value, ...]], str] = {}
+    first: dict[tuple[str, str, tuple[Value, ...]], str] = {}
     lengths: dict[tuple[str, str], set[int]] = {}  # of the lists seen
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
@@ -287,19 +291,19 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
             for size in _downwards(len(operands) - 1, known):
                 parts = (operands[:size], operands[size:]), (operands[-size:], operands[:-size])
                 match = next(
-                    ((seen[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in seen), None
+                    ((first[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in first), None
                 )
                 if match is not None:
                     before = dict.fromkeys((match[0], *refs(match[1])))
                     break
-            seen.setdefault((n.op, rest, operands), n.name)
+            first.setdefault((n.op, rest, operands), n.name)
             known.add(len(operands))
         result[n.name] = tuple(before)
     return result
 
 
 def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
-    """Sizes from the largest allowed one on; that one is looked up without sorting the others."""
+    """Yield sizes from the largest allowed one down; the first without sorting the others."""
     if most in sizes:
         yield most
     yield from sorted((s for s in sizes if s < most), reverse=True)

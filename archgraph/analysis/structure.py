@@ -17,7 +17,7 @@ from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
 from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
-from archgraph.analysis.sections import Group, SectionKind, sections
+from archgraph.analysis.sections import SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, per_graph
@@ -122,7 +122,7 @@ class Structure:
         return tuple(b for s in self.sections for b in s.blocks)
 
     def block(self, name: str) -> Block:
-        """Block by name.
+        """Return the block by name.
 
         Raises:
             GraphError: Names the nearest block.
@@ -130,7 +130,7 @@ class Structure:
         return _find(name, self.blocks, "block")
 
     def section(self, name: str) -> Section:
-        """Section by name.
+        """Return the section by name.
 
         Raises:
             GraphError: Names the nearest section.
@@ -138,7 +138,7 @@ class Structure:
         return _find(name, self.sections, "section")
 
     def matching(self, patterns: str | Iterable[str]) -> tuple[Block, ...]:
-        """Blocks by name or pattern (``layer*.1``), in topological order.
+        """Return the blocks by name or pattern (``layer*.1``), in topological order.
 
         Raises:
             GraphError: If a pattern matches none; names the nearest block.
@@ -146,14 +146,14 @@ class Structure:
         known = [b.name for b in self.blocks]
         chosen: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            named = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
-            if not named:
+            matches = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
+            if not matches:
                 _missing(pattern, known, "block")
-            chosen.update(named)
+            chosen.update(matches)
         return tuple(b for b in self.blocks if b.name in chosen)
 
     def nodes(self, name: str) -> tuple[str, ...]:
-        """Operators of a section or, where no section has the name, of a block.
+        """Return the operators of a section or, where no section has the name, of a block.
 
         Raises:
             GraphError: Names the nearest of both.
@@ -168,7 +168,7 @@ class Structure:
         _missing(name, known, "section or block")
 
     def end(self, name: str) -> str:
-        """The operator that makes the value of a section or, if no section has the name, a block.
+        """Return the operator that computes the value of a section, or else of a block.
 
         It need not be the last one: operators of a side branch may come after it.
 
@@ -235,9 +235,13 @@ def structure(graph: ArchGraph) -> Structure:
     built = [d for chain in drafts.chains for d in chain]
     for section, blocks in graph.sections:
         for name in blocks:
-            if not any(d.given == name for d in built):
+            if not any(d.user_block == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
+    # Towers stand where their first operator does, between the sections of the main stream.
+    groups = sorted(
+        sections(drafts),
+        key=lambda g: min((drafts.order[n] for d in g.blocks for n in d.stream), default=0),
+    )
     casts.restore(drafts)
     judge = Removal(graph, drafts, casts)
     names = unique(g.name for g in groups)
@@ -250,13 +254,8 @@ def structure(graph: ArchGraph) -> Structure:
     )
 
 
-def _begin(drafts: Drafts, group: Group) -> int:
-    """Place of a section's first operator."""
-    return min((drafts.order[n] for d in group.blocks for n in d.stream), default=0)
-
-
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:
-    """The finished block."""
+    """Build the finished block."""
     nodes = tuple(sorted([*draft.stream, *draft.extra], key=drafts.order.__getitem__))
     entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
     reason = judge.obstacle(draft, nodes, entry, end)

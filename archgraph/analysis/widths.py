@@ -23,34 +23,34 @@ Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def axes_of(layout: Layout) -> list[AxisRef]:
-    """The axes that a layout is made of, with repetition."""
+def axis_refs(layout: Layout) -> list[AxisRef]:
+    """List the axes of a layout, with repetition."""
     return [a for a in leaves(layout) if isinstance(a, AxisRef)]
 
 
-def alike(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
-    """Parts of two layouts side by side, as far as they are built alike."""
+def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
+    """Yield the parts of two layouts side by side, as far as they are built alike."""
     match mine, theirs:
         case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
             for x, y in zip(a, b, strict=True):
-                yield from alike(x, y)
+                yield from matching_parts(x, y)
         case _:
             yield mine, theirs
 
 
-def sized(place: str, whole: Layout, client: Layout) -> Iterator[Equation]:
-    """What a dimension's size in the smaller graph tells: of each factor or term, if alike."""
-    for part, other in alike(whole, client):
+def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
+    """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
+    for part, other in matching_parts(full, client):
         assert isinstance(other.size, int)
-        yield place, part, other.size
+        yield where, part, other.size
 
 
 def stated(
-    client: ArchGraph, mine: str, whole: ArchGraph, theirs: str
+    client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
-    """Sizes that the arguments of two operators state, side by side: heads, groups, shapes."""
-    a, b = client.node[mine], whole.node[theirs]
-    of, other = axes(client).attributes, axes(whole).attributes
+    """Yield the sizes that two operators' arguments state, side by side: heads, groups, shapes."""
+    a, b = client.node[mine], full.node[theirs]
+    of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
         if (mine, key) not in of and (theirs, key) not in other:
             continue
@@ -63,7 +63,7 @@ def stated(
 
 
 def _written(node: Node, key: str) -> int | None:
-    """A number that an argument is given as or by default."""
+    """Return a number that an argument has explicitly or by default."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
         value = schema(node.op).by_name[key].default
@@ -71,7 +71,7 @@ def _written(node: Node, key: str) -> int | None:
 
 
 def flat(sizes: StatedSizes) -> Sequence[Layout]:
-    """The layouts in what an argument states."""
+    """List the layouts in what an argument states."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
     if sizes is None:
@@ -93,60 +93,60 @@ class Widths:
     """
 
     def __init__(
-        self, client: ArchGraph, whole: ArchGraph, shared: Pairs, blocks: Pairs, nodes: Pairs
+        self, client: ArchGraph, full: ArchGraph, shared: Pairs, blocks: Pairs, nodes: Pairs
     ) -> None:
-        self.solved, own = axes(whole), axes(client)
-        self.gone = _dropped(whole, {name for _, name in blocks})
+        self.solved, narrow = axes(full), axes(client)
+        self.gone = _dropped(full, {name for _, name in blocks})
         self.equations: list[Equation] = []
         for a, b in shared:
             if client.param[a].role != "constant":
-                for layout, other in zip(self.solved.of(b), own.of(a), strict=True):
+                for layout, other in zip(self.solved.of(b), narrow.of(a), strict=True):
                     self.equations += sized(a, layout, other)
         for a, b in nodes:
-            for key, mine, theirs in stated(client, a, whole, b):
-                for x, y in alike(mine, theirs):
-                    if axes_of(x) or axes_of(y):
+            for key, mine, theirs in stated(client, a, full, b):
+                for x, y in matching_parts(mine, theirs):
+                    if axis_refs(x) or axis_refs(y):
                         assert isinstance(x.size, int)
                         self.equations.append((f"{key} of %{a}", y, x.size))
         self.claims, self.open = solve(self.equations, self.gone)
 
-    def kept(self, place: str) -> dict[str, np.ndarray]:
-        """The first positions of each axis that the client has less of.
+    def selection(self, where: str) -> dict[str, np.ndarray]:
+        """Return the first positions of each axis that the client has less of.
 
         Raises:
             RewriteError: If the client is not a cut of the whole.
         """
-        self.decided(place)
+        self.decided(where)
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
         after = {name: range(count) for name, count in counts.items()}
-        kept = {}
+        selection = {}
         for axis in self.solved.all:
             count = counts.get(axis.name, axis.size)
             if count == axis.size:
                 continue
             if not axis.free:
                 raise RewriteError(
-                    "axis cannot be cut", where=f"{place}: {axis.name}", found=axis.reason
+                    "axis cannot be cut", where=f"{where}: {axis.name}", found=axis.reason
                 )
             if count > axis.size:
                 raise RewriteError(
                     "axis is wider than the larger graph's",
-                    where=f"{place}: {axis.name}",
+                    where=f"{where}: {axis.name}",
                     found=count,
                     expected=f"at most {axis.size}",
                 )
-            kept[axis.name] = np.arange(count)
+            selection[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
             if size_after(layout, after) != size:
                 raise RewriteError(
-                    "shape that no cut of the larger graph gives",
-                    where=f"{place}: {name}",
+                    "no cut of the larger graph gives this shape",
+                    where=f"{where}: {name}",
                     found=size,
                     expected=f"{size_after(layout, after)} of {layout}",
                 )
-        return kept
+        return selection
 
-    def decided(self, place: str) -> None:
+    def decided(self, where: str) -> None:
         """Check that every size follows from the shapes.
 
         Raises:
@@ -155,8 +155,8 @@ class Widths:
         if self.open:
             name, layout, size = self.open[0]
             raise RewriteError(
-                "shape can come from several cuts",
-                where=f"{place}: {name}",
+                "shape matches several cuts",
+                where=f"{where}: {name}",
                 found=f"{size} of {layout}",
                 hint="say which with take",
             )
@@ -165,7 +165,7 @@ class Widths:
 def solve(
     equations: Iterable[Equation], gone: Iterable[str] = ()
 ) -> tuple[dict[str, list[int]], list[Equation]]:
-    """Sizes of axes from the sizes of layouts that hold them; nothing is left of axes ``gone``.
+    """Solve for axis sizes from layout sizes; axes in ``gone`` have size 0.
 
     Returns:
         The sizes found for each axis, several where equations contradict each other; equations
@@ -176,7 +176,7 @@ def solve(
     for _, layout, size in distinct:
         if isinstance(layout, AxisRef):
             claims.setdefault(layout.name, {})[size] = None
-    left = [e for e in distinct if not isinstance(e[1], AxisRef) and axes_of(e[1])]
+    left = [e for e in distinct if not isinstance(e[1], AxisRef) and axis_refs(e[1])]
     progress = True
     while progress:
         pending, left = left, []
@@ -191,8 +191,8 @@ def solve(
 
 
 def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, int] | None:
-    """Sizes of a layout's unknown axes; None where several would do."""
-    unknown = {a.name: a.size for a in axes_of(layout) if a.name not in known}
+    """Return the sizes of a layout's unknown axes; None where several would do."""
+    unknown = {a.name: a.size for a in axis_refs(layout) if a.name not in known}
     if len(unknown) == 1:
         (axis,) = unknown
         count = _root(layout, size, axis, known)
@@ -204,22 +204,22 @@ def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, 
 
 
 def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> int | None:
-    """Size of the one unknown axis for which a layout has the given size, which grows with it."""
+    """Return the size of a layout's one unknown axis for which the layout has ``size``."""
 
     def total(count: int) -> int:
-        whole = size_after(layout, {**known, axis: range(count)})
-        assert isinstance(whole, int)
-        return whole
+        result = size_after(layout, {**known, axis: range(count)})
+        assert isinstance(result, int)
+        return result
 
     count = bisect.bisect_left(range(1, size), size, key=total) + 1
     return count if total(count) == size else None
 
 
-def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:
-    """Axes that go with dense blocks that are not matched: what these append."""
+def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
+    """Return the axes that go with dense blocks that are not matched: what these append."""
     dropped: set[str] = set()
-    for block in structure(whole).blocks:
+    for block in structure(full).blocks:
         if block.name not in matched:
-            layouts = (d for term in block.terms for d in axes(whole).value[term][0])
-            dropped |= {a.name for layout in layouts for a in axes_of(layout)}
+            layouts = (d for term in block.terms for d in axes(full).value[term][0])
+            dropped |= {a.name for layout in layouts for a in axis_refs(layout)}
     return frozenset(dropped)

@@ -40,7 +40,7 @@ class Following(TorchFunctionMode):
 
 
 def _leaves(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Tables of modules, with the names and tensors in them."""
+    """Yield the tables of modules, with the names and tensors in them."""
     for module in model.modules():
         for table in (module._parameters, module._buffers):
             yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)

@@ -54,7 +54,7 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
     constants = _Constants(model)
 
     def known(self: torch.Tensor, *, single: bool) -> Any:
-        """The value of a tensor, or one on the same side of zero; None where it can have others."""
+        """Return the value of a tensor, or one on the same side of zero; None if it can differ."""
         node = _node(self)
         if node is None:
             return None
@@ -79,11 +79,11 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
         value = known(self, single=True) if self.dtype == torch.bool else None
         if value is not None:
             return value != 0
-        found, node = read(self), _node(self)
+        number, node = read(self), _node(self)
         low, high = _Ranges().of(node)
-        if isinstance(found, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
-            found.node.shape_env.var_to_range[found.node.expr] = ValueRanges(low, high)
-        return found
+        if isinstance(number, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
+            number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(low, high)
+        return number
 
     with replaced(((torch.Tensor, "__bool__", decide), (torch.Tensor, "item", item))):
         yield
@@ -95,7 +95,7 @@ def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Ite
 
 
 def _node(tensor: torch.Tensor) -> torch.fx.Node | None:
-    """The call of the program under way that made a tensor."""
+    """Return the call of the current program that made a tensor."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
     return getattr(getattr(slot, "proxy", None), "node", None)
@@ -121,35 +121,35 @@ class _Constants:
         self._sized: set[torch.fx.Node] = set()  # that an open size alone keeps from being known
 
     def of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """The value of a call; None where it depends on anything else."""
+        """Return the value of a call; None if it depends on anything else."""
         self._follow(node.graph)
         value = self._values.get(node)
         return value if isinstance(value, torch.Tensor) else None
 
     def names(self, node: torch.fx.Node) -> frozenset[str]:
-        """Buffers that a known call depends on."""
+        """Return the buffers that a known call depends on."""
         return self._names.get(node, frozenset())
 
     def sized(self, node: torch.fx.Node) -> bool:
-        """Whether a call depends on constants, buffers and open sizes alone."""
+        """Return whether a call depends on constants, buffers and open sizes alone."""
         return node in self._sized
 
     def _follow(self, graph: torch.fx.Graph) -> None:
-        tensors = ((m._buffers.get(n), path, held) for path, m, n, held in self._buffers)
-        current = {_node(t): (path, held) for t, path, held in tensors if t is not None}
+        tensors = ((m._buffers.get(n), path, buffer) for path, m, n, buffer in self._buffers)
+        current = {_node(t): (path, buffer) for t, path, buffer in tensors if t is not None}
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for node in graph.nodes:
                 if node in self._seen:
                     continue
                 self._seen.add(node)
                 if node in current:
-                    path, held = current[node]
-                    self._values[node] = held.detach().clone()
+                    path, buffer = current[node]
+                    self._values[node] = buffer.detach().clone()
                     self._names[node] = frozenset((path,))
                 elif node.op == "get_attr":
-                    held = getattr(graph.owning_module, str(node.target), None)
-                    if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
-                        self._values[node] = held.detach().clone()
+                    buffer = getattr(graph.owning_module, str(node.target), None)
+                    if isinstance(buffer, torch.Tensor) and not isinstance(buffer, FakeTensor):
+                        self._values[node] = buffer.detach().clone()
                 elif node.op == "call_function":
                     self._call(node)
 
@@ -175,9 +175,9 @@ class _Constants:
             self._names[node] = frozenset().union(*(self.names(n) for n in used))
 
     def _forget(self, node: torch.fx.Node) -> None:
-        """Memory that a call of unknown results writes to is not known any more."""
-        held = (self._values.get(n) for n in node.all_input_nodes)
-        written = {t.untyped_storage().data_ptr() for t in held if isinstance(t, torch.Tensor)}
+        """Forget memory to which a call of unknown results writes."""
+        inputs = (self._values.get(n) for n in node.all_input_nodes)
+        written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor)}
         self._values = {
             n: v
             for n, v in self._values.items()
@@ -193,7 +193,7 @@ class _Ranges:
         self._known: dict[torch.fx.Node, Ends] = {}
 
     def of(self, value: Any) -> Ends:
-        """Range of a call's result, or of a number."""
+        """Return the range of a call's result, or of a number."""
         if isinstance(value, (bool, int, float)):
             return float(value), float(value)
         if not isinstance(value, torch.fx.Node):
@@ -227,7 +227,7 @@ class _Ranges:
 
 
 def _compared(name: str, a: Ends, b: Ends) -> Ends:
-    """Range of a comparison."""
+    """Return the range of a comparison."""
     if name in ("gt", "ge"):
         return _compared({"gt": "lt", "ge": "le"}[name], b, a)
     if name == "ne":
@@ -240,7 +240,7 @@ def _compared(name: str, a: Ends, b: Ends) -> Ends:
 
 
 def _truth(a: Ends) -> Ends:
-    """Whether a number is not zero."""
+    """Return whether a number is not zero."""
     if a == _NO:
         return _NO
     return _EITHER if a[0] <= 0 <= a[1] else _YES
@@ -261,24 +261,21 @@ def _and(a: Ends, b: Ends) -> Ends:
 
 
 def _total(a: Ends) -> Ends:
-    """Of any number of terms."""
+    """Return the range of a sum of any number of terms."""
     return _NO if a == _NO else (0.0 if a[0] >= 0 else -math.inf, 0.0 if a[1] <= 0 else math.inf)
 
 
 def _cast(a: Ends, to_bool: bool) -> Ends:
-    """In another type, which may round."""
-    whole = all(map(math.isfinite, a))
-    return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if whole else a
+    """Return the range in another type, which may round."""
+    finite = all(map(math.isfinite, a))
+    return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if finite else a
 
 
 def _drawn_between(node: torch.fx.Node) -> Ends:
-    """``uniform(self, from, to)``."""
-    given: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
-    return (float(given[0]), float(given[1])) if not any(map(_is_call, given)) else _ANY
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, torch.fx.Node)
+    """Return the range of ``uniform(self, from, to)``."""
+    bounds: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
+    known = not any(isinstance(bound, torch.fx.Node) for bound in bounds)
+    return (float(bounds[0]), float(bounds[1])) if known else _ANY
 
 
 def _itself(a: Ends) -> Ends:

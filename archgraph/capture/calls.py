@@ -29,7 +29,7 @@ def arguments(node: torch.fx.Node, read: Reader) -> dict[str, Value]:
     return args
 
 
-def canonical(
+def canonical_call(
     node: torch.fx.Node, args: Mapping[str, Value], sizes: CapturedSizes
 ) -> tuple[str, dict[str, Value]]:
     """Spell a call in its one form, with every silent size written out; the name may be empty."""
@@ -39,19 +39,19 @@ def canonical(
     shape_of = {}
     assert isinstance(node.target, torch._ops.OpOverload)
     for argument, item in zip(node.target._schema.arguments, node.args, strict=False):
-        source = tensor(item)
+        source = stand_in(item)
         if source is not None:
             shape_of[argument.name] = sizes.shape(source, line)
     op = operator_name(node.target)
     return table.canonical(Spelling(op, dict(args), shape_of, shapes))
 
 
-def is_identity(op: str, args: Mapping[str, Value], node: torch.fx.Node) -> bool:
+def returns_input(op: str, args: Mapping[str, Value], node: torch.fx.Node) -> bool:
     """Return whether a call returns its first argument unchanged."""
     if not table.is_identity(op, args):
         return False
-    before = tensor(next((a for a in node.args if isinstance(a, torch.fx.Node)), None))
-    after = tensor(node)
+    before = stand_in(next((a for a in node.args if isinstance(a, torch.fx.Node)), None))
+    after = stand_in(node)
     if before is None or after is None or before.dtype != after.dtype:
         return False
     return tuple(map(str, before.shape)) == tuple(map(str, after.shape))
@@ -63,7 +63,7 @@ def where(node: torch.fx.Node) -> str:
     return f"{line[0]}:{line[1]}" if line else node.name
 
 
-def tensor(node: Any) -> torch.Tensor | None:
+def stand_in(node: Any) -> torch.Tensor | None:
     """Return the stand-in tensor of a result; None where the result is something else."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -71,7 +71,7 @@ def tensor(node: Any) -> torch.Tensor | None:
 
 def memory(node: torch.fx.Node) -> int | None:
     """Identify the storage of a result; a copy has its own, a view that of its source."""
-    value = tensor(node)
+    value = stand_in(node)
     return None if value is None else value.untyped_storage()._cdata
 
 

@@ -24,7 +24,7 @@ from archgraph.errors import TraceError
 _TO = torch.ops.aten.to.dtype
 
 
-def cast(tape: Tape) -> Tape:
+def spell_casts(tape: Tape) -> Tape:
     """Write autocast's casts out.
 
     Raises:
@@ -81,13 +81,13 @@ class _Casting:
 
 
 def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
-    """Which arguments the autocast region around a call casts, as torch itself does it."""
+    """Return which arguments the autocast region around a call casts, as torch itself does it."""
     target, autocast = node.target, calls.region(node).autocast
     assert isinstance(target, torch._ops.OpOverload) and autocast is not None
     tensors = {
         n: value
         for n in node.all_input_nodes
-        if (value := calls.tensor(n)) is not None and value.is_floating_point()
+        if (value := calls.stand_in(n)) is not None and value.is_floating_point()
     }
     if target._schema.is_mutable or target.namespace != "aten" or not tensors:
         return {}
@@ -111,7 +111,7 @@ def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
             casts = dict.fromkeys(tensors, torch.float32)
             if dtypes(casts) != expected:
                 raise TraceError(
-                    "autocast does here what a graph cannot express",
+                    "a graph cannot express what autocast does here",
                     where=calls.where(node),
                     found=str(target),
                     hint="cast by hand, or take this operator out of the region",

@@ -14,19 +14,19 @@ from torch.utils import _pytree as pytree
 ExampleInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named
 
 
-def tensors(inputs: Any) -> list[torch.Tensor]:
-    """All tensors among some inputs, in order."""
+def example_tensors(inputs: Any) -> list[torch.Tensor]:
+    """Return all tensors among some inputs, in order."""
     return [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
 
 
 def leading(inputs: Any) -> bool:
-    """Whether a tensor has a leading axis of size one."""
-    return any(t.dim() and t.shape[0] == 1 for t in tensors(inputs))
+    """Return whether a tensor has a leading axis of size one."""
+    return any(t.dim() and t.shape[0] == 1 for t in example_tensors(inputs))
 
 
 def grow(inputs: Any) -> Any:
     """Repeat examples of batch size one: export would take a size of one for a constant."""
-    batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), None)
+    batch = next((t.shape[0] for t in example_tensors(inputs) if t.dim()), None)
 
     def grow(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -39,7 +39,7 @@ def grow(inputs: Any) -> Any:
 
 
 def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
-    """The inputs with another batch size; ``batched`` says which tensors have it.
+    """Return the inputs at another batch size; ``batched`` says which tensors have it.
 
     Their values do not count.
     """
@@ -54,7 +54,7 @@ def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
 
 
 def redrawn(inputs: Any) -> Any:
-    """Other numbers of the same kind for what is floating; ids, masks and indices stay.
+    """Redraw floating-point numbers of the same kind; ids, masks and indices stay.
 
     A mask has at most two values, or values that are not finite. Whole numbers move along the
     batch, so that those of a column stay among its own.
@@ -85,7 +85,7 @@ def redrawn(inputs: Any) -> Any:
 
 
 def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
-    """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
+    """Return the argument that export expects: each tensor replaced by its dynamic axes."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*inputs[0], **inputs[1])
     counter = iter(range(1 << 30))
@@ -125,7 +125,7 @@ def register_dataclasses(inputs: Any) -> None:
 
 @contextlib.contextmanager
 def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Where a model has parameters without memory, its buffers have none either, for a while.
+    """Move buffers to the meta device for a while, if a parameter is there.
 
     All of a model is on one device then. Gives the values of those buffers that have some.
     """
@@ -149,7 +149,7 @@ def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]
 
 
 def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
-    """Example inputs where the model is, if it is in one place."""
+    """Move example inputs to the model's device, if the model is on a single one."""
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     if len(devices) != 1:
         return inputs

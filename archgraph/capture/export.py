@@ -16,14 +16,20 @@ from archgraph.capture.branches import Decided, deciding
 from archgraph.capture.examples import (
     ExampleInputs,
     at_batch,
+    example_tensors,
     grow,
     leading,
     register_dataclasses,
     shapes,
-    tensors,
 )
-from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
-from archgraph.capture.places import is_own, place
+from archgraph.capture.failures import (
+    UnknownType,
+    explained_failure,
+    first_line,
+    is_branch,
+    is_unknown,
+)
+from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import restored
@@ -64,7 +70,7 @@ class Captured:
         return pytree.tree_map_only(torch.Tensor, longer, (self.args, self.kwargs))
 
 
-def export(
+def export_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: str = ""
 ) -> Captured:
     """Export a module with a dynamic batch axis.
@@ -83,13 +89,24 @@ def export(
 def _captured(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], always: str
 ) -> Captured:
+    """Export with the batch axis as open as forward allows.
+
+    1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
+       example of at least two; then the sizes of the example. A forward that goes by the values of
+       a size leads to the last of them.
+    2. If leading axes turn out to be independent, only the first one is the batch: export again
+       with the others fixed.
+    3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
+       fixed sizes.
+    4. Note why the batch size is fixed, if it is.
+    """
     register_dataclasses((args, kwargs))
     first: Exception | None = None
     asked = always
     grown = grow((args, kwargs))
     batch = torch.export.Dim("batch", min=2)
     tries = [(grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)]
-    for inputs, dim in tries[2 if always else 0 :]:
+    for inputs, dim in tries[2 if always else 0 :]:  # 1
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
@@ -99,7 +116,7 @@ def _captured(
             program = _export(model, inputs, shapes(model, inputs, dim), noted, asked_of, decided)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
-            if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
+            if {*symbols} - {"", main}:  # 2
 
                 def dims(index: int, which: list[str] = symbols, one: str | None = main) -> Any:
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
@@ -118,10 +135,10 @@ def _captured(
             if is_branch(error) or is_unknown(error):
                 break
             continue
-        held = Range()
+        valid = Range()  # 3
         if main is not None:
             batched = [symbol == main for symbol in symbols]
-            size = tensors(inputs)[batched.index(True)].shape[0]
+            size = example_tensors(inputs)[batched.index(True)].shape[0]
 
             def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
                 def open_(index: int) -> Any:
@@ -135,16 +152,16 @@ def _captured(
                     return None
                 return program, next(filter(None, _symbols(program)), None)
 
-            held = batches(model, program, main, size, at)
-            if held.single:  # what holds for this batch does not hold for others
-                asked = held.why
+            valid = batches(model, program, main, size, at)
+            if valid.single:  # what holds for this batch does not hold for others
+                asked = valid.why
                 continue
-            if held.why:
+            if valid.why:
                 noted.insert(
-                    0, f"the graph holds for {held}; forward goes by the batch size: {held.why}"
+                    0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 )
-        fixed = ""
-        if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
+        fixed = ""  # 4
+        if main is None and (first or asked) and any(t.dim() for t in example_tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = always or f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
@@ -154,17 +171,17 @@ def _captured(
             inputs[0],
             inputs[1],
             fixed,
-            held,
+            valid,
             tuple(noted),
             decided.buffers,
             bool(asked_of),
         )
     assert first is not None
-    raise explained(model, first) from first
+    raise explained_failure(model, first) from first
 
 
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:
-    """Symbol of each tensor input's leading axis, in order; empty where it is a number."""
+    """Return the symbol of each tensor's leading axis, in order; empty if it is a number."""
     stand_ins = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     symbols = []
     for spec in program.graph_signature.input_specs:
@@ -201,7 +218,7 @@ def _export(
     decided: Decided,
 ) -> torch.export.ExportedProgram:
     def once(*around: contextlib.AbstractContextManager[Any]) -> torch.export.ExportedProgram:
-        where = place(type(model).forward)
+        where = definition_of(type(model).forward)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
             stack.enter_context(quicker(open_sizes=shapes is not None))

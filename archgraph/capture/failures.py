@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from archgraph.capture.places import is_users, place
+from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
 
@@ -49,20 +49,20 @@ def is_branch(error: BaseException) -> bool:
 
 
 def _packs(error: BaseException) -> bool:
-    """Whether a recurrent layer was running over a packed sequence."""
+    """Return whether a recurrent layer was running over a packed sequence."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(isinstance(v, PackedSequence) for f in frames for v in f.f_locals.values())
 
 
 def _compares_masks(error: BaseException) -> bool:
-    """Whether a layer of torch was finding out whether its mask is causal."""
+    """Return whether a layer of torch was finding out whether its mask is causal."""
     return any(
         f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)
     )
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
-    """Innermost line of the user's code that was running: file, line, function."""
+    """Return the innermost line of the user's code that was running: file, line, function."""
     frames = [
         (f.filename, f.lineno or 0, f.name)
         for f in traceback.extract_tb(error.__traceback__)
@@ -133,10 +133,10 @@ def suggesting(model: torch.nn.Module) -> Iterator[None]:
         raise
 
 
-def explained(model: torch.nn.Module, error: Exception) -> TraceError:
+def explained_failure(model: torch.nn.Module, error: Exception) -> TraceError:
     """Say where and why ``torch.export`` gave up, in one sentence."""
     text, line = f"{type(error).__name__} {error}", _place(error)
-    where = f"{line[0]}:{line[1]} in {line[2]}" if line else place(type(model).forward)
+    where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
     subject = type(model).__name__
     if _packs(error):

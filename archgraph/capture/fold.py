@@ -149,7 +149,7 @@ class _Folding:
             )
 
     def _now(self, item: Any) -> Any:
-        """An argument of a call that is run now; LookupError where it is not known."""
+        """Evaluate an argument of a call that is run now; LookupError if it is unknown."""
         if isinstance(item, torch.device):
             return torch.device("cpu")
         if not isinstance(item, torch.fx.Node):
@@ -184,7 +184,7 @@ class _Folding:
 
     def bring_numbers(self, node: torch.fx.Node) -> None:
         """Give a call tensors in place of complex numbers, which no argument of a graph can be."""
-        target, result = node.target, calls.tensor(node)
+        target, result = node.target, calls.stand_in(node)
         if not isinstance(target, torch._ops.OpOverload) or result is None:
             return
         for position, (argument, value) in enumerate(
@@ -204,7 +204,9 @@ class _Folding:
         All that shares it gets a stand-in, the one that is written to first.
         """
         memory = calls.memory(goal)
-        shared = [n for n in self.real if calls.memory(n) == memory and calls.tensor(n) is not None]
+        shared = [
+            n for n in self.real if calls.memory(n) == memory and calls.stand_in(n) is not None
+        ]
         path = calls.path(goal, self.views)
         for item in sorted(shared, key=lambda n: path.index(n) if n in path else len(path)):
             self.stand_in[item] = self.constant(item, node)
@@ -241,7 +243,7 @@ class _Folding:
 
 
 def _filled(node: torch.fx.Node, fill: int | str) -> torch.Tensor | None:
-    """``zeros_like`` and its like: of their argument only shape and dtype count."""
+    """Evaluate ``zeros_like`` and others that use only shape and dtype of their argument."""
     result = node.meta["val"]
     if not isinstance(result, torch.Tensor) or not all(isinstance(s, int) for s in result.shape):
         return None

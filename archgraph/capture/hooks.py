@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from archgraph.capture.places import place
+from archgraph.capture.places import definition_of
 from archgraph.errors import TraceError
 
 _ON_ALL = {
@@ -44,6 +44,6 @@ def registered(model: torch.nn.Module) -> Iterator[TraceError]:
                 yield TraceError(
                     f"has {what}, which may change results or gradients; a graph holds no hooks",
                     where=where,
-                    found=place(hook),
+                    found=definition_of(hook),
                     hint="remove it before tracing and register it on the built module",
                 )

@@ -45,7 +45,7 @@ def inline(
         spec = specs[node.name]
         kind = spec.kind.name
         if kind == "USER_INPUT":
-            if calls.tensor(new) is not None:
+            if calls.stand_in(new) is not None:
                 inputs[new] = node.name
         elif kind in ("PARAMETER", "BUFFER") and spec.target in owners:
             leaves[new] = owners[spec.target]
@@ -69,7 +69,7 @@ def inline(
 
 
 def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
-    """The error for an input of a program that is neither a leaf nor a tensor of forward's."""
+    """Return the error for an input that is neither a leaf nor a tensor of forward's."""
     if kind in ("PARAMETER", "BUFFER"):
         return TraceError("the model's state has no entry of this name", where=name)
     return TraceError(
@@ -81,7 +81,7 @@ def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
 
 
 def _values(constant: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of a constant, where folding may change it."""
+    """Copy a constant, where folding may change it."""
     if constant.is_meta:
         raise TraceError(
             "a constant has no values on the meta device",
@@ -110,7 +110,7 @@ class _Inlining:
         """Copy a node of the program to the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
-            if calls.tensor(node) is not None:
+            if calls.stand_in(node) is not None:
                 raise TraceError(
                     "forward runs functions batched or differentiated (torch.vmap, torch.func)",
                     where=calls.where(node),
@@ -124,7 +124,7 @@ class _Inlining:
 
     def alias(self, node: torch.fx.Node, value: Any, region: Region) -> None:
         """Make a node of the program stand for a value of the flat graph."""
-        if not isinstance(value, torch.fx.Node) or calls.tensor(node) is None:
+        if not isinstance(value, torch.fx.Node) or calls.stand_in(node) is None:
             self.env[node] = value
             return
         new = calls.insert(self.graph, _ALIAS, (value,), {}, like=node, val=node.meta["val"])
@@ -198,7 +198,7 @@ class _Inlining:
         """Detach the results of a ``no_grad`` region: no gradient passes through them."""
         new: dict[torch.fx.Node, torch.fx.Node] = {}
         for item in results:
-            value = calls.tensor(item)
+            value = calls.stand_in(item)
             if value is None or not value.dtype.is_floating_point or item in new:
                 continue
             new[item] = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
@@ -209,12 +209,12 @@ class _Inlining:
     def branches(self, node: torch.fx.Node, bodies: list[Any], region: Region) -> list[Any]:
         """Run both branches of a ``torch.cond``; the condition picks between their results."""
         predicate, _, _, operands = node.args
-        if calls.tensor(predicate) is None:
+        if calls.stand_in(predicate) is None:
             raise TraceError(
                 "torch.cond on a size",
                 where=calls.where(node),
                 found=str(predicate),
-                hint="a graph holds one of the branches: write it without the condition",
+                hint="a graph holds a single branch: write it without the condition",
             )
         if not all(isinstance(b, torch.fx.GraphModule) for b in bodies):
             raise TraceError("torch.cond without its branches", where=calls.where(node))
@@ -255,7 +255,7 @@ def views_of(
 
 
 def _view(node: torch.fx.Node) -> View | None:
-    """Which argument a result is a view of."""
+    """Return which argument a result is a view of."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     storage, arguments = calls.memory(node), target._schema.arguments

@@ -37,21 +37,22 @@ class Readers:
         ``paths`` are the modules whose operators have such a flag: norms and dropouts of torch.nn
         themselves, not what derives from them or calls functions.
         """
-        named = dict(model.named_modules(remove_duplicate=False))
-        modules = set(named.values())
+        by_path = dict(model.named_modules(remove_duplicate=False))
+        modules = set(by_path.values())
         plain = all(
             (type(m).train, type(m).eval) == (torch.nn.Module.train, torch.nn.Module.eval)
             and not {"train", "eval"} & vars(m).keys()
             for m in modules
         )
-        own = all(
-            named.get(path) in self.flagged and type(named[path]).__module__.startswith("torch.nn.")
+        framework = all(
+            by_path.get(path) in self.flagged
+            and type(by_path[path]).__module__.startswith("torch.nn.")
             for path in paths
         )
         # Without momentum a norm divides by the number of its batches.
         return (
             plain
-            and own
+            and framework
             and not self.others
             and self.flagged <= modules
             and all(getattr(m, "momentum", 0.0) is not None for m in self.flagged)

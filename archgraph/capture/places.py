@@ -46,7 +46,7 @@ def is_own(kind: type) -> bool:
     return is_users(file) and not kind.__module__.startswith("numpy")
 
 
-def place(function: Any) -> str:
+def definition_of(function: Any) -> str:
     """Locate the definition of a function, or return what it is called."""
     inner = getattr(function, "func", function)  # of a functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)

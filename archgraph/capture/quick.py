@@ -49,7 +49,7 @@ def quicker(open_sizes: bool) -> Iterator[None]:
 def _remembering(
     name: str, compute: Callable[[SymNode, Any], Any], results: dict[Any, Any]
 ) -> Callable[[SymNode, Any], Any]:
-    """An operation on sizes whose results depend on the expressions alone.
+    """Cache an operation on sizes whose results depend on the expressions alone.
 
     What these stand for has a version. While operations on sizes are recorded, each is a call.
     """
@@ -69,7 +69,7 @@ def _remembering(
 
 
 def _version(sizes: Any) -> int:
-    """The version of what open sizes stand for; older releases of torch count more than that."""
+    """Return the version of what open sizes stand for; older releases of torch count more."""
     counter = getattr(sizes, "_replacements_version_counter", None)
     version: int = sizes._version_counter if counter is None else counter
     return version
@@ -80,11 +80,11 @@ class _Frames:
 
     @staticmethod
     def extract() -> _Frames:
-        """The stack is taken at once."""
+        """Take the stack at once."""
         return _Frames()
 
     def summary(self) -> traceback.StackSummary:
-        """Frames without their lines of code."""
+        """Return the frames without their lines of code."""
         frames = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -104,7 +104,7 @@ _compile = GraphModule.recompile
 
 
 def _compile_later(module: GraphModule) -> None:
-    """Instead of ``recompile``: a graph becomes Python code when it is called."""
+    """Replace ``recompile``: compile a graph to Python code when it is called."""
     codegen: Any = module.graph._codegen
     if hasattr(codegen, "pytree_info"):
         module._in_spec = codegen.pytree_info.in_spec

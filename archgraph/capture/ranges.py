@@ -15,12 +15,12 @@ from types import CodeType
 
 import torch
 
-from archgraph.capture.casts import cast
+from archgraph.capture.casts import spell_casts
 from archgraph.capture.fold import fold
 from archgraph.capture.inline import inline
 from archgraph.capture.recurrent import unstack
 from archgraph.capture.spell import spell
-from archgraph.capture.writes import functional
+from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune, renumber
@@ -65,7 +65,7 @@ def batches(
     size: int,
     export_at: ExportAt,
 ) -> Range:
-    """The batch sizes around the example's for which an exported program holds.
+    """Find the batch sizes around the example's for which an exported program holds.
 
     Args:
         model: What was exported.
@@ -88,23 +88,23 @@ def batches(
         if not rest:
             break
         other = min(rest, key=lambda n: abs(n - size))
-        found = export_at(other)
-        held = {other}
-        if found is not None and found[1] is not None:
-            theirs = _tests(found[0]).values()
+        exported = export_at(other)
+        valid = {other}
+        if exported is not None and exported[1] is not None:
+            theirs = _tests(exported[0]).values()
             further = {*_all_boundaries(theirs)} - tried
             tried |= further
             rest += sorted(further)
-            held |= {n for n in rest if _all_hold(theirs, n)}
-            if ours is not None and _graph(model, found[0], found[1]) == ours:
-                holding |= held
-        rest = [n for n in rest if n not in held]
+            valid |= {n for n in rest if _all_hold(theirs, n)}
+            if ours is not None and _graph(model, exported[0], exported[1]) == ours:
+                holding |= valid
+        rest = [n for n in rest if n not in valid]
     sizes = sorted(tried)
     if len(holding) == len(sizes):
         return Range()
-    place = sizes.index(size)
-    first = next((i for i in range(place, -1, -1) if sizes[i] not in holding), -1) + 1
-    after = next((i for i in range(place, len(sizes)) if sizes[i] not in holding), len(sizes))
+    at = sizes.index(size)
+    first = next((i for i in range(at, -1, -1) if sizes[i] not in holding), -1) + 1
+    after = next((i for i in range(at, len(sizes)) if sizes[i] not in holding), len(sizes))
     low = sizes[first] if first else None
     high = sizes[after - 1] if after < len(sizes) else None
     if low is None and high is None:  # the sizes in between are others
@@ -113,7 +113,7 @@ def batches(
 
 
 def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """What an export takes for granted of the batch size ``n``, by guard.
+    """Return what an export assumes of the batch size ``n``, by guard.
 
     Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
     be a certain number belongs to an input without the batch.
@@ -127,7 +127,7 @@ def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 def _all_boundaries(tests: Iterable[str]) -> Iterator[int]:
-    """Batch sizes around those at which guards change.
+    """Yield the batch sizes around those at which guards change.
 
     1. Numbers in a guard may be such sizes.
     2. Between two probes for which it differs lies one, found by halving.
@@ -164,12 +164,12 @@ def _all_hold(tests: Iterable[str], size: int) -> bool:
 def _graph(
     model: torch.nn.Module, program: torch.export.ExportedProgram, batch: str
 ) -> ArchGraph | None:
-    """A program in canonical form; None where it has none."""
+    """Return a program in canonical form; None if it has none."""
     parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
     owners = {key: key for key in model.state_dict()}
     try:
-        tape = cast(fold(inline(program, batch, owners), owners))
-        spelt = spell(unstack(functional(tape, parameters)))
+        tape = spell_casts(fold(inline(program, batch, owners), owners))
+        spelt = spell(unstack(functionalised(tape, parameters)))
     except TraceError:
         return None
     graph = ArchGraph(

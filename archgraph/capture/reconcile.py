@@ -60,7 +60,7 @@ def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
 
 
 def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
-    """The operator that adds one to a norm's counter in training."""
+    """Return the operator that adds one to a norm's counter in training."""
     before = in_mode(updates[counter], True) if counter in updates else None
     label = f"{norm.name}~count"
     updates[counter] = Mode(Ref(label), None)
@@ -140,13 +140,13 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
 
 
 def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
-    """A branch that goes by a buffer which forward changes is decided anew at every call."""
+    """Refuse a branch on a buffer that forward changes: it is decided anew at every call."""
     changed = evaluated.updates.keys() | trained.updates.keys()
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
             raise TraceError(
-                "forward branches on the values of a buffer that it changes, and a graph holds one "
-                "of the branches",
+                "forward branches on the values of a buffer that it changes, and a graph holds a "
+                "single branch",
                 where=where,
                 found=name,
                 hint="use torch.where, or trace the submodule that does not",
@@ -154,7 +154,7 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
 
 
 def _only_drawn(trained: OneMode) -> set[str]:
-    """Draws of training whose numbers no result needs: later draws follow them all the same."""
+    """Return draws of training whose numbers no result needs, but that later draws follow."""
     by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
     live = reached(ends, lambda name: by_name[name].uses())
@@ -162,7 +162,7 @@ def _only_drawn(trained: OneMode) -> set[str]:
 
 
 def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
-    """Operators of both captures in order, each beside its like."""
+    """Return the operators of both captures in order, each beside its like."""
 
     def key(node: Node) -> tuple[Any, ...]:
         return node.op, node.scope, tuple(node.leaves()), str(node.type)
@@ -183,7 +183,7 @@ def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
 def _all_constants(
     evaluated: OneMode, trained: OneMode
 ) -> tuple[dict[Constant, Param], dict[str, str]]:
-    """Constants of both captures, and what those of training are called among them."""
+    """Return the constants of both captures, and what those of training are called among them."""
     constants = dict(evaluated.constants)
     labels: dict[str, str] = {}
     for value, param in trained.constants.items():
@@ -198,7 +198,7 @@ def _all_constants(
 
 
 def _join(left: Value, right: Value) -> Value:
-    """A value of evaluation and one of training as one."""
+    """Join a value of evaluation and one of training."""
     if same(left, right):
         return left
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
@@ -207,7 +207,7 @@ def _join(left: Value, right: Value) -> Value:
 
 
 def _joined(left: Node, right: Node) -> Node:
-    """One operator that both modes have."""
+    """Return one operator that both modes have."""
     ours: dict[str, Any] = dict(left.args)
     theirs: dict[str, Any] = dict(right.args)
     if left.op == "input":  # batch sizes for which both hold
@@ -225,7 +225,7 @@ def _joined(left: Node, right: Node) -> Node:
 
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
-    """Branches that only one mode has, each with its place."""
+    """Yield the branches that only one mode has, each with its place."""
     by_name = {n.name: n for n in trained.nodes}
     # What reaches the output; the rest only moves buffers.
     live = reached(refs(trained.outputs), lambda name: by_name[name].uses())

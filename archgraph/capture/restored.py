@@ -30,7 +30,7 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
     values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
     results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
     """
-    holders, memory = reached(model)
+    holders, memory = reachable_values(model)
     before = [(holder, path, _contents(holder)) for holder, path in holders]
     trained = [value for value, _ in memory if isinstance(value, torch.nn.Parameter)]
     flags = [(p, p.requires_grad, p.grad) for p in trained]
@@ -72,7 +72,7 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
                     cache.cache_clear()
 
 
-def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
+def reachable_values(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
     """Return containers that forward may change, then tensors and arrays in them, with their paths.
 
     A path begins with the name of the model's class. Modules, objects of the user's and containers
@@ -104,14 +104,14 @@ def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[A
 
 
 def _joined(path: str, key: Any) -> str:
-    """The path of what a container holds; a module has its parts as attributes."""
+    """Return the path of an item in a container; a module has its parts as attributes."""
     if path.endswith("."):
         return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
 
 
 def _caches() -> set[Any]:
-    """Functions with ``functools.cache`` of all modules that are loaded, the capture's apart."""
+    """Return ``functools.cache`` functions of all loaded modules except the capture's."""
     return {
         value
         for name, module in [*sys.modules.items()]
@@ -130,14 +130,14 @@ def _kind(container: Any) -> Any:
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """What a container holds by key or by position."""
+    """Return the items of a container by key or by position."""
     kind = _kind(container)
     items = kind.items if issubclass(kind, dict) else kind.__iter__
     return dict(items(container) if issubclass(kind, dict) else enumerate(items(container)))
 
 
 def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
-    """The keys of what a container no longer holds, or holds besides."""
+    """List the keys that a container lost, gained or rebound."""
     now, missing = _contents(container), object()
     every = {**before, **now}
     return [key for key in every if before.get(key, missing) is not now.get(key, missing)]

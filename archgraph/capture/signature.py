@@ -17,7 +17,7 @@ from archgraph.graph.ir import Batch, Leaf, Mode, Node, Record, Ref, Value, walk
 from archgraph.ops.schema import to_value
 
 
-def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
+def with_signature(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
     """Add forward's arguments and results as trees, and all notes, to a spelt capture."""
     program, notes = captured.program, [*captured.notes, *spelt.notes]
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
@@ -58,14 +58,14 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode
 
 
 def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
-    """Nodes whose first input with a batch axis says for which sizes the graph holds."""
+    """Return the nodes whose first input with a batch axis says for which sizes the graph holds."""
     batched = (n for n in nodes if n.op == "input" and n.shape[:1] == (Batch(),))
     one = next(batched, None) if range_.why else None
     limits = tuple((k, v) for k, v in (("min", range_.low), ("max", range_.high)) if v is not None)
     return tuple(dataclasses.replace(n, args=limits) if n is one else n for n in nodes)
 
 
-def arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+def forward_arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return what a model is called with, under the names that a graph's inputs have."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs).arguments
@@ -73,7 +73,7 @@ def arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _spread(signature: inspect.Signature, key: str, value: Any) -> list[tuple[str, Any]]:
-    """An argument; ``*args`` and ``**kwargs`` as arguments with names of their own."""
+    """Spread an argument; ``*args`` and ``**kwargs`` become arguments with names of their own."""
     kind = signature.parameters[key].kind
     if kind is inspect.Parameter.VAR_KEYWORD:
         return list(value.items())

@@ -84,7 +84,7 @@ class _Spelling:
 
     def source(self, node: torch.fx.Node) -> None:
         """Make an input a node; a parameter, buffer or constant a leaf."""
-        val = calls.tensor(node)
+        val = calls.stand_in(node)
         if node in self.tape.inputs:
             assert val is not None
             name = self.tape.inputs[node]
@@ -112,8 +112,8 @@ class _Spelling:
         if IMPLIED in node.meta:
             return self.detach(arguments["self"], node)
         if LITERAL not in node.meta:
-            op, arguments = calls.canonical(node, arguments, self.tape.sizes)
-            if op == "" or calls.is_identity(op, arguments, node):
+            op, arguments = calls.canonical_call(node, arguments, self.tape.sizes)
+            if op == "" or calls.returns_input(op, arguments, node):
                 return next(iter(arguments.values()))
         row = table.row(op)
         if row.training_flag is not None and arguments.get(row.training_flag) is True:
@@ -129,7 +129,7 @@ class _Spelling:
 
     def detach(self, value: Value, node: torch.fx.Node) -> Value:
         """Detach a value."""
-        val = calls.tensor(node)
+        val = calls.stand_in(node)
         if val is None or not val.dtype.is_floating_point:
             return value
         if not isinstance(value, Ref) or value in self.detached:

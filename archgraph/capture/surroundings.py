@@ -156,7 +156,7 @@ def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes of classes with other values, for a while."""
+    """Replace attributes of classes for the duration of a block."""
     before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
     for holder, name, new in attributes:
         setattr(holder, name, new)
@@ -202,7 +202,7 @@ class _Functions:
 
 
 def _noting(function: Any, asked: set[str]) -> Any:
-    """A function of torch's that notes when the user's code calls it."""
+    """Wrap a function of torch's so that it records calls by the user's code."""
 
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ _apply = torch.nn.Module._apply
 
 
 def _converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """Instead of ``Module._apply``: a conversion to what a module is already changes nothing."""
+    """Replace ``Module._apply``: a conversion to a module's own type changes nothing."""
     tensors = [*module.parameters(recurse), *module.buffers(recurse)]
     with torch.no_grad():
         pairs = [(tensor, fn(tensor)) for tensor in tensors]

@@ -1,8 +1,8 @@
 """The tape, which the passes of a capture hand on: calls in program order and facts about them.
 
 Order of the passes, each ``Tape -> Tape``: :func:`~archgraph.capture.inline.inline` (makes the
-tape), :func:`~archgraph.capture.fold.fold`, :func:`~archgraph.capture.casts.cast`,
-:func:`~archgraph.capture.writes.functional`,
+tape), :func:`~archgraph.capture.fold.fold`, :func:`~archgraph.capture.casts.spell_casts`,
+:func:`~archgraph.capture.writes.functionalised`,
 :func:`~archgraph.capture.recurrent.unstack`; :func:`~archgraph.capture.spell.spell` reads it.
 """
 
@@ -127,16 +127,16 @@ class CapturedSizes:
         )
 
     def shape(self, tensor: torch.Tensor, where: str) -> tuple[Size, ...]:
-        """Shape of a tensor of the capture."""
+        """Return the shape of a tensor of the capture."""
         return tuple(self.size(s, where) for s in tensor.shape)
 
     def type(self, tensor: torch.Tensor, where: str) -> TensorType:
-        """Type of a tensor of the capture."""
+        """Return the type of a tensor of the capture."""
         return TensorType(self.shape(tensor, where), dtype_name(tensor.dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name of a dtype in a graph.
+    """Return the name of a dtype in a graph.
 
     >>> dtype_name(torch.float32)
     'float32'

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from archgraph.capture.caches import uncached
-from archgraph.capture.casts import cast
+from archgraph.capture.casts import spell_casts
 from archgraph.capture.examples import buffers_on_meta, on_device_of
-from archgraph.capture.export import Captured, export
+from archgraph.capture.export import Captured, export_program
 from archgraph.capture.failures import UnknownType, suggesting
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
@@ -31,7 +31,7 @@ from archgraph.capture.inline import inline
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.recurrent import unstack
-from archgraph.capture.signature import named
+from archgraph.capture.signature import with_signature
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
@@ -43,7 +43,7 @@ from archgraph.capture.unseen import (
     unregistered,
 )
 from archgraph.capture.verify import verify as verified
-from archgraph.capture.writes import functional
+from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
@@ -132,8 +132,8 @@ def trace(
     """
     with _explaining_tuples(args):
         _ready(model, args, kwargs)
-    seen = itertools.chain(*(check(model) for check in _CHECKS))
-    differences = [*seen]
+    checked = itertools.chain(*(check(model) for check in _CHECKS))
+    differences = [*checked]
     unlike = _said(differences, strict)
     with uncollected(), _explaining_tuples(args), suggesting(model):
         # What is known to differ would show again.
@@ -159,7 +159,7 @@ def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: 
     """
     _ready(model, (), kwargs)
     with uncollected():
-        traced, notes = _traced(model, (), kwargs, _Way(False, name, own=True))
+        traced, notes = _traced(model, (), kwargs, _Way(False, name, limited=True))
     return _noted(traced, _said(notes, strict=True))
 
 
@@ -170,17 +170,17 @@ def _noted(traced: Traced, more: Iterable[str]) -> Traced:
 
 @dataclass(frozen=True)
 class _Way:
-    """How to capture: whether train mode, too; under which name; whether the code is our own."""
+    """How to capture: whether in train mode, too; under which name; whether to limit folding."""
 
     train: bool
     name: str
     verify: bool = False
-    own: bool = False
+    limited: bool = False
 
 
 @contextlib.contextmanager
 def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
-    """``torch.export`` takes all inputs in a tuple: say what to write where that was meant."""
+    """Add a hint where the inputs were passed in one tuple, as ``torch.export`` takes them."""
     try:
         yield
     except TraceError as error:
@@ -194,7 +194,7 @@ _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model be
 
 
 def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
-    """Notes as text; the first one that is an error is raised, or all of them are warned of."""
+    """Return notes as text; raise the first one that is an error, or warn of all of them."""
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
@@ -214,7 +214,7 @@ class Leaves:
 
     @staticmethod
     def of(model: torch.nn.Module) -> Leaves:
-        """The leaves of a model; keys of one tensor are one leaf.
+        """Return the leaves of a model; keys of one tensor are one leaf.
 
         A buffer outside of the state is one, too, where it has no values that a graph could hold.
         """
@@ -235,7 +235,7 @@ class Leaves:
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """What a model's leaves hold now, copies."""
+        """Copy the current values of a model's leaves."""
         tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
@@ -243,7 +243,7 @@ class Leaves:
 def _traced_uncached(
     model: torch.nn.Module, args: Any, kwargs: Any, way: _Way
 ) -> tuple[Traced, list[Note]]:
-    """A capture; where results are of a type that no graph holds, one without what is cached."""
+    """Capture; where results are of a type that no graph holds, capture without what is cached."""
     try:
         return _traced(model, args, kwargs, way)
     except UnknownType:
@@ -272,9 +272,9 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
             )
             unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
             notes.append(text + unknown)
-        own = getattr(model, "arch", None)
-        if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
-            graph = own  # the same architecture: keep its module scopes and sections
+        known = getattr(model, "arch", None)
+        if isinstance(known, ArchGraph) and _bare(known) == _bare(graph):
+            graph = known  # the same architecture: keep its module scopes and sections
         graph = graph.replace(flags=flags, shared=_shared(model))
         check(graph)
         traced = Traced(graph, leaves.state(model))
@@ -293,13 +293,15 @@ def _drafted(
     values: Mapping[str, torch.Tensor],
     way: _Way,
 ) -> tuple[OneMode, Captured]:
-    """A capture in both modes as one, and that of evaluation; the model's modes stay."""
+    """Capture both modes as one, and evaluation by itself; the model's modes stay."""
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
         with reading_modes() as readers:
-            draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
-        if way.train and not readers.follow_flags(model, _flagged(draft.nodes)):
+            draft, captured = _one_mode(model, args, kwargs, leaves, values, limited=way.limited)
+        # If every difference between the modes is a flag of an operator, one capture has both.
+        flagged = {n.scope for n in draft.nodes if table.row(n.op).training_flag is not None}
+        if way.train and not readers.follow_flags(model, flagged):
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:
@@ -310,20 +312,15 @@ def _drafted(
     return draft, captured
 
 
-def _flagged(nodes: Iterable[Node]) -> set[str]:
-    """The module paths of operators that have a flag for the mode."""
-    return {n.scope for n in nodes if table.row(n.op).training_flag is not None}
-
-
 def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
-    """The ``training`` flags of a model, of those modules whose flag is not that around them."""
+    """Return the ``training`` flags of modules that differ from that of the module around them."""
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
 
 
 def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """The names of each module that a model has under several names."""
+    """Return the names of each module that a model has under several names."""
     names: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -331,7 +328,7 @@ def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:
-    """The note on modules that were in another mode than the model."""
+    """Yield the note on modules that were in another mode than the model."""
     paths = [path for path, _ in flags if path]
     if paths:
         mode, other = ("train", "eval") if model.training else ("eval", "train")
@@ -377,25 +374,25 @@ def _one_mode(
     leaves: Leaves,
     values: Mapping[str, torch.Tensor],
     *,
-    own: bool = False,
+    limited: bool = False,
     fixed: str = "",
 ) -> tuple[OneMode, Captured]:
-    """The canonical capture of a model in the mode that it is in.
+    """Return the canonical capture of a model in the mode that it is in.
 
     ``values`` are those of buffers that are on the meta device for the capture; ``fixed`` says why
     the batch has the example's size, where that is known.
     """
-    captured = export(model, args, kwargs, fixed)
+    captured = export_program(model, args, kwargs, fixed)
     stored = captured.program.constants
     stored.update({name: values[name] for name in stored.keys() & values.keys()})
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
-    spelt = spell(unstack(functional(cast(folded), parameters)))
+    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if limited else math.inf)
+    spelt = spell(unstack(functionalised(spell_casts(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]
     spelt = dataclasses.replace(spelt, notes=(*spelt.notes, *unlike))
-    return named(model, captured, spelt), captured
+    return with_signature(model, captured, spelt), captured
 
 
 def _both_modes(
@@ -406,7 +403,7 @@ def _both_modes(
     leaves: Leaves,
     values: Mapping[str, torch.Tensor],
 ) -> OneMode:
-    """A capture that is right in train mode too; where there is none, eval mode stands in."""
+    """Return a capture that is right in train mode too; without one, eval mode stands in."""
     try:
         trained, _ = _one_mode(model, args, kwargs, leaves, values)
         if evaluated.fixed and not trained.fixed:
@@ -426,12 +423,12 @@ def _both_modes(
 
 
 def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
-    """A cumulative mean of batch statistics divides by a counter's value: no graph can say that."""
+    """Refuse a cumulative mean of batch statistics: no graph can divide by a counter's value."""
     for node in nodes:
         row = table.row(node.op)
         if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
             raise TraceError(
-                "running statistics would stay as they are: a norm without momentum divides by the "
+                "running statistics would not be updated: a norm without momentum divides by the "
                 "number of batches so far",
                 where=node.scope or f"%{node.name}",
                 hint="give the norm a momentum, or trace with train=False to use it in evaluation",
@@ -439,7 +436,7 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
-    """Norms that only count, with a note each: no output depends on them, so the graph has none."""
+    """Return norms that only count, with a note each: no output depends on them."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
     notes = {}
     for node in draft.nodes:
@@ -463,7 +460,7 @@ def _bare(graph: ArchGraph) -> ArchGraph:
 def _graph(
     draft: OneMode, tensors: Mapping[str, torch.Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
-    """The graph of a capture, and buffers without values that no operator says how to start."""
+    """Build the graph of a capture; return it and buffers that no operator initialises."""
     graph = ArchGraph(
         draft.inputs,
         leaves.params + tuple(draft.constants.values()),

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
-from archgraph.capture.places import is_users, place
-from archgraph.capture.restored import reached
+from archgraph.capture.places import definition_of, is_users
+from archgraph.capture.restored import reachable_values
 from archgraph.errors import TraceError
 from archgraph.hints import listed
 
@@ -24,7 +24,7 @@ def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
             yield TraceError(
                 "has extra state (get_extra_state), and a graph holds tensors only",
                 where=path or type(model).__name__,
-                found=place(type(module).get_extra_state),
+                found=definition_of(type(module).get_extra_state),
                 hint="keep it in buffers",
             )
 
@@ -43,7 +43,7 @@ def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
                 "is not in the model's state_dict and its parameters() or buffers(), or is another "
                 "tensor there",
                 where=key,
-                found=place(hooks[0]) if hooks else None,
+                found=definition_of(hooks[0]) if hooks else None,
                 hint="remove what changes the state_dict",
             )
 
@@ -53,12 +53,12 @@ def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         for method in ("__torch_function__", "__torch_dispatch__"):
             work = getattr(getattr(type(tensor), method, None), "__func__", None)
-            if work is not None and is_users(place(work)):
+            if work is not None and is_users(definition_of(work)):
                 yield TraceError(
-                    f"is a {type(tensor).__name__}, which computes in a way of its own; a graph "
+                    f"is a {type(tensor).__name__}, which defines its own arithmetic; a graph "
                     "holds plain tensors",
                     where=name,
-                    found=place(work),
+                    found=definition_of(work),
                     hint="make it a plain tensor before tracing",
                 )
 
@@ -103,7 +103,7 @@ def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) 
     registered = {id(parameter) for parameter in model.parameters()}
     names = [
         path.partition(".")[2]  # without the class of the model
-        for tensor, path in reached(model)[1]
+        for tensor, path in reachable_values(model)[1]
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf
         if id(tensor) not in registered and _dense(tensor) and _span(tensor) in used
     ]
@@ -136,12 +136,12 @@ def overlapping(
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements in memory of its own or shared with others."""
+    """Return whether a tensor has elements in memory of its own or shared with others."""
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Memory that a tensor is in, its first byte there, and the one behind its last.
+    """Return the memory that a tensor is in, its first byte there, and the one behind its last.
 
     All that has values is in one memory; on the meta device each storage is one of its own.
     """
@@ -153,7 +153,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors whose memory overlaps have an element in common."""
+    """Return whether two tensors whose memory overlaps have an element in common."""
     if a.is_contiguous() and b.is_contiguous():
         return True
     (_, first, _), (_, second, _) = _span(a), _span(b)
@@ -165,7 +165,7 @@ def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Positions of a tensor's elements, counted from its first one."""
+    """Return the positions of a tensor's elements, counted from its first one."""
     _, start, end = _span(tensor)
     positions = torch.arange((end - start) // tensor.element_size())
     return positions.as_strided(tensor.shape, tensor.stride()).flatten()

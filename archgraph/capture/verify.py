@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from archgraph.capture.examples import ExampleInputs, redrawn
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
-from archgraph.capture.places import is_users, place
+from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.restored import restored
-from archgraph.capture.signature import arguments
+from archgraph.capture.signature import forward_arguments
 from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
@@ -69,7 +69,7 @@ class _Results:
     drew: bool = False  # random numbers
 
     def floor(self) -> float:
-        """What gradients are compared with that are smaller."""
+        """Return the magnitude below which gradients are compared absolutely."""
         return _FLOOR * max(map(_largest, self.gradients.values()), default=0.0)
 
 
@@ -145,7 +145,7 @@ def verify(
 
 
 def _too_large(state: State) -> str:
-    """Why there is not enough memory to run a model beside the built module; empty if there is."""
+    """Return why memory is short for a model beside the built module; empty if it is not."""
     needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
@@ -155,7 +155,7 @@ def _too_large(state: State) -> str:
 
 
 def _free_memory() -> float:
-    """Bytes of memory that are free, in this container where it has a bound; inf if unknown."""
+    """Return the free memory in bytes, within the container's limit; inf if unknown."""
     bounds = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
@@ -173,7 +173,7 @@ def _free_memory() -> float:
 
 @contextlib.contextmanager
 def _plainly(model: torch.nn.Module) -> Iterator[None]:
-    """Operators as they are captured: nothing compiled, no fused attention in evaluation."""
+    """Run operators as captured: nothing compiled, no fused attention in evaluation."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     compiled = any(
@@ -289,7 +289,7 @@ class _Verification:
         module.train(call.training)
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
         if module is self.built:  # whose arguments are the tensors alone
-            by_name = arguments(self.model, args, kwargs)
+            by_name = forward_arguments(self.model, args, kwargs)
             args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
         if not call.second or self.reordered:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
@@ -322,7 +322,7 @@ class _Verification:
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
     ) -> Iterator[_Difference]:
-        allowed = _none if self._same_operators(actual, expected) else tolerance
+        allowed = _none if self._same_operators(actual, expected) else tolerance_of
         if call.cast:
             allowed = _rounded
         ours, theirs = list(actual.outputs.values()), expected.outputs
@@ -333,15 +333,15 @@ class _Verification:
             yield from _beyond("output", name, value, other, allowed)
         if call.backward:
             for name, gradient in expected.gradients.items():
-                own = actual.gradients.get(name)
-                yield from _beyond("gradient", name, own, gradient, allowed, expected.floor)
+                computed = actual.gradients.get(name)
+                yield from _beyond("gradient", name, computed, gradient, allowed, expected.floor)
         buffers = dict(self.built.named_buffers(remove_duplicate=False))
         for name, buffer in self.model.named_buffers():
             if name in buffers and name.rpartition(".")[0] not in self.unread:
                 yield from _beyond("buffer", name, buffers[name], buffer, allowed)
 
     def _same_operators(self, actual: _Results, expected: _Results) -> bool:
-        """Whether both compute the same on memory in the same order: then bits agree."""
+        """Return whether both compute the same on memory in the same order: then bits agree."""
         if expected.operators:
             alike = actual.operators == expected.operators
             steady = _UNSTEADY.isdisjoint(expected.operators)
@@ -351,11 +351,11 @@ class _Verification:
         return self.alike
 
     def _same_memory(self) -> bool:
-        """Whether the parameters of both lie in memory in the same way, where bits repeat."""
-        own = dict(self.built.named_parameters(remove_duplicate=False))
+        """Return whether both modules lay out parameters alike in memory, so that bits repeat."""
+        parameters = dict(self.built.named_parameters(remove_duplicate=False))
         return all(
             parameter.device.type == "cpu"
-            and parameter.stride() == own[name].stride()
+            and parameter.stride() == parameters[name].stride()
             and not parameter.data_ptr() % _ALIGNED
             for name, parameter in self.parameters.items()
         )
@@ -363,17 +363,17 @@ class _Verification:
     def _error(
         self, differences: Sequence[_Difference], call: _Call, expected: _Results
     ) -> TraceError:
-        """One error for what differs in a call: what it is, how far, why where that is known."""
+        """Build the error for what differs in a call: what, how far, and why if known."""
         first = differences[0]
         rest = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
         actual = f"{first.kind} {first.name} {first.far} in {call.name}{rest}"
-        forward = place(type(self.model).forward)
+        forward = definition_of(type(self.model).forward)
         changed = self.changed() if call.second or call.training else []
         functions = expected.graded.functions if expected.graded else ()
         if first.kind == "gradient" and functions:
             names = " and ".join(map(_short, functions))
             return TraceError(
-                f"{names} has a gradient of its own; a graph has that of its forward",
+                f"{names} defines its own gradient; a graph has the gradient of forward",
                 where=_source(functions[0]),
                 found=actual,
                 hint="write forward so that its gradient is the right one (x + (y - x).detach() "
@@ -381,7 +381,7 @@ class _Verification:
             )
         if first.kind == "gradient":
             return TraceError(
-                "the model has another gradient than its graph: forward registers a hook, sets "
+                "the gradients of the model and its graph differ: forward registers a hook, sets "
                 "grad or requires_grad, or has a checkpoint with use_reentrant=True",
                 where=first.name,
                 found=actual,
@@ -389,16 +389,16 @@ class _Verification:
             )
         if changed:
             return TraceError(
-                f"forward changes {', '.join(changed[:3])}, and a later call computes something "
-                "else; a graph does not",
+                f"forward changes {', '.join(changed[:3])}, and later calls give other results; "
+                "a graph does not",
                 where=forward,
                 found=actual,
                 hint="make it a buffer (register_buffer)",
             )
         return TraceError(
-            "the model computes something else than its graph: forward goes by what a graph does "
-            "not have (the time, whether gradients are recorded, whether it is captured, what an "
-            "earlier call left)",
+            "the model and its graph compute different results: forward depends on what a graph "
+            "does not record (the time, whether gradients are recorded, whether it is captured, "
+            "what an earlier call left)",
             where=forward,
             found=actual,
             hint="give what changes as an input, keep what stays in buffers",
@@ -406,7 +406,7 @@ class _Verification:
 
 
 def _parts(model: torch.nn.Module) -> dict[str, int]:
-    """The parameters of a model by name, and the names of its buffers."""
+    """Return the parameters of a model by name, and the names of its buffers."""
     parts = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
     return parts | dict.fromkeys((name for name, _ in model.named_buffers()), 0)
 
@@ -415,13 +415,13 @@ def _replaced(model: torch.nn.Module, name: str) -> TraceError:
     return TraceError(
         "forward makes or replaces this part; the parts of a graph stay as they are",
         where=name,
-        found=place(type(model).forward),
+        found=definition_of(type(model).forward),
         hint="do it before tracing",
     )
 
 
 def _own(graded: _Graded) -> Iterator[str]:
-    """Notes on what agrees in these calls and is another thing all the same."""
+    """Yield notes on what agrees in these calls but differs in kind."""
     for function in graded.functions:
         yield (
             f"{_source(function)}: {_short(function)} defines its own backward, which agreed with "
@@ -430,8 +430,8 @@ def _own(graded: _Graded) -> Iterator[str]:
 
 
 def _source(function: Any) -> str:
-    """Where a function says what its gradient is."""
-    return place(inspect.unwrap(function.backward))
+    """Return where a function says what its gradient is."""
+    return definition_of(inspect.unwrap(function.backward))
 
 
 def _short(function: Any) -> str:
@@ -439,20 +439,20 @@ def _short(function: Any) -> str:
 
 
 def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
-    """Tensors of a module's results by name, in order."""
+    """Return the tensors of a module's results by name, in order."""
     if dataclasses.is_dataclass(outputs) and type(outputs) not in pytree.SUPPORTED_NODES:
         outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
     try:
-        named = [(pytree.keystr(k) or "0", v) for k, v in pytree.tree_leaves_with_path(outputs)]
+        leaves = [(pytree.keystr(k) or "0", v) for k, v in pytree.tree_leaves_with_path(outputs)]
     except ValueError:  # a type that does not name its entries
-        named = [(str(k), v) for k, v in enumerate(pytree.tree_leaves(outputs))]
-    return {name: value for name, value in named if isinstance(value, torch.Tensor)}
+        leaves = [(str(k), v) for k, v in enumerate(pytree.tree_leaves(outputs))]
+    return {name: value for name, value in leaves if isinstance(value, torch.Tensor)}
 
 
 def _graded(results: Sequence[torch.Tensor]) -> _Graded:
-    """What the backward pass of some results runs through."""
+    """Trace what the backward pass of some results runs through."""
     waiting = [r.grad_fn for r in results if r.grad_fn is not None]
-    seen: set[Any] = set(waiting)
+    visited: set[Any] = set(waiting)
     functions: dict[Any, None] = {}
     names: Counter[str] = Counter()
     while waiting:
@@ -463,14 +463,14 @@ def _graded(results: Sequence[torch.Tensor]) -> _Graded:
             if is_users(_source(function)):
                 functions[function] = None
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 waiting.append(following)
     return _Graded(names, tuple(functions))
 
 
 def _incoming(tensor: torch.Tensor, generator: torch.Generator, second: bool) -> torch.Tensor:
-    """The gradient that comes in at a result; large ones show what clips them."""
+    """Return the incoming gradient of a result; large values reveal what clips them."""
     real = torch.empty((), dtype=tensor.dtype).real.dtype
     loud = min(_LOUD, torch.finfo(real).max ** 0.25) if second else 1.0
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * loud
@@ -485,7 +485,7 @@ def _beyond(
     allowed: Callable[[torch.dtype], float],
     floor: Callable[[], float] = float,
 ) -> Iterator[_Difference]:
-    """The difference of a tensor that is off by more than is allowed for its dtype."""
+    """Yield the difference of a tensor that is off by more than is allowed for its dtype."""
     if actual is None and expected is None:
         return
     if actual is None or expected is None:
@@ -496,32 +496,32 @@ def _beyond(
         types = (f"{t.dtype} {tuple(t.shape)}" for t in (actual, expected))
         yield _Difference(kind, name, " instead of ".join(types))
         return
-    gap = difference(actual, expected, floor)
+    gap = largest_difference(actual, expected, floor)
     if gap > allowed(expected.dtype):
         yield _Difference(kind, name, f"differs by {gap:.1e} of its largest value")
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """How far results of other operators may be apart, relative to the largest value."""
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far results of other operators may be apart, relative to the largest value."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
     return 0.0
 
 
 def _rounded(dtype: torch.dtype) -> float:
-    """How far results may be apart under autocast."""
-    return max(tolerance(torch.bfloat16), tolerance(dtype))
+    """Return how far results may be apart under autocast."""
+    return max(tolerance_of(torch.bfloat16), tolerance_of(dtype))
 
 
 def _none(dtype: torch.dtype) -> float:
-    """How far results of the same operators on the same memory may be apart."""
+    """Return how far results of the same operators on the same memory may be apart."""
     return 0.0
 
 
-def difference(
+def largest_difference(
     actual: torch.Tensor, expected: torch.Tensor, floor: Callable[[], float] = float
 ) -> float:
-    """Largest difference relative to the largest expected value, or a floor; NaN equals NaN."""
+    """Return the largest difference relative to the largest expected value, or a floor."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     actual, expected = _dense(actual), _dense(expected)
@@ -541,7 +541,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(tensor: torch.Tensor | None) -> float:
-    """Largest finite magnitude."""
+    """Return the largest finite magnitude."""
     if tensor is None:
         return 0.0
     values = _dense(tensor).abs()

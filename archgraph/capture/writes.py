@@ -38,7 +38,7 @@ from archgraph.ops.schema import Schema, op_name, schema, to_value
 _WHOLE, _PART = Ref("whole"), Ref("part")
 
 
-def functional(tape: Tape, parameters: frozenset[str]) -> Tape:
+def functionalised(tape: Tape, parameters: frozenset[str]) -> Tape:
     """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
 
     Raises:
@@ -89,7 +89,7 @@ class _Writing:
         elif node.op == "output":
             self.graph.output(torch.fx.node.map_arg(node.args[0], self.current))
         elif not calls.is_operator(node):
-            if calls.tensor(node) is not None:  # one result of several
+            if calls.stand_in(node) is not None:  # one result of several
                 self.hold(node, self.copy(node))
         elif node.target.namespace != "aten":  # type: ignore[union-attr]  # an operator
             raise Inexpressible(
@@ -144,7 +144,7 @@ class _Writing:
         new = self.graph.create_node("call_function", target, (*before, source, *after), kwargs)
         flags = {INSERTED: True, REGION: self.region}
         new.meta = {k: v for k, v in call.meta.items() if k != FOLDED} | flags
-        if calls.tensor(call) is not None:
+        if calls.stand_in(call) is not None:
             return new
         part = self.graph.call_function(operator.getitem, (new, view.index))
         part.meta = new.meta | {"val": call.meta["val"][view.index]}
@@ -243,14 +243,14 @@ class _Writing:
             return part
 
         def read(item: Any, type_: str) -> Value:
-            if isinstance(item, torch.fx.Node) and calls.tensor(item) is None:
+            if isinstance(item, torch.fx.Node) and calls.stand_in(item) is None:
                 return sizes.size(item.meta["val"], line)
             if isinstance(item, (list, tuple)):
                 return tuple(read(i, type_) for i in item)
             return _WHOLE if isinstance(item, torch.fx.Node) else to_value(item, type_)
 
-        op, args = calls.canonical(call, calls.arguments(call, read), sizes)
-        if calls.is_identity(op, args, call):
+        op, args = calls.canonical_call(call, calls.arguments(call, read), sizes)
+        if calls.returns_input(op, args, call):
             return part
         if op == "aten.detach" and not self.differentiable(source):
             return part
@@ -293,7 +293,7 @@ class _Writing:
         pending, visited = [value], set()
         while pending:
             item = pending.pop()
-            val = calls.tensor(item)
+            val = calls.stand_in(item)
             if item in visited or not calls.region(item).grad:
                 continue
             visited.add(item)
@@ -316,14 +316,14 @@ _EXPAND = torch.ops.aten.expand.default
 
 
 def _pure(target: Any) -> Any:
-    """What is called without changing anything: ``unsqueeze`` for ``unsqueeze_``."""
+    """Return the pure form of a call: ``unsqueeze`` for ``unsqueeze_``."""
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
         return schema(calls.operator_name(target)).overload
     return target
 
 
 def _functional(target: torch._ops.OpOverload) -> str | None:
-    """The operator that computes what an in-place one writes: of the same arguments, or name."""
+    """Return the operator that computes what an in-place one writes, by arguments or by name."""
     packet = target._schema.name.partition("::")[2]
     plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")
     packets = getattr(torch.ops.aten, plain, None)
@@ -336,14 +336,14 @@ def _functional(target: torch._ops.OpOverload) -> str | None:
 
 
 def _formal(overload: torch._ops.OpOverload) -> dict[str, str]:
-    """Arguments of an operator and their types, without memory for its result."""
+    """Return the arguments of an operator and their types, without memory for its result."""
     return {a.name: str(a.type) for a in overload._schema.arguments if not a.is_out}
 
 
 def _arguments(
     target: torch._ops.OpOverload, functional: Schema, args: Any, kwargs: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an in-place call for its functional form, which may order or name others."""
+    """Bind an in-place call to its functional form, whose arguments may differ in order or name."""
     formal = target._schema.arguments
     by_name = {a.name: a.default_value for a in formal if a.has_default_value()}
     by_name |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs

@@ -11,7 +11,7 @@ from archgraph.cli.app import app as app
 
 
 def main() -> None:
-    """Entry point of the command `archgraph`."""
+    """Run the command `archgraph`."""
     app()
 
 

@@ -77,8 +77,8 @@ class NotePrinter(logging.Handler):
         if key not in self._said:
             self._said.add(key)
             text = record.getMessage()
-            shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-            typer.echo(f"note: {shown}", err=True)
+            printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+            typer.echo(f"note: {printable}", err=True)
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ class Command(TyperCommand):
             gc.set_threshold(*before)
 
     def get_help(self, ctx: click.Context) -> str:
-        """The help; typer escapes brackets for rich even where rich does not print."""
+        """Return the help; typer escapes brackets for rich even where rich does not print."""
         text = super().get_help(ctx).replace("\\[", "[")
         return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
 
@@ -157,8 +157,8 @@ command = functools.partial(app.command, cls=Command)
 training = functools.partial(app.command, cls=Training)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         say(f"archgraph {version('archgraph')}")
@@ -182,7 +182,7 @@ def _options(
 
 @contextlib.contextmanager
 def consent() -> Iterator[None]:
-    """Inside, files may name Python code, also in the folder in which the user stands.
+    """Let files name Python code for a while, also in the current folder.
 
     That folder comes after all installed packages. Without consent it is not searched at all: a
     module in it would stand in for a package that is not installed, and its metadata for one that

@@ -45,19 +45,19 @@ Member = Annotated[
 ]
 
 
-def graph_of(
+def read_graph(
     file: Path, choose: Sequence[str] | None = None, member: str | None = None
 ) -> ArchGraph:
-    """The architecture in a file, with some of its choices made; of a family, that of a member."""
+    """Return the architecture in a file, with some choices made; of a family, that of a member."""
     from archgraph.language import load_graph
 
-    family = family_of(file)
+    family = read_family(file)
     if family is None:
         if member is not None:
             raise SpecError("is not a family", where=str(file), found=f"--member {member}")
         return load_graph(file, numbers(choose or ()) or None)
     if choose:
-        raise SpecError("is a family, which has no --choose", where=str(file))
+        raise SpecError("is a family; --choose applies to a single model", where=str(file))
     models = family.models
     if member is None:
         names = ", ".join(models)
@@ -74,7 +74,7 @@ def graph_of(
 
 
 def shown_in(text: str) -> Any:
-    """What a page shows of a file or folder: a run, a family, a model, one of those.
+    """Return what a page shows of a file or folder: a run, a family, a model, or a part of one.
 
     Args:
         text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
@@ -83,7 +83,7 @@ def shown_in(text: str) -> Any:
     if member is not None:
         from archgraph.states import Rewritten
 
-        graph, family = _graph_in(path, member), None if path.is_dir() else family_of(path)
+        graph, family = _graph_in(path, member), None if path.is_dir() else read_family(path)
         graph = graph.replace(name=f"{path.resolve().stem}:{member}")
         known = family is not None and family.has_global
         return Rewritten(graph, _from_global(family, member)) if known else graph
@@ -91,56 +91,56 @@ def shown_in(text: str) -> Any:
         from archgraph.reports import read_run
 
         return read_run(path)
-    return family_of(path) or graph_of(path)
+    return read_family(path) or read_graph(path)
 
 
 def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, Any]:
-    """Two architectures, and the transfers that lead to both where they are of one family."""
+    """Read two architectures, and the transfers to both if they are of one family."""
     (one, first), (two, second) = _named(a), _named(b)
     graphs = _graph_in(one, first), _graph_in(two, second)
     if first is None or second is None or one != two or one.is_dir():
         return (*graphs, None)
-    family = family_of(one)
+    family = read_family(one)
     if not family.has_global:
         return (*graphs, None)
     return (*graphs, (_from_global(family, first), _from_global(family, second)))
 
 
 def _graph_in(path: Path, member: str | None) -> ArchGraph:
-    return _of_run(path, member) if path.is_dir() else graph_of(path, member=member)
+    return _of_run(path, member) if path.is_dir() else read_graph(path, member=member)
 
 
 def _named(text: str) -> tuple[Path, str | None]:
-    """`FILE` or `FILE:MODEL`."""
+    """Split `FILE` or `FILE:MODEL`."""
     name, mark, member = text.rpartition(":")
     return (Path(name), member) if mark and not Path(text).exists() else (Path(text), None)
 
 
 def _from_global(family: Any, name: str) -> Any:
-    """The transfer from a family's global model to one of its models."""
+    """Return the transfer from a family's global model to one of its models."""
     from archgraph.states import Transfer
 
-    own = {kind.name: kind.transfer for kind in family.clients}
-    return own.get(name) or Transfer.identity(family.graph)
+    transfers = {kind.name: kind.transfer for kind in family.clients}
+    return transfers.get(name) or Transfer.identity(family.graph)
 
 
 def _of_run(folder: Path, member: str | None) -> ArchGraph:
-    """An architecture of a run: the global one unless another is named."""
+    """Return an architecture of a run: the global one by default."""
     from archgraph.fields import GLOBAL
     from archgraph.reports import read_run
 
     graphs = read_run(folder).graphs
     name = member or GLOBAL
-    found = graphs.get(name)
-    if found is None:
+    graph = graphs.get(name)
+    if graph is None:
         raise SpecError("has no such model", where=str(folder), **unknown(name, list(graphs)))
-    if isinstance(found, str):
-        raise SpecError(found, where=f"{folder}: {name}")
-    return found
+    if isinstance(graph, str):
+        raise SpecError(graph, where=f"{folder}: {name}")
+    return graph
 
 
-def family_of(file: Path) -> Any:
-    """The family in a file, or the one that an experiment names, resolved; None for a model."""
+def read_family(file: Path) -> Any:
+    """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
     from archgraph.language.yaml import read_document
 
@@ -153,7 +153,7 @@ def family_of(file: Path) -> Any:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """`key=value` as key and value."""
+    """Split `key=value` into key and value."""
     key, mark, value = text.partition("=")
     if not (mark and key.strip() and value.strip()):
         raise SpecError("is not a setting", where=repr(text), expected="key=value")
@@ -161,7 +161,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
-    """`key=value`s by key; each key once, so that no value is dropped."""
+    """Parse `key=value`s; each key once, so that no value is dropped."""
     values: dict[str, str] = {}
     for text in texts:
         key, value = pair(text)
@@ -177,7 +177,7 @@ def by_key(texts: Iterable[str]) -> dict[str, str]:
 
 
 def numbers(texts: Iterable[str]) -> dict[str, int]:
-    """`key=N` as numbers by key."""
+    """Parse `key=N`s as numbers by key."""
     values = {}
     for key, value in by_key(texts).items():
         if not value.isdecimal():
@@ -187,22 +187,22 @@ def numbers(texts: Iterable[str]) -> dict[str, int]:
 
 
 def numbers_by_name(file: Path) -> dict[str, list[float]]:
-    """Numbers by name: a JSON object, or lines of CSV, of which the first may be a heading."""
+    """Read numbers by name: a JSON object, or lines of CSV, optionally with a heading."""
     import csv
     import json
 
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix == ".json":
-            given = json.loads(text, object_pairs_hook=_once).items()
-            rows = [(name, v if isinstance(v, list) else [v]) for name, v in given]
+            pairs = json.loads(text, object_pairs_hook=_once).items()
+            rows = [(name, v if isinstance(v, list) else [v]) for name, v in pairs]
         else:
             rows = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
             rows = rows[1:] if rows and not any(map(_numeric, rows[0][1])) else rows
         return _once([(name, [float(n) for n in numbers]) for name, numbers in rows])
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, csv.Error) as e:
         raise SpecError(
-            "does not hold numbers by name",
+            "does not contain numbers by name",
             where=str(file),
             found=e,
             expected='{"NAME": 0.5, …} in a .json file, else lines NAME,0.5',
@@ -210,12 +210,12 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
 
 
 def _once(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for name, value in rows:
-        if name in found:
-            raise ValueError(f"{name} twice")
-        found[name] = value
-    return found
+        if name in mapping:
+            raise ValueError(f"{name} appears twice")
+        mapping[name] = value
+    return mapping
 
 
 def _numeric(text: str) -> bool:
@@ -227,12 +227,12 @@ def _numeric(text: str) -> bool:
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
-    """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
+    """Parse `key=value`s with values as YAML writes them: numbers, true, [1, 2], text."""
     return {key: value_of(value) for key, value in by_key(texts or ()).items()}
 
 
 def value_of(text: str) -> Any:
-    """A value as YAML writes it: a number, true, [1, 2], {a: 1}, text."""
+    """Parse a value as YAML does: a number, true, [1, 2], {a: 1}, text."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -243,7 +243,7 @@ def value_of(text: str) -> Any:
 
 
 def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
-    """The experiment in a file, with some settings changed."""
+    """Read the experiment in a file, with some settings changed."""
     import archgraph
     from archgraph.language import ExperimentSpec
 
@@ -270,17 +270,17 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 
 @contextlib.contextmanager
-def typed(name: str, data: Mapping[str, Any], place: str) -> Iterator[Document]:
-    """What was typed, as a document: a command line has neither file nor line to point at.
+def typed(name: str, data: Mapping[str, Any], prefix: str) -> Iterator[Document]:
+    """Treat typed values as a document: a command line has neither file nor line to point at.
 
-    An error names the option or key behind ``place``.
+    An error names the option or key behind ``prefix``.
     """
     from archgraph.language.document import Document, places
 
     try:
         yield Document(name, data, dict.fromkeys(places(data), 1))
     except ArchGraphError as error:
-        where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
-        where = where.replace(f"{place}python: ", place)
+        where = (error.where or "").replace(f"{name}:1: ", prefix).replace(f"{name}:1", prefix)
+        where = where.replace(f"{prefix}python: ", prefix)
         error.where = where.removesuffix(": python").rstrip(": ")
         raise

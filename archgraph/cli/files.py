@@ -70,12 +70,15 @@ def check(
 
 
 def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict]:
-    """The verdict of an experiment with other settings."""
+    """Yield the verdict of an experiment with other settings."""
     from archgraph.engine.files import verdict_of
 
     if len(paths) != 1:
         raise SpecError(
-            "changes one experiment", where="--set", found=plural(len(paths), "path"), expected="1"
+            "applies to a single experiment",
+            where="--set",
+            found=plural(len(paths), "path"),
+            expected="1",
         )
     yield verdict_of(experiment_of(paths[0], settings), paths[0])
 

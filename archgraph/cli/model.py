@@ -14,9 +14,9 @@ from archgraph.cli.arguments import (
     ModelOrFamily,
     OutputFile,
     by_key,
-    family_of,
-    graph_of,
     numbers_by_name,
+    read_family,
+    read_graph,
     settings_of,
     shown_in,
     two_graphs,
@@ -35,7 +35,7 @@ def trace(
     target: Annotated[
         str, typer.Argument(metavar="python:MODULE:CALLABLE", help="What makes the nn.Module.")
     ],
-    given: Annotated[
+    shapes: Annotated[
         list[str],
         typer.Option(
             "--input",
@@ -68,7 +68,7 @@ def trace(
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
-    inputs = {key: _input(key, value) for key, value in by_key(given).items()}
+    inputs = {key: _input(key, value) for key, value in by_key(shapes).items()}
     data = {
         "python": name,
         "inputs": inputs,
@@ -92,7 +92,7 @@ def trace(
 
 
 def _input(name: str, value: str) -> dict[str, Any]:
-    """`2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
+    """Parse `2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
     sizes, _, dtype = value.partition(":")
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
@@ -107,17 +107,17 @@ def _input(name: str, value: str) -> dict[str, Any]:
 
 @command()
 def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> None:
-    """Sections and blocks with shapes, parameters and MACs.
+    """Show sections and blocks with shapes, parameters and MACs.
 
     Of a family: its models with their sizes; --member shows one of them.
     """
     from archgraph.display import summary
 
-    if member is None and (family := family_of(file)) is not None:
+    if member is None and (family := read_family(file)) is not None:
         show_item(family.table())
         say(f"--member NAME shows one of them: {', '.join(family.models)}")
     else:
-        show_item(summary(graph_of(file, choose, member)))
+        show_item(summary(read_graph(file, choose, member)))
 
 
 @command()
@@ -134,7 +134,7 @@ def explain(
     choose: Choose = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Which axes and blocks can change, or why not.
+    """Explain which axes and blocks can change, or why not.
 
     Of a family, the global model unless --member names another one.
 
@@ -143,10 +143,10 @@ def explain(
     """
     from archgraph.display import explain as explained
 
-    family = family_of(file) if member is None else None
+    family = read_family(file) if member is None else None
     if family is not None and family.has_global:
         member = "global"
-    explanation = explained(graph_of(file, choose, member), name)
+    explanation = explained(read_graph(file, choose, member), name)
     if as_json:
         say_json(explanation.plain())
     else:
@@ -184,7 +184,7 @@ def draw(
     from archgraph.display import draw as drawn
 
     look: dict[str, Any] = {"detail": detail, "direction": direction, "fold": fold}
-    family = family_of(file) if cover is None else None
+    family = read_family(file) if cover is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
         for path in draw_family(family, folder, **look):
@@ -199,19 +199,19 @@ def draw(
             )
         graph, shares = family.graph, coverage(family)
     elif cover is not None:
-        whole = family_of(cover)
-        if whole is None:
+        covering = read_family(cover)
+        if covering is None:
             raise SpecError("is not a family", where=str(cover), expected="a file with clients")
-        graph = graph_of(file, choose)
-        shares = coverage(whole)
-        if graph.state_names != whole.graph.state_names:
+        graph = read_graph(file, choose)
+        shares = coverage(covering)
+        if graph.state_names != covering.graph.state_names:
             raise SpecError(
-                "is another model than the family's global one",
+                "differs from the family's global model",
                 where=str(file),
                 hint=f"`archgraph draw {cover}` draws that",
             )
     else:
-        graph, shares = graph_of(file, choose), None
+        graph, shares = read_graph(file, choose), None
     text = drawn(graph, output, cover=shares, **look)
     if output is None:
         say(text)
@@ -261,13 +261,13 @@ def view(
 
     if state and not similarity:
         raise SpecError("needs --similarity", where="--state")
-    shown: Any = [shown_in(file) for file in files]
-    given = None if importance is None else numbers_by_name(importance)
+    subject: Any = [shown_in(file) for file in files]
+    numbers = None if importance is None else numbers_by_name(importance)
     weights = None
     if similarity:
-        shown, weights = with_weights(files, shown, state, data)
+        subject, weights = with_weights(files, subject, state, data)
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(shown, path, title=title, importance=given, states=weights)
+    page(subject, path, title=title, importance=numbers, states=weights)
     wrote(path)
 
 
@@ -282,7 +282,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How two models differ, or whether two runs are the same.
+    """Compare two models, or check whether two runs are the same.
 
     A row for each part that is missing, new or copied, each axis that is narrower or wider, each
     operator with other arguments. Two models of one family are compared through the transfers of
@@ -299,11 +299,11 @@ def diff(
     from archgraph.relate.correspond import correspond
 
     one, two, way = two_graphs(a, b)
-    found, difference = correspond(one, two, way), differences(one, two)
+    matched, difference = correspond(one, two, way), differences(one, two)
     if as_json:
-        say_json(found.plain())
-    elif found.differences:
-        show_item(correspondence_table(found))
+        say_json(matched.plain())
+    elif matched.differences:
+        show_item(correspondence_table(matched))
     elif difference:
         say("the same architecture, other names or order; --details lists them")
     else:
@@ -317,17 +317,17 @@ def diff(
 def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
     from archgraph.record.equal import run_differences
 
-    found, compared = run_differences(a, b)
+    differing, compared = run_differences(a, b)
     if as_json:
-        say_json({"differences": found, "compared": compared})
+        say_json({"differences": differing, "compared": compared})
     else:
-        for text in found[:MOST]:
+        for text in differing[:MOST]:
             say(text)
-        if len(found) > MOST:
-            say(f"and {len(found) - MOST} more; --json lists all")
-        said = "different" if found else "the same bits"
+        if len(differing) > MOST:
+            say(f"and {len(differing) - MOST} more; --json lists all")
+        said = "different" if differing else "the same bits"
         say(f"{said}: {', '.join(compared)} compared")
-    if found:
+    if differing:
         raise typer.Exit(DIFFERENT)
 
 
@@ -336,10 +336,10 @@ def align(
     a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
 ) -> None:
-    """Which parts of two models belong together.
+    """Align the parts of two models.
 
     Whatever their names, block by block, with the reason for each part without a counterpart.
     """
     from archgraph.relate.align import align as aligned
 
-    show_tables(aligned(graph_of(a), graph_of(b)).tables())
+    show_tables(aligned(read_graph(a), read_graph(b)).tables())

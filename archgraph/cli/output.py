@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def message(error: Exception) -> str:
-    """One line about an error."""
+    """Return one line about an error."""
     if isinstance(error, OSError):
         error = RunError(error.strerror or str(error), where=error.filename)
     if isinstance(error, RecursionError):

@@ -17,14 +17,14 @@ from archgraph.cli.arguments import (
     Choose,
     ModelFile,
     OutputFile,
-    graph_of,
+    read_graph,
     settings_of,
     typed,
     value_of,
 )
 from archgraph.cli.output import say, show_item, wrote
 from archgraph.errors import SpecError
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
@@ -67,7 +67,7 @@ def rewrite(
 
     if output is not None:
         check_ending(output)  # before anything is printed
-    graph = graph_of(file, choose)
+    graph = read_graph(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
@@ -83,9 +83,9 @@ def rewrite(
             entries = plural(len(part.graph.state_names), "entry", "entries")
             say(f"part {number}: {entries}, {plural(size, 'parameter')}")
             if output is not None:
-                place = output.with_stem(f"{output.stem}-{number}")
-                archgraph.save(part.graph, place)
-                wrote(place)
+                target = output.with_stem(f"{output.stem}-{number}")
+                archgraph.save(part.graph, target)
+                wrote(target)
     elif output is not None:
         archgraph.save(result.graph, output)
         wrote(output)
@@ -96,15 +96,15 @@ def _flag(name: str) -> str:
 
 
 def _with_rows() -> Any:
-    """The command with an option for every row of the registry, in front of the other options."""
-    own = inspect.signature(rewrite, eval_str=True)
-    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for row in rows().values():
+    """Return the command with an option for every row of the registry, before the other options."""
+    declared = inspect.signature(rewrite, eval_str=True)
+    parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for row in rewrite_rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
         kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=kind))
-    signature = own.replace(parameters=parameters)
+    signature = declared.replace(parameters=parameters)
     rewrite.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
     rewrite.__annotations__ = {p.name: p.annotation for p in parameters}
     return rewrite
@@ -115,7 +115,7 @@ class RewriteCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give such an option the value `true` where none follows."""
-        types = {name: typing.get_args(row.value_type) for name, row in rows().items()}
+        types = {name: typing.get_args(row.value_type) for name, row in rewrite_rows().items()}
         alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
         for word, following in itertools.pairwise([*args, "--"]):
@@ -128,7 +128,7 @@ command(cls=RewriteCommand)(_with_rows())
 
 
 def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
-    """Rewrites as a file would ask for them; a mistake names the option."""
+    """Return the rewrites as a file would ask for them; a mistake names the option."""
     from archgraph.language.family import Rewrites
 
     asked = {name: _value(words) for name, words in texts.items() if words}
@@ -141,7 +141,7 @@ def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
 
 
 def _value(texts: Sequence[str]) -> Any:
-    """`KEY=VALUE`s as a mapping, one value as itself, several as a list; values as in YAML."""
+    """Parse `KEY=VALUE`s as a mapping, one value as itself, several as a list, as in YAML."""
     if all("=" in text for text in texts):
         return _frozen(settings_of(texts))
     values = [_frozen(value_of(text)) for text in texts]
@@ -149,7 +149,7 @@ def _value(texts: Sequence[str]) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, which is how files are read."""
+    """Convert lists to tuples, as files are read."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -78,7 +78,7 @@ def run(
 
 
 def _saved(folder: Path, words: Iterable[str]) -> str:
-    """What is left of a run that was stopped, and the command that goes on with it."""
+    """Write what is left of a stopped run, and the command that resumes it."""
     from archgraph.record.folder import last_saved
 
     last = last_saved(folder)
@@ -116,7 +116,7 @@ def report(
 
 
 def _viewer(log: Log) -> str:
-    """The page of a run's architectures; empty where its folder does not tell them."""
+    """Write the page of a run's architectures; return an empty path if its folder lacks them."""
     from archgraph.viewer import view
 
     try:
@@ -138,11 +138,11 @@ def watch(
     """
     from archgraph.reports.watch import RunServer
     from archgraph.viewer import view
-    from archgraph.viewer.rounds import rounds_of
+    from archgraph.viewer.rounds import recorded_rounds
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        RunServer(folder, port, viewer=view, rounds=rounds_of) as server,
+        RunServer(folder, port, viewer=view, rounds=recorded_rounds) as server,
     ):
         say(f"{server.address} shows {folder}; Ctrl-C ends")
         server.serve_forever()
@@ -187,7 +187,7 @@ def compare(
     from archgraph.reports.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
-        raise SpecError("can be one only", where="--json, --csv, --markdown")
+        raise SpecError("are mutually exclusive", where="--json, --csv, --markdown")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
         from archgraph.reports.plots import save, spread
@@ -350,7 +350,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
 ) -> None:
-    """The whole way in two minutes.
+    """Run every step of a study in two minutes.
 
     Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
     """

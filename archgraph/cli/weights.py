@@ -44,7 +44,7 @@ def similarity(
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
     output: OutputFile = None,
 ) -> None:
-    """How alike the weights of blocks are.
+    """Compare the weights of blocks.
 
     Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
     blocks of each section, or between two models. Random weights reach more than half, so chance
@@ -89,7 +89,7 @@ def scales(
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
     output: OutputFile = None,
 ) -> None:
-    """How the scale of weights differs between models.
+    """Compare the scale of weights between models.
 
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
@@ -147,14 +147,16 @@ def export(
     ending = output.suffix.lower()
     if ending not in (".onnx", ".safetensors"):
         raise SpecError(
-            "the ending of the file does not say what to write",
+            "unknown file suffix",
             where="--output",
             found=str(output),
             expected=".onnx (model and weights) or .safetensors (weights)",
         )
     for option, said in (("--beside", beside), ("--optimize", optimize)):
         if said and ending != ".onnx":
-            raise SpecError("is for ONNX files", where=option, found=str(output), expected=".onnx")
+            raise SpecError(
+                "applies to ONNX files only", where=option, found=str(output), expected=".onnx"
+            )
     graph, weights = _one(model, data, state, tested=True)
     if ending == ".safetensors":
         from safetensors.torch import save
@@ -179,33 +181,33 @@ def export(
 def with_states(
     names: Sequence[str], files: Sequence[Path] | None
 ) -> Iterable[tuple[str, Path | None]]:
-    """Models and the files of their weights, one each in the order of the models."""
+    """Yield the models and the files of their weights, one each in the order of the models."""
     weights = list(files or ())
     if len(weights) > len(names):
-        raise SpecError("is one too many", where="--state", found=str(weights[len(names)]))
+        raise SpecError("more files than models", where="--state", found=str(weights[len(names)]))
     return zip(names, [*weights, *[None] * (len(names) - len(weights))], strict=True)
 
 
 def with_weights(
     files: Sequence[str],
-    shown: Sequence[Any],
+    subjects: Sequence[Any],
     states: Sequence[Path] | None,
     data: Path | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """What a page shows by the names that its weights have, and these weights."""
-    named = list(with_states(files, states))
+    """Return what a page shows by the names of its weights, and these weights."""
+    pairs = list(with_states(files, states))
     if len(files) == 1 and Path(files[0]).is_dir():
-        models = _models(files[0], data, named[0][1])
-        return shown[0], {name: model[1] for name, model in models.items()}
+        models = _models(files[0], data, pairs[0][1])
+        return subjects[0], {name: model[1] for name, model in models.items()}
     names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
-    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, named, strict=True)}
-    return dict(zip(names, shown, strict=True)), weights
+    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
+    return dict(zip(names, subjects, strict=True)), weights
 
 
 def _models(
     name: str, data: Path | None, file: Path | None, tested: bool = False
 ) -> dict[str, Any]:
-    """Architectures with weights: all of a run folder, one of it (RUN:MODEL), or a model file's.
+    """Read architectures with weights: of a run, of one of its models, or of a model file.
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
     """
@@ -243,7 +245,7 @@ def _models(
 
 
 def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> Any:
-    """An architecture with weights; of a run folder its global model."""
+    """Return an architecture with weights; of a run folder its global model."""
     models = _models(name, data, file, tested)
     if len(models) > 1 and "global" not in models:
         raise SpecError(

@@ -31,7 +31,7 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 
     Args:
         folder: Where to write; if it holds something, a number is added to its name.
-        rounds: Rounds of each run; None: as its file says.
+        rounds: Rounds of each run; Default: as its file says.
 
     Raises:
         RunError: If the folder cannot be written.
@@ -39,26 +39,26 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
     import torch
 
     began = time.perf_counter()
-    place = _empty(Path(folder))
-    specs = _copied(place / "specs")
+    target = _empty(Path(folder))
+    specs = _copied(target / "specs")
     threads = torch.get_num_threads()
     # Pictures of 8 × 8: more threads would wait for each other longer than they compute.
     torch.set_num_threads(1)
     try:
         for part in PARTS:
-            yield from _part(part, specs, place / part, rounds)
+            yield from _part(part, specs, target / part, rounds)
     finally:
         torch.set_num_threads(threads)
-    yield f"\nall of it is in {place}, after {time.perf_counter() - began:.0f} s; look at"
+    yield f"\nall of it is in {target}, after {time.perf_counter() - began:.0f} s; look at"
     for part in PARTS:
         for name in ("report.html", "curves.png", "pictures/global.svg"):
-            yield f"  {place / part / name}"
+            yield f"  {target / part / name}"
     yield f"change {specs / 'residual_family.yaml'} and run"
     yield f"  archgraph run {specs / 'residual_experiment.yaml'}"
 
 
-def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[Any]:
-    """One model, from its family to the page about its run."""
+def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[Any]:
+    """Run one model, from its family to the page about its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary
     from archgraph.reports import curves, report
@@ -69,23 +69,23 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
     if name == "network":
         yield _same(family)
     weak = min(coverage(family).items(), key=lambda item: item[1])
-    pictures = draw_family(family, place / "pictures", form="svg")
-    archgraph.draw(family.graph, place / "pictures" / "global.png", cover=coverage(family))
+    pictures = draw_family(family, folder / "pictures", form="svg")
+    archgraph.draw(family.graph, folder / "pictures" / "global.png", cover=coverage(family))
     fed = f"least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
     yield f"{plural(len(pictures), 'picture')}; {fed}"
     yield summary(family.graph)
     spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
-    run = archgraph.run(spec, out=place / "run")
-    save(curves(run.rounds, title=name), place / "curves.svg")
-    save(curves(run.rounds, title=name), place / "curves.png")
-    report(place / "run", place / "report.html")
+    run = archgraph.run(spec, out=folder / "run")
+    save(curves(run.rounds, title=name), folder / "curves.svg")
+    save(curves(run.rounds, title=name), folder / "curves.png")
+    report(folder / "run", folder / "report.html")
     yield run.table()
 
 
 def _sizes(family: Family) -> str:
-    """How many parameters each kind of client has."""
+    """Return how many parameters each kind of client has."""
     import archgraph
     from archgraph.tables import count
 
@@ -112,24 +112,24 @@ def _same(family: Family) -> str:
 
 
 def _empty(folder: Path) -> Path:
-    """The folder, or the first numbered one that holds nothing yet."""
+    """Return the folder, or the first numbered one that is empty."""
     for number in itertools.count(1):
-        place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
-            if not (place.exists() or place.is_symlink()):
-                place.mkdir(parents=True)
-                return place
-            if place.is_dir() and not any(place.iterdir()):
-                return place
+            if not (candidate.exists() or candidate.is_symlink()):
+                candidate.mkdir(parents=True)
+                return candidate
+            if candidate.is_dir() and not any(candidate.iterdir()):
+                return candidate
         except OSError as error:
             raise RunError(
-                "cannot write the folder", where=str(place), found=error.strerror
+                "cannot write the folder", where=str(candidate), found=error.strerror
             ) from error
     raise AssertionError("there is always another number")
 
 
 def _copied(folder: Path) -> Path:
-    """The demo's YAML files, where the user can change them."""
+    """Copy the demo's YAML files to where the user can change them."""
     folder.mkdir()
     for item in resources.files("archgraph.demo").iterdir():
         if item.name.endswith(".yaml"):

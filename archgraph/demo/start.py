@@ -30,26 +30,26 @@ def start(folder: str | os.PathLike[str]) -> Path:
 
     Example:
         >>> import tempfile
-        >>> place = start(Path(tempfile.mkdtemp()) / "mine")
-        >>> sorted(path.name for path in place.iterdir())
+        >>> root = start(Path(tempfile.mkdtemp()) / "mine")
+        >>> sorted(path.name for path in root.iterdir())
         ['README.md', 'ablations', 'experiments', 'families', 'models', 'papers', 'studies']
     """
-    place = Path(folder)
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+    root = Path(folder)
+    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         raise RunError(
-            "the specs are written into a new folder",
-            where=str(place),
-            found="a folder that holds something" if place.is_dir() else "a file",
+            "needs a new or empty folder",
+            where=str(root),
+            found="a folder with files in it" if root.is_dir() else "a file",
             expected="a path that does not exist yet, or an empty folder",
         )
     try:
         with resources.as_file(resources.files("archgraph") / "specs") as specs:
             for source in sorted(file for pattern in COPIED for file in specs.glob(pattern)):
-                target = place / source.relative_to(specs)
+                target = root / source.relative_to(specs)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
         with resources.as_file(resources.files("archgraph.demo") / "start.md") as text:
-            shutil.copyfile(text, place / "README.md")
+            shutil.copyfile(text, root / "README.md")
     except OSError as error:
-        raise RunError("cannot write the folder", where=str(place), found=error.strerror) from error
-    return place
+        raise RunError("cannot write the folder", where=str(root), found=error.strerror) from error
+    return root

@@ -62,9 +62,9 @@ class _Collector:
     def facts(self) -> Facts:
         pricing, graph = self.pricing, self.graph
         every = {a.name: self._axis(a) for a in self.solved.all}
-        made: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
         for axis in every.values():
-            made.setdefault(axis.block, []).append(axis.name)
+            members.setdefault(axis.block, []).append(axis.name)
         on_free = {leaf for a in self.solved.free for leaf in pricing.leaves_of[a.name]}
         reached = sum(map(pricing.numel, on_free))
         order = {a.name: i for i, a in enumerate(self.solved.all)}
@@ -79,7 +79,7 @@ class _Collector:
                 [(a, every[a.name].section) for a in self.solved.free],
                 [s.name for s in self.found.sections],
             ),
-            {b.name: self._block(b, tuple(made.get(b.name, ()))) for b in self.found.blocks},
+            {b.name: self._block(b, tuple(members.get(b.name, ()))) for b in self.found.blocks},
             {
                 p.name: LeafFact(
                     p.name,
@@ -129,7 +129,7 @@ class _Collector:
             for name, members in groups.items()
         }
 
-    def _block(self, block: Block, made: tuple[str, ...]) -> BlockFact:
+    def _block(self, block: Block, axes: tuple[str, ...]) -> BlockFact:
         return BlockFact(
             block.name,
             block.section,
@@ -139,7 +139,7 @@ class _Collector:
             block.entry,
             block.exit,
             block.nodes,
-            made,
+            axes,
             self.pricing.skipping(block) if block.removable else None,
         )
 
@@ -160,7 +160,7 @@ class _Collector:
         )
 
     def _pin(self, axis: Axis) -> Pin:
-        """The reason taken apart: what, which operator, where in the model and in its source."""
+        """Split the reason into what, which operator, where in the model and in its source."""
         why, node, remedy = axis.reason, None, None
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
@@ -169,8 +169,8 @@ class _Collector:
             name = self.returned.get(axis.name) or self.maker.get(axis.name)
             node = self.graph.node[name] if name else None
         if node is None:
-            place = self.pricing.leaves_of[axis.name][0]
-            return Pin(why, None, None, place, None, _remedy(why, remedy, False))
+            leaf = self.pricing.leaves_of[axis.name][0]
+            return Pin(why, None, None, leaf, None, _remedy(why, remedy, False))
         first = next(iter(node.leaves()), "").rpartition(".")[0]
         outside = any(self.graph.node[used].op == "input" for used in node.uses())
         return Pin(
@@ -188,7 +188,7 @@ TERMS = 8
 
 
 def layout_text(layout: Layout, axis: str = "") -> str:
-    """A layout in words; of a long concatenation its ends and the terms with an axis.
+    """Write a layout in words; of a long concatenation its ends and the terms with an axis.
 
     >>> from archgraph.layout.layouts import AxisRef
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")), "d")
@@ -199,9 +199,9 @@ def layout_text(layout: Layout, axis: str = "") -> str:
             texts = ((f, layout_text(f, axis)) for f in factors)
             return " × ".join(f"({text})" if isinstance(f, Sum) else text for f, text in texts)
         case Sum(terms) if len(terms) > TERMS:
-            shown = {0, len(terms) - 1}
-            shown |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
-            parts = [layout_text(t, axis) if i in shown else "…" for i, t in enumerate(terms)]
+            visible = {0, len(terms) - 1}
+            visible |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
+            parts = [layout_text(t, axis) if i in visible else "…" for i, t in enumerate(terms)]
             return " + ".join(text for text, _ in itertools.groupby(parts))
         case Sum(terms):
             return " + ".join(layout_text(term, axis) for term in terms)

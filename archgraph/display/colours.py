@@ -40,16 +40,16 @@ DARK = {
 
 
 def themed(text: str) -> str:
-    """CSS or SVG whose colours follow the page: light, or dark.
+    """Return CSS or SVG whose colours follow the page: light, or dark.
 
     >>> themed("fill: #1f2933; stroke: #123456")
     'fill: var(--c1f2933); stroke: #123456'
     """
-    return re.sub("|".join(DARK), lambda found: f"var(--c{found[0][1:]})", text)
+    return re.sub("|".join(DARK), lambda match: f"var(--c{match[0][1:]})", text)
 
 
 def variables(dark: bool) -> str:
-    """Declarations of the variables of :func:`themed`."""
+    """Declare the variables of :func:`themed`."""
     return " ".join(f"--c{k[1:]}: {v if dark else k};" for k, v in DARK.items())
 
 
@@ -63,8 +63,8 @@ def blend(colours: Sequence[str], share: float) -> str:
     >>> blend(("#000000", "#ffffff"), 0.5), blend(("#000000", "#ffffff"), 7.0)
     ('#808080', '#ffffff')
     """
-    place = min(max(share, 0.0), 1.0) * (len(colours) - 1)
-    index = min(int(place), len(colours) - 2)
+    position = min(max(share, 0.0), 1.0) * (len(colours) - 1)
+    index = min(int(position), len(colours) - 2)
     low, high = _channels(colours[index]), _channels(colours[index + 1])
-    mixed = (round(a + (b - a) * (place - index)) for a, b in zip(low, high, strict=True))
+    mixed = (round(a + (b - a) * (position - index)) for a, b in zip(low, high, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)

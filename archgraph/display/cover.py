@@ -62,27 +62,27 @@ class Cover(Mapping[str, float]):
         return repr(dict(self))
 
     def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
-        """Share of several leaves together that each kind of client has; None if all are empty."""
-        whole = sum(sizes.values())
-        if not whole:
+        """Return each kind of client's share of several leaves; None if all are empty."""
+        total = sum(sizes.values())
+        if not total:
             return None
         return tuple(
-            sum(size * self.parts[name][kind] for name, size in sizes.items()) / whole
+            sum(size * self.parts[name][kind] for name, size in sizes.items()) / total
             for kind in range(len(self.counts))
         )
 
     def reach(self, sizes: Mapping[str, int]) -> Reach | None:
-        """How several leaves together are fed, weighted by their sizes; None if all are empty."""
+        """Return how several leaves are fed, weighted by their sizes; None if all are empty."""
         shares = self.shares(sizes)
         if shares is None:
             return None
         clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
-        held = sum(many * part for many, part in zip(self.counts, shares, strict=True))
-        return Reach(clients, sum(self.counts), held / clients if clients else 0.0)
+        weighted = sum(many * part for many, part in zip(self.counts, shares, strict=True))
+        return Reach(clients, sum(self.counts), weighted / clients if clients else 0.0)
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Share of the clients that feed each leaf of the global state, 0 to 1, by leaf name.
+    """Return the share of clients that feed each leaf of the global state, 0 to 1, by name.
 
     A client that has a part of a leaf counts by that part: half of the clients at half of the rows
     make 0.75 with the others at all rows. :meth:`Cover.reach` tells the two apart.
@@ -107,7 +107,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
         else federation
     )
     if not sum(clients for _, clients in pairs):
-        raise ArchGraphError("coverage of no clients", expected="at least one")
+        raise ArchGraphError("coverage needs at least one client", expected="at least one")
     if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
         raise ArchGraphError("the transfers start from different global models")
     covered = [transfer.coverage for transfer, _ in pairs]
@@ -116,7 +116,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
 
 
 def percent(share: float) -> str:
-    """A share in whole per cent; rounding never reaches 0 % or 100 %.
+    """Write a share in per cent; only exact shares are written as 0 % or 100 %.
 
     >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
     ('0 %', '<1 %', '50 %', '>99 %', '100 %')

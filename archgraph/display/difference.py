@@ -38,7 +38,7 @@ class Difference:
         return bool(self.leaves or self.nodes or self.ends)
 
     def tables(self) -> tuple[Table, ...]:
-        """The differences for people; parts without a row are left out."""
+        """Return the differences as tables; parts without a row are left out."""
 
         def table(title: str, changes: Sequence[Change]) -> Table:
             rows = tuple((c.name, c.before or "–", c.after or "–") for c in changes)
@@ -52,8 +52,8 @@ class Difference:
         return tuple(t for t in tables if t.rows)
 
 
-def correspondence_table(found: Correspondence) -> Table:
-    """The differences of two graphs for people; equal neighbours share a row.
+def correspondence_table(matched: Correspondence) -> Table:
+    """Return the differences of two graphs as a table; equal neighbours share a row.
 
     Example:
         >>> import torch
@@ -67,15 +67,15 @@ def correspondence_table(found: Correspondence) -> Table:
         (('narrower', 'axis', '0.out', '0.out', '4', '2'),)
     """
     alike = itertools.groupby(
-        found.differences,
+        matched.differences,
         lambda d: (d.kind, d.level, bool(d.a), bool(d.b), d.before, d.after),
     )
     rows = tuple(_row(list(items)) for _, items in alike)
-    a, b = found.a.name, found.b.name
+    a, b = matched.a.name, matched.b.name
     heads = (a, b) if a and b and a != b else ("A", "B")
-    how = "read off the transfer" if found.exact else "aligned by structure"
-    blocks = [len({pair[i] for pair in found.blocks}) for i in (0, 1)]
-    total = [len(structure(graph).blocks) for graph in (found.a, found.b)]
+    how = "read off the transfer" if matched.exact else "aligned by structure"
+    blocks = [len({pair[i] for pair in matched.blocks}) for i in (0, 1)]
+    total = [len(structure(graph).blocks) for graph in (matched.a, matched.b)]
     return Table(
         f"{heads[0]} → {heads[1]}",
         ("difference", "part", f"in {heads[0]}", f"in {heads[1]}", "before", "after"),
@@ -86,7 +86,7 @@ def correspondence_table(found: Correspondence) -> Table:
 
 
 def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
-    """Equal differences as one row."""
+    """Merge equal differences into one row."""
     first, last = items[0], items[-1]
     part = first.level if len(items) == 1 else plural(len(items), first.level, SEVERAL[first.level])
     names = between(first.a, last.a) or "–", between(first.b, last.b) or "–"
@@ -95,7 +95,7 @@ def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
 
 
 def diff(a: ArchGraph, b: ArchGraph) -> Difference:
-    """Differences of two graphs, empty exactly when they are equal up to the names of operators.
+    """Compare two graphs; empty exactly if they are equal up to the names of operators.
 
     Leaves are matched by name, operators in order by operator and place in the module.
 
@@ -107,7 +107,10 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
         ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),
         ... )
         >>> a = ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))
-        >>> bool(diff(a, a)), diff(a, a.replace(nodes=(x,), outputs=Ref("x"))).nodes[0].before
+        >>> (
+        ...     bool(diff(a, a)),
+        ...     diff(a, a.replace(nodes=(x,), outputs=Ref("x"))).nodes[0].before,
+        ... )
         (False, 'aten.relu(self=%x)')
     """
     leaves = []
@@ -166,7 +169,7 @@ def _call(node: Node, names: dict[str, str]) -> str:
 
 
 def _renamed(value: Value, names: dict[str, str]) -> str:
-    """A value in the names of the other graph, as far as operators were matched."""
+    """Write a value in the names of the other graph, as far as operators were matched."""
 
     def rename(item: Any) -> Any:
         return Ref(names.get(item.name, item.name)) if isinstance(item, Ref) else item

@@ -13,8 +13,8 @@ import graphviz
 
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
-from archgraph.display.markup import FONT, bar, stacked, text, width
-from archgraph.display.rows import Row, rows
+from archgraph.display.markup import FONT, bar, stacked_lines, text, width
+from archgraph.display.rows import Row, scene_rows
 from archgraph.display.scene import Box, Cluster, Scene
 from archgraph.display.spine import span, spine
 
@@ -37,7 +37,7 @@ def dot(
     tips: Callable[[Box], str],
     direction: Direction,
 ) -> str:
-    """DOT text of a scene.
+    """Write the DOT text of a scene.
 
     Args:
         picture: The scene.
@@ -63,12 +63,12 @@ class _Drawing:
         self.boxes = picture.box
         self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
         self.spine = spine(picture)
-        self.rows = rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
+        self.rows = scene_rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
         self.wide = self.widths()
         self.frames = 0
 
     def source(self, heading: str) -> str:
-        """The DOT text."""
+        """Write the DOT text."""
         target = graphviz.Digraph(
             self.picture.name or "graph",
             graph_attr={
@@ -109,7 +109,7 @@ class _Drawing:
         return str(target.source)
 
     def row(self, target: Any, row: Row, number: int) -> None:
-        """Frames and boxes of one row."""
+        """Draw frames and boxes of one row."""
         inside: set[str] = set()
         for group in self.picture.groups:
             self.frame(target, group, "", row, inside)
@@ -122,12 +122,12 @@ class _Drawing:
             self.mark(target, f"{self.ids[tail]}_in{number}", self.number(tail), after=False)
 
     def number(self, tail: str) -> str:
-        """Number of the mark by which a value continues in a later row."""
+        """Return the number of the mark by which a value continues in a later row."""
         leaving = [name for row in self.rows for name in row.leaves]
         return str(leaving.index(tail) + 1)
 
     def mark(self, target: Any, name: str, label: str, after: bool) -> None:
-        """A small circle where an arrow leaves a row or comes into one."""
+        """Draw a small circle where an arrow leaves or enters a row."""
         target.node(
             name,
             label,
@@ -140,7 +140,7 @@ class _Drawing:
         )
 
     def box(self, target: Any, box: Box, around: Fed | None) -> None:
-        """One box; what the frame around it says is not said again."""
+        """Draw one box, without what the frame around it says."""
         look = {"group": "spine"} if box.name in self.spine else {}
         fed = self.fed.get(f"box {box.name}")
         if fed is not None and box.kind == "operator":
@@ -152,13 +152,13 @@ class _Drawing:
             look.update(style="filled,rounded,bold", fillcolor=colour)
         if box.training:
             look["style"] = "filled,rounded,dashed"
-        same = fed is None or (around is not None and words(around) == words(fed))
+        same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         quiet = colours.QUIET if fed is None else colours.INK
         label = _box_label(box, None if same or not box.leaves else fed, quiet)
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(self, target: Any, group: Cluster, within: str, row: Row, inside: set[str]) -> None:
-        """A frame with what is inside; a section of one block needs one frame only."""
+        """Draw a frame with its contents; a section of one block needs one frame only."""
         here = [box for each in group.walk() for box in each.boxes if box in row.boxes]
         if not here:
             return
@@ -168,7 +168,7 @@ class _Drawing:
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
             continued = len(here) < sum(len(each.boxes) for each in group.walk())
             frame.attr(
-                label=f"<{stacked(_title(group, fed, within, continued=continued))}>",
+                label=f"<{stacked_lines(_title(group, fed, within, continued=continued))}>",
                 labeljust="l",
                 labelloc="t",
                 style="filled,rounded",
@@ -185,7 +185,7 @@ class _Drawing:
                     self.box(frame, self.boxes[name], fed)
 
     def widths(self) -> dict[str, float]:
-        """Least widths in inches: of boxes with a weight, and twice a title's where one enters."""
+        """Compute least widths in inches: of boxes with a weight, twice a title's at an entry."""
         strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
         wide = {name: WIDTH for name in strong if self.boxes[name].kind == "operator"}
         before: dict[str, list[str]] = {}
@@ -207,11 +207,11 @@ class _Drawing:
         return wide
 
     def links(self, target: Any) -> None:
-        """Arrows; one to a later row ends at a mark and goes on from its twin there."""
-        place = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
+        """Draw arrows; one to a later row ends at a mark and continues from its twin there."""
+        row_of = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
         drawn: set[tuple[str, str]] = set()
         for link in self.picture.links:
-            start, stop = place[link.tail], place[link.head]
+            start, stop = row_of[link.tail], row_of[link.head]
             tail, head = self.ids[link.tail], self.ids[link.head]
             ends = [(tail, head)]
             if start != stop:
@@ -230,20 +230,20 @@ class _Drawing:
 
 
 def fill(fed: Fed) -> str:
-    """Colour of a share of the clients."""
+    """Return the colour of a share of the clients."""
     share = fed.clients / fed.total if isinstance(fed, Reach) else fed
     return colours.blend(colours.SCALE, share)
 
 
-def words(fed: Fed) -> list[str]:
-    """A part's coverage in words: clients and share of the weights, or one share."""
+def coverage_words(fed: Fed) -> list[str]:
+    """Write a part's coverage in words: clients and share of the weights, or one share."""
     if isinstance(fed, Reach):
         return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
     return [percent(fed)]
 
 
 def single(group: Cluster) -> bool:
-    """Whether a section is one block or fold: it needs one frame only."""
+    """Return whether a section is one block or fold: it needs one frame only."""
     return len(group.groups) == 1 and group.times == 1
 
 
@@ -251,19 +251,19 @@ def _box_label(box: Box, fed: Fed | None, quiet: str) -> str:
     if box.kind != "operator":
         return f"<{text(box.lines[0].text, size=11, bold=True)}>"
     notes = [box.size] if box.parameters else []
-    rows = []
+    lines = []
     for line in box.lines:
         row = text(line.text, size=10 if line.strong else 9, bold=line.strong)
         if notes and (line.strong or line is box.lines[-1]):
             row += "  " + text(notes.pop(), size=8, colour=quiet)
-        rows.append(row)
+        lines.append(row)
     if fed is not None:
-        rows.append(text(" · ".join(words(fed)), size=8, bold=True))
-    return f"<{'<BR/>'.join(rows)}>"
+        lines.append(text(" · ".join(coverage_words(fed)), size=8, bold=True))
+    return f"<{'<BR/>'.join(lines)}>"
 
 
 def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:
-    """A frame's title, line by line: its name, how often, its size, how clients feed it."""
+    """Write a frame's title, line by line: its name, how often, its size, how clients feed it."""
     size = 10 if within else 12
     lines = [text(short(group.name, within), size=size, bold=True)]
     inner = group.groups[0] if single(group) else group
@@ -277,14 +277,14 @@ def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> 
     if continued:
         lines.append(text("(in part)", size=8, colour=colours.QUIET))
     if fed is not None:
-        lines += [text(line, size=8, bold=True) for line in words(fed)]
+        lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
         if isinstance(fed, Reach):
             lines.append(bar(fed.weights))
     return lines
 
 
 def short(name: str, within: str) -> str:
-    """A block's name, without the name of its section if it is long.
+    """Return a block's name, without the name of its section if it is long.
 
     >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
     ('layer1.0', 'encoder_layer_0.mlp')

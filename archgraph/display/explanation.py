@@ -19,7 +19,7 @@ from archgraph.display.facts import (
     LeafFact,
     OperatorFact,
     Saving,
-    plain,
+    plain_fact,
 )
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
@@ -41,7 +41,7 @@ class Explanation:
 
     Attributes:
         model: Name of the graph.
-        asked: Name of the part to explain; None: the whole graph.
+        asked: Name of the part to explain; Default: the whole graph.
         about: The facts about the whole graph.
         axes: The axes in question.
         roles: Their free axes by role.
@@ -72,18 +72,19 @@ class Explanation:
         return tuple(a for a in self.axes if not a.free)
 
     def plain(self) -> dict[str, Any]:
-        """The explanation as values that JSON can write.
+        """Return the explanation as values that JSON can write.
 
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
         ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
         ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
         ``blocks``, ``leaves``, ``operators``.
         """
-        whole = {
-            k: plain(getattr(self.about, k)) for k in ("parameters", "macs", "reach", "halving")
+        overall = {
+            k: plain_fact(getattr(self.about, k))
+            for k in ("parameters", "macs", "reach", "halving")
         }
-        chosen = {k: plain(getattr(self, k)) for k in KINDS}
-        return {"model": self.model, "asked": self.asked, **whole, **chosen}
+        chosen = {k: plain_fact(getattr(self, k)) for k in KINDS}
+        return {"model": self.model, "asked": self.asked, **overall, **chosen}
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables())
@@ -94,7 +95,7 @@ class Explanation:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """The explanation as tables; empty ones are left out.
+        """Return the explanation as tables; empty ones are left out.
 
         Parts that differ only in a number share a row, unless the explanation is of a named part.
         """
@@ -145,7 +146,7 @@ class Explanation:
         )
 
     def _halves(self) -> Table:
-        """What halving all axes of a role or a section saves."""
+        """Tabulate what halving all axes of a role or a section saves."""
         roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
         groups = [(f"role {g.name}", g) for g in roles]
         groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
@@ -163,12 +164,12 @@ class Explanation:
 
 @takes_graph
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
-    """Which axes are free, which are pinned and why, which blocks can go; what that would save.
+    """Explain which axes are free or pinned, which blocks can go, and what that would save.
 
     Args:
         graph: The architecture.
         name: Part to explain: an axis, section, block, leaf, operator, role or module, or a
-            pattern (`layer1.*`). None: all axes and blocks.
+            pattern (`layer1.*`). Default: all axes and blocks.
 
     Returns:
         Facts, with `plain()` for tools and `tables()` for people.
@@ -201,7 +202,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 
 def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
-    """Parts of exactly this name, each with the axes that it makes or has."""
+    """Return the parts of exactly this name, each with the axes that it makes or has."""
     if operator:
         return _operator_of(about, [n for n in about.operators if n == word])
     sections = [s for s in about.sections if s == word]
@@ -220,7 +221,7 @@ def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
 
 
 def _like(about: Facts, word: str) -> NamesByKind:
-    """Parts of a module or a pattern; operators only where nothing else is."""
+    """Return the parts of a module or a pattern; operators only where nothing else is."""
     kinds = ("axes", "sections", "blocks", "leaves")
     parts = _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
     return parts or _operator_of(about, _matching(about.operators, word))
@@ -232,7 +233,7 @@ def _operator_of(about: Facts, names: Sequence[str]) -> NamesByKind:
 
 
 def _parts(**names: Iterable[str]) -> NamesByKind:
-    """Names by kind; empty if no kind has a name."""
+    """Return the names by kind; empty if no kind has a name."""
     parts = {kind: list(names.get(kind, ())) for kind in KINDS}
     return parts if any(parts.values()) else {}
 

@@ -26,7 +26,7 @@ SAVES = ("parameters", "MACs")
 
 
 def savings(saving: Saving | None) -> tuple[str, str]:
-    """The two cells of a saving: parameters and MACs, each with its share."""
+    """Write the two cells of a saving: parameters and MACs, each with its share."""
     if saving is None:
         return "", ""
     return (
@@ -36,7 +36,7 @@ def savings(saving: Saving | None) -> tuple[str, str]:
 
 
 def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
-    """Names that differ in one number and agree in everything else, in order.
+    """Return the names that differ in one number and agree in everything else, in order.
 
     Args:
         names: Names with numbers in them.
@@ -55,17 +55,17 @@ def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, lis
         for at in range(1, len(parts), 2):
             rest = ("".join(parts[:at]), "".join(parts[at + 1 :]))
             members.setdefault((at, *rest, alike[index]), []).append(index)
-    taken: set[int] = set()
+    grouped: set[int] = set()
     runs_of_names: list[tuple[str, list[int]]] = []
     # the longest runs first; of equal ones that of the number further left, e.g. the block's
     for (_, before, after, _), indices in sorted(
         members.items(), key=lambda item: (-len(item[1]), item[0][0])
     ):
-        left = [i for i in indices if i not in taken]
+        left = [i for i in indices if i not in grouped]
         if len(left) > 1:
             runs_of_names.append((f"{before}*{after}", left))
-            taken.update(left)
-    runs_of_names += [(name, [i]) for i, name in enumerate(names) if i not in taken]
+            grouped.update(left)
+    runs_of_names += [(name, [i]) for i, name in enumerate(names) if i not in grouped]
     return sorted(runs_of_names, key=lambda run: run[1][0])
 
 
@@ -76,7 +76,7 @@ def _grouped(
 
 
 def _kinds(spans: Sequence[str]) -> str:
-    """`layer norm ×2, softmax` of spans with their places."""
+    """Write the operators of spans: `layer norm ×2, softmax`."""
     counts = Counter(s.partition(" in ")[0] for s in spans)
     return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in counts.items())
 
@@ -84,7 +84,7 @@ def _kinds(spans: Sequence[str]) -> str:
 def free_axes(
     axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
 ) -> Table:
-    """Free axes with what halving saves; ``each``: one row for every axis."""
+    """Return the free axes with what halving saves; ``each``: one row for every axis."""
     alike = [(a.section, a.size, a.role, _kinds(a.spans)) for a in axes]
     groups = _grouped([a.name for a in axes], alike, each)
     several = any(len(indices) > 1 for _, indices in groups)
@@ -110,7 +110,7 @@ def free_axes(
 
 
 def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
-    """One row per cause; where it holds for many axes, the first ones stand for all."""
+    """Return one row per cause; where it holds for many axes, the first ones stand for all."""
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
         assert axis.pin is not None
@@ -119,12 +119,12 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
     rows = []
     for members in causes.values():
         groups = _grouped([a.name for a in members], [(a.section, a.size) for a in members], each)
-        shown = len(groups) if each else EACH
+        limit = len(groups) if each else EACH
         lines = [
             f"{name} [{members[indices[0]].size}]" + (f" ×{len(indices)}" * (len(indices) > 1))
-            for name, indices in groups[:shown]
+            for name, indices in groups[:limit]
         ]
-        hidden = sum(len(indices) for _, indices in groups[shown:])
+        hidden = sum(len(indices) for _, indices in groups[limit:])
         pin = members[0].pin
         assert pin is not None
         why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
@@ -144,12 +144,12 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
 
 
 def _source(source: str) -> str:
-    """A line of code by its file's last two parts: the path to a package says little."""
+    """Shorten a source line's path to its last two parts: the path to a package says little."""
     return "/".join(source.replace("\\", "/").split("/")[-2:])
 
 
 def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Blocks that can be left out, with what that saves."""
+    """Return the blocks that can be left out, with what that saves."""
     blocks = [b for b in blocks if b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
     several = any(len(indices) > 1 for _, indices in groups)
@@ -168,7 +168,7 @@ def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 
 def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Blocks that cannot be left out, with the reason."""
+    """Return the blocks that cannot be left out, with the reason."""
     blocks = [b for b in blocks if not b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
     return Table(
@@ -187,7 +187,7 @@ def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
-    """Leaves with the layout of each dimension."""
+    """Return the leaves with the layout of each dimension."""
     return Table(
         "Leaves",
         ("leaf", "shape", "layout of each dimension"),
@@ -197,7 +197,7 @@ def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
 
 
 def one_axis(axis: AxisFact) -> Table:
-    """An axis, one fact per row."""
+    """Tabulate an axis, one fact per row."""
     rows = [("size", str(axis.size)), ("role", axis.role)]
     if axis.section:
         inside = axis.section if axis.block == axis.section else f"{axis.section}, {axis.block}"
@@ -224,7 +224,7 @@ def one_axis(axis: AxisFact) -> Table:
 
 
 def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Runs of names with their numbers of members, the number written behind the name."""
+    """Return runs of names with their numbers of members, the number written behind the name."""
     return [
         (name if len(indices) == 1 else f"{name} ×{len(indices)}", len(indices))
         for name, indices in runs(names, [None] * len(names))
@@ -232,8 +232,8 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def leaves_with_axis(axis: AxisFact) -> Table:
-    """Leaves that are cut with an axis."""
-    whole = f"{axis.name}[{axis.size}]"
+    """Return the leaves that are cut with an axis."""
+    full = f"{axis.name}[{axis.size}]"
     dims: dict[str, list[AxisMember]] = {}
     for member in axis.members:
         dims.setdefault(member.leaf, []).append(member)
@@ -245,7 +245,7 @@ def leaves_with_axis(axis: AxisFact) -> Table:
 
     def made_of(members: Sequence[AxisMember]) -> str:
         texts = []
-        for layout in dict.fromkeys(m.layout for m in members if m.layout != whole):
+        for layout in dict.fromkeys(m.layout for m in members if m.layout != full):
             several = layout.count(" + ") > 1
             texts.append("one of several terms" if several else _local(layout, axis.name))
         return ", ".join(texts)
@@ -274,7 +274,7 @@ def leaves_with_axis(axis: AxisFact) -> Table:
 
 
 def _local(layout: str, axis: str) -> str:
-    """A layout with the axes of an axis' own module called by what follows the module.
+    """Write a layout with the axes of the axis' module named by what follows the module.
 
     >>> _local("a.b.q.heads[2] × a.b.v.dim[3]", "a.b.q.heads")
     'q.heads[2] × v.dim[3]'
@@ -287,7 +287,7 @@ def _local(layout: str, axis: str) -> str:
 
 
 def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
-    """Operators that an axis runs through, in runs of places."""
+    """Return the operators that an axis runs through, in runs of places."""
     places_by_kind: dict[str, list[str]] = {}
     for name in axis.operators:
         operator = about.operators[name]
@@ -309,7 +309,7 @@ def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
 
 
 def one_operator(operator: OperatorFact) -> Table:
-    """An operator, one fact per row."""
+    """Tabulate an operator, one fact per row."""
     rows = [("operator", operator.operator), ("in", operator.place or "the model itself")]
     if operator.source:
         rows.append(("code", operator.source))
@@ -322,7 +322,7 @@ def one_operator(operator: OperatorFact) -> Table:
 
 
 def several_operators(operators: Sequence[OperatorFact]) -> Table:
-    """Operators, a row each."""
+    """Tabulate operators, a row each."""
     return Table(
         "Operators",
         ("name", "operator", "in", "result", "MACs"),

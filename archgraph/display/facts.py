@@ -226,10 +226,10 @@ class Facts:
     pricing: Pricing = field(compare=False, repr=False)
 
 
-def plain(fact: Any) -> Any:
-    """A fact as values that JSON can write: dataclasses as mappings, tuples as lists."""
+def plain_fact(fact: Any) -> Any:
+    """Return a fact as values that JSON can write: dataclasses as mappings, tuples as lists."""
     if dataclasses.is_dataclass(fact):
-        return {f.name: plain(getattr(fact, f.name)) for f in dataclasses.fields(fact)}
+        return {f.name: plain_fact(getattr(fact, f.name)) for f in dataclasses.fields(fact)}
     if isinstance(fact, tuple):
-        return [plain(item) for item in fact]
+        return [plain_fact(item) for item in fact]
     return fact

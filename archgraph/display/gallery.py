@@ -10,7 +10,7 @@ from pathlib import Path
 from archgraph.analysis.structure import structure
 from archgraph.display.cover import Cover, coverage
 from archgraph.display.dot import Direction
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.display.multiples import multiples
 from archgraph.display.picture import draw, save
 from archgraph.display.pieces import Detail
@@ -47,12 +47,12 @@ def draw_family(
     Raises:
         RunError: If a file cannot be written, or the format is unknown.
     """
-    place = Path(folder)
+    target = Path(folder)
     name = family.name or family.graph.name or "model"
     paths = []
     if family.graph.nodes:  # else clients have nothing but models of their own
         cover = coverage(family)
-        paths += [place / f"global.{form}", place / f"clients.{form}"]
+        paths += [target / f"global.{form}", target / f"clients.{form}"]
         draw(
             family.graph,
             paths[0],
@@ -61,11 +61,11 @@ def draw_family(
             direction=direction,
             fold=fold,
             title=f"{name}: {plural(sum(cover.counts), 'client')}",
-            notes=legend(family),
+            notes=family_legend(family),
         )
-        save(multiples(name, legend(family), shares(family, cover)), paths[1])
+        save(multiples(name, family_legend(family), block_shares(family, cover)), paths[1])
     for member in family.clients:
-        paths.append(place / f"{file_name(member.name)}.{form}")
+        paths.append(target / f"{file_name(member.name)}.{form}")
         draw(
             member.graph,
             paths[-1],
@@ -77,8 +77,8 @@ def draw_family(
     return tuple(paths)
 
 
-def legend(family: Family) -> list[tuple[str, ...]]:
-    """Each kind of client in a row: its name, how many there are, parameters, MACs, blocks.
+def family_legend(family: Family) -> list[tuple[str, ...]]:
+    """Return each kind of client in a row: its name, how many there are, parameters, MACs, blocks.
 
     The first row has the titles; the last one is the global model's.
     """
@@ -90,22 +90,22 @@ def legend(family: Family) -> list[tuple[str, ...]]:
     return [("clients", "number", "parameters", "MACs", "blocks"), *rows]
 
 
-def shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float, ...]]]:
-    """Section, block and the share of its weights that each kind of client has.
+def block_shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Yield section, block, and the share of its weights that each kind of client has.
 
     Blocks without parameters are left out.
     """
     graph = family.graph
     for block in structure(graph).blocks:
         leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
-        counts = {k: parameters(graph, (k,)) for k in leaves if k in cover}
-        held = cover.shares(counts)
-        if held is not None:
-            yield block.section, block.name, held
+        counts = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
+        share = cover.shares(counts)
+        if share is not None:
+            yield block.section, block.name, share
 
 
 def file_name(name: str) -> str:
-    """A name as a file's; `client-` keeps it apart from the global picture and from odd names.
+    """Return a name as a file's; `client-` separates it from the global picture and odd names.
 
     >>> file_name("weak"), file_name("a/b c")
     ('client-weak', 'client-a-b-c')

@@ -51,7 +51,7 @@ class Fold:
 
 
 def between(first: str, last: str) -> str:
-    """Two texts as one where a single number tells them apart.
+    """Merge two texts where a single number tells them apart.
 
     >>> between("layer.0", "layer.11"), between("conv → 8", "conv → 8"), between("a.0", "b.1")
     ('layer.0–11', 'conv → 8', 'a.0 – b.1')
@@ -72,7 +72,7 @@ def folds(
     feeds: Mapping[str, Sequence[str]],
     marks: Mapping[str, object] | None = None,
 ) -> tuple[Fold, ...]:
-    """Runs of equal blocks within each section, in order.
+    """Return runs of equal blocks within each section, in order.
 
     Args:
         graph: The architecture.
@@ -94,12 +94,12 @@ def folds(
         [('layers.0–2', 3)]
     """
     reading = _Reading(graph, feeds, marks or {})
-    found: list[Fold] = []
+    folded: list[Fold] = []
     for _, blocks in sections:
         # Inputs stand outside: the block that they lead to is like the next one.
-        own = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
-        found += reading.section([block for block in own if block[1]])
-    return tuple(found)
+        operators = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
+        folded += reading.section([block for block in operators if block[1]])
+    return tuple(folded)
 
 
 class _Reading:
@@ -116,63 +116,69 @@ class _Reading:
                 self.users.setdefault(used, []).append(name)
 
     def section(self, blocks: Sequence[tuple[str, Sequence[str]]]) -> list[Fold]:
-        """Folds of a section: at each block the one that covers most, equal widths first."""
-        found: list[Fold] = []
+        """Fold a section: at each block the fold that covers most, equal widths first."""
+        folded: list[Fold] = []
         start = 0
         while start < len(blocks):
             strict = [self.run(blocks[start:], period) for period in PERIODS]
+            # A single block covers nothing, whatever its period.
             best = max(strict, key=lambda fold: fold.times * len(fold.blocks[0]) * (fold.times > 1))
+            # Blocks that grow (DenseNet) fold only if no blocks of equal width do.
             if best.times < 2:
                 best = self.run(blocks[start:], 1, growing=True)
             if best.times >= (GROWING if best.growing else 2):
-                found.append(best)
+                folded.append(best)
                 start += best.times * len(best.blocks[0])
             else:
                 start += 1
-        return found
+        return folded
 
     def run(
         self, blocks: Sequence[tuple[str, Sequence[str]]], period: int, growing: bool = False
     ) -> Fold:
-        """The first blocks and as many as repeat them."""
+        """Fold the first blocks and all that repeat them."""
         units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
         names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
-        nodes = tuple(tuple(n for _, held in unit for n in held) for unit in units) or ((),)
+        nodes = tuple(tuple(n for _, members in unit for n in members) for unit in units) or ((),)
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
+        # A repetition has the lines of the first one and takes from its predecessor what that took
+        # from its own: the second one decides which values these are.
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
-            place = {name: i for i, name in enumerate(nodes[many - 1])}
-            taken: list[tuple[str, object]] = [
-                ("same", name) if name == other else ("made before", place.get(name))
+            position = {name: i for i, name in enumerate(nodes[many - 1])}
+            current: list[tuple[str, object]] = [
+                ("same", name) if name == other else ("made before", position.get(name))
                 for name, other in zip(outside, before, strict=False)
             ]
             alike = (
-                here == lines and relation in (None, taken) and ("made before", None) not in taken
+                here == lines
+                and relation in (None, current)
+                and ("made before", None) not in current
             )
             if not alike or not self.private(nodes[many - 1], nodes[many]):
                 break
-            relation, before, many = taken, outside, many + 1
+            relation, before, many = current, outside, many + 1
         return Fold(names[:many], nodes[:many], growing)
 
     def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
-        """Whether nothing but the next repetition uses what one makes."""
+        """Return whether nothing but the next repetition uses what one makes."""
         near = {*nodes, *after}
         return all(user in near for name in nodes for user in self.users.get(name, ()))
 
     def read(
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
-        """Lines of a repetition, and what it takes from outside in the order of use."""
-        place = {name: f"%{i}" for i, name in enumerate(nodes)}
+        """Return the lines of a repetition, and what it takes from outside in the order of use."""
+        position = {name: f"%{i}" for i, name in enumerate(nodes)}
         outside: dict[str, str] = {}
         leaves: dict[str, str] = {}
 
         def unnamed(value: Value) -> Value:
             match value:
                 case Ref(name):
-                    return Ref(place.get(name) or outside.setdefault(name, f"<{len(outside)}"))
+                    return Ref(position.get(name) or outside.setdefault(name, f"<{len(outside)}"))
                 case Leaf(name):
                     return Leaf(leaves.setdefault(name, f"#{len(leaves)}"))
                 case _:
@@ -192,6 +198,6 @@ class _Reading:
             param = self.graph.param[leaf]
             lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
         if growing:
-            held = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
-            lines.append([self.marks.get(leaf) for leaf in held])
+            weights = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
+            lines.append([self.marks.get(leaf) for leaf in weights])
         return lines, list(outside)

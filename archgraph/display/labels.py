@@ -26,7 +26,7 @@ class LabelLine:
 
 
 def dimensions(shape: Sequence[Size]) -> str:
-    """A shape with `×`, without its batch axis; other multiples of the batch show as `n`.
+    """Write a shape with `×`, without its batch axis; other multiples of the batch show as `n`.
 
     >>> dimensions((Batch(), 64, 32, 32)), dimensions((Batch(4), 49, 96)), dimensions((10,))
     ('64×32×32', '4n×49×96', '10')
@@ -36,7 +36,7 @@ def dimensions(shape: Sequence[Size]) -> str:
 
 
 def shape_label(kind: TensorType) -> str:
-    """Shape of a value, with its dtype where that is not a floating one.
+    """Return the shape of a value, with its dtype where that is not a floating one.
 
     >>> shape_label(TensorType((Batch(), 10), "float32"))
     '10'
@@ -47,10 +47,14 @@ def shape_label(kind: TensorType) -> str:
     return " ".join(filter(None, (dimensions(kind.shape), dtype)))
 
 
-def plain(op: str) -> str:
-    """An operator's name in words.
+def operator_words(op: str) -> str:
+    """Write an operator's name in words.
 
-    >>> plain("aten.max_pool2d"), plain("aten.add.Tensor"), plain("getitem")
+    >>> (
+    ...     operator_words("aten.max_pool2d"),
+    ...     operator_words("aten.add.Tensor"),
+    ...     operator_words("getitem"),
+    ... )
     ('max pool2d', 'add', 'getitem')
     """
     parts = op.split(".")
@@ -58,7 +62,7 @@ def plain(op: str) -> str:
 
 
 def _repeat(value: Value) -> str:
-    """`(3, 3)` as `3×3`; a scalar as it is."""
+    """Write `(3, 3)` as `3×3`; a scalar as it is."""
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -67,37 +71,37 @@ def _ones(value: Value) -> bool:
 
 
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
-    """Shape of the matrix or kernel that the node mixes values with; empty if it has none."""
+    """Return the shape of a node's matrix or kernel; empty if it has none."""
     if not row(node.op).weighted:
         return ()
     shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
     return max(shapes, key=len, default=())
 
 
-def parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
-    """Number of parameter elements in some leaves."""
+def count_parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
+    """Count the parameter elements in some leaves."""
     return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
 
 
 def is_parameter(graph: ArchGraph, name: str) -> bool:
-    """Whether a leaf is a parameter (not a buffer or a constant)."""
+    """Return whether a leaf is a parameter (not a buffer or a constant)."""
     return graph.param[name].role == "parameter"
 
 
 def attends(graph: ArchGraph, node: Node) -> bool:
-    """Whether a node is attention as a whole, or weighs its values where it is spelt out."""
+    """Return whether a node is attention as a whole, or weighs its values where it is spelt out."""
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
 def mask_of(node: Node) -> str:
-    """The value that masks a node's attention; empty if there is none."""
+    """Return the value that masks a node's attention; empty if there is none."""
     known = row(node.op).attends
     value = node.arg(known[1]) if known is not None else None
     return value.name if isinstance(value, Ref) else ""
 
 
-def attention(graph: ArchGraph, node: Node) -> LabelLine:
-    """Heads of a node that is attention, and the width of one."""
+def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
+    """Return the heads of a node that is attention, and the width of one."""
     spelt = axes(graph).attention.get(node.name)
     if spelt is not None:
         return LabelLine(f"attention, {spelt[0]} heads of {spelt[1]}", strong=True)
@@ -108,12 +112,12 @@ def attention(graph: ArchGraph, node: Node) -> LabelLine:
     return LabelLine(f"attention, {heads}", strong=True)
 
 
-def describe(graph: ArchGraph, node: Node) -> LabelLine:
-    """An operator's label: its name, kernel, result channels, and what differs from one."""
+def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
+    """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
     if attends(graph, node):
-        return attention(graph, node)
+        return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    words = [plain(node.op)]
+    words = [operator_words(node.op)]
     if len(kernel) > 2:
         words.append(_repeat(kernel[2:]))
     elif (size := node.arg("kernel_size")) is not None:
@@ -131,32 +135,32 @@ def describe(graph: ArchGraph, node: Node) -> LabelLine:
     return LabelLine(text, strong=bool(kernel))
 
 
-def shorten(words: Sequence[str]) -> str:
-    """A few words of a list; a neighbour's repetition is left out."""
-    kept = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
-    if len(kept) > WORDS:
-        kept = [*kept[: WORDS - 2], "…", kept[-1]]
-    return " · ".join(kept)
+def abbreviated(words: Sequence[str]) -> str:
+    """Write the first words of a list; repeated neighbours are left out."""
+    shortened = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
+    if len(shortened) > WORDS:
+        shortened = [*shortened[: WORDS - 2], "…", shortened[-1]]
+    return " · ".join(shortened)
 
 
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
-    """Lines of a box: mixing operators one to a line, the rest joined.
+    """Return the lines of a box: mixing operators one to a line, the rest joined.
 
     What only moves values before and after attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
     words: list[str] = []
-    whole = any(attends(graph, graph.node[name]) for name in names)
-    told = [n for n in names if not (whole and growth(graph.node[n].op).moves)]
-    told = [n for n in told if graph.node[n].op != "getitem"] or list(names)
-    for line in (describe(graph, graph.node[name]) for name in told):
+    attending = any(attends(graph, graph.node[name]) for name in names)
+    labelled = [n for n in names if not (attending and growth(graph.node[n].op).moves)]
+    labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
+    for line in (operator_label(graph, graph.node[name]) for name in labelled):
         if not line.strong:
             words.append(line.text)
             continue
         if words:
-            lines.append(LabelLine(shorten(words)))
+            lines.append(LabelLine(abbreviated(words)))
         lines.append(line)
         words = []
     if words:
-        lines.append(LabelLine(shorten(words)))
+        lines.append(LabelLine(abbreviated(words)))
     return tuple(lines)

@@ -18,7 +18,7 @@ def heading(
     cover: Mapping[str, float] | None,
     notes: Sequence[Sequence[str]],
 ) -> str:
-    """Title, size and legend as Graphviz's HTML.
+    """Write title, size and legend as Graphviz's HTML.
 
     Args:
         picture: What is drawn: only marks that occur are explained.
@@ -60,7 +60,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _scale() -> str:
-    """Colours of shares of the clients."""
+    """Return the colours of shares of the clients."""
     steps = [i / 10 for i in range(11)]
     cells = "".join(
         f'<TD BGCOLOR="{colours.blend(colours.SCALE, s)}" WIDTH="22" HEIGHT="14">'
@@ -73,13 +73,13 @@ def _scale() -> str:
 
 
 def _table(notes: Sequence[Sequence[str]]) -> str:
-    """A small table; numbers stand at the right."""
+    """Write a small table; numbers are right-aligned."""
     rows = []
     for number, row in enumerate(notes):
         cells = "".join(
-            f'<TD ALIGN="{"RIGHT" if place else "LEFT"}">'
+            f'<TD ALIGN="{"RIGHT" if column else "LEFT"}">'
             f"{text(cell, size=9, bold=number == 0)}</TD>"
-            for place, cell in enumerate(row)
+            for column, cell in enumerate(row)
         )
         rows.append(f"<TR>{cells}</TR>")
     table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="8" CELLPADDING="0">'

@@ -16,7 +16,7 @@ BAR = 72
 
 
 def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = False) -> str:
-    """Words in a size and colour.
+    """Return the words in a size and colour.
 
     >>> text("a < b", size=8, colour="#000000")
     '<FONT POINT-SIZE="8" COLOR="#000000">a &lt; b</FONT>'
@@ -29,16 +29,16 @@ def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = 
     return f'<FONT POINT-SIZE="{size}" COLOR="{colour}">{inner}</FONT>'
 
 
-def stacked(lines: Sequence[str]) -> str:
-    """Lines under one another, from the left."""
+def stacked_lines(lines: Sequence[str]) -> str:
+    """Write lines under one another, from the left."""
     rows = "".join(f'<TR><TD ALIGN="LEFT">{line}</TD></TR>' for line in lines)
     return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
 
 
-def bar(share: float, whole: int = BAR, colour: str = colours.INK) -> str:
-    """A bar that is filled up to a share."""
-    full = round(min(max(share, 0.0), 1.0) * whole)
-    cells = [(full, colour), (whole - full, colours.PAPER)]
+def bar(share: float, length: int = BAR, colour: str = colours.INK) -> str:
+    """Draw a bar that is filled up to a share."""
+    full = round(min(max(share, 0.0), 1.0) * length)
+    cells = [(full, colour), (length - full, colours.PAPER)]
     row = "".join(
         f'<TD BGCOLOR="{tone}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
         for points, tone in cells
@@ -49,13 +49,13 @@ def bar(share: float, whole: int = BAR, colour: str = colours.INK) -> str:
 
 
 def width(lines: Sequence[str]) -> float:
-    """About how wide stacked lines are, in inches.
+    """Estimate the width of stacked lines, in inches.
 
     >>> width([text("encoder", size=10)]) < width([text("encoder.layers", size=10)])
     True
     """
     widest = 0.0
     for line in lines:
-        found = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
-        widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in found))
+        texts = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
+        widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in texts))
     return (widest + 8) / 72

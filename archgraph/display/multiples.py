@@ -17,7 +17,7 @@ def multiples(
     legend: Sequence[Sequence[str]],
     blocks: Iterable[tuple[str, str, Sequence[float]]],
 ) -> str:
-    """DOT text of a table: kinds of client in columns, blocks of the global model in rows.
+    """Write a table as DOT text: clients in columns, blocks of the global model in rows.
 
     Args:
         name: Of the family.
@@ -31,8 +31,8 @@ def multiples(
     """
     kinds = legend[1:]
     rows = [["", *(text(kind[0], size=11, bold=True) for kind in kinds)]]
-    for place, title in list(enumerate(legend[0]))[1:]:
-        words = (text(kind[place], size=9, colour=colours.QUIET) for kind in kinds)
+    for column, title in list(enumerate(legend[0]))[1:]:
+        words = (text(kind[column], size=9, colour=colours.QUIET) for kind in kinds)
         rows.append([text(title, size=9, colour=colours.QUIET), *words])
     before = ""
     for section, block, shares in blocks:
@@ -53,12 +53,12 @@ def multiples(
     )
 
 
-def _cell(content: str, place: int) -> str:
-    return f'<TD ALIGN="{"CENTER" if place else "LEFT"}">{content}</TD>'
+def _cell(content: str, column: int) -> str:
+    return f'<TD ALIGN="{"CENTER" if column else "LEFT"}">{content}</TD>'
 
 
 def _bar(share: float) -> str:
-    """A bar in the middle, as wide as the share, with the share in it or beside it."""
+    """Draw a centred bar, as wide as the share, with the share in it or beside it."""
     if not share:
         return text("–", size=9, colour=colours.QUIET)
     full = max(round(share * WHOLE), 3)

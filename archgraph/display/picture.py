@@ -10,7 +10,7 @@ from pathlib import Path
 
 from archgraph.display.cover import Cover
 from archgraph.display.dot import Direction, Fed, dot
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.display.legend import heading
 from archgraph.display.pieces import Detail
 from archgraph.display.scene import Box, Scene, scene
@@ -46,7 +46,8 @@ def draw(
 
     Args:
         graph: The architecture.
-        path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. None: nowhere.
+        path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. Default:
+            it is not written.
         cover: What :func:`archgraph.display.cover.coverage` returns, or one share of clients, 0 to
             1, by leaf or block name. A block that it does not name has the mean of its leaves,
             weighted by their sizes. Blocks that are fed differently do not fold.
@@ -54,7 +55,7 @@ def draw(
             `section` shows a block as one box.
         direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        title: Heading; None: the graph's name.
+        title: Heading; Default: the graph's name.
         notes: Rows of a table under the heading, the first one its titles.
 
     Raises:
@@ -79,13 +80,13 @@ def draw(
     marks = cover.parts if isinstance(cover, Cover) else cover
     picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
     fed = {} if cover is None else _fed(graph, picture, cover)
-    total = parameters(graph, tuple(graph.param))
-    told = heading(picture, graph.name if title is None else title, total, cover, notes)
+    total = count_parameters(graph, tuple(graph.param))
+    head = heading(picture, graph.name if title is None else title, total, cover, notes)
 
     def tips(box: Box) -> str:
         return "\n".join(_tips(graph, box))
 
-    text = dot(picture, told, fed, tips, direction)
+    text = dot(picture, head, fed, tips, direction)
     if path is not None:
         save(text, path)
     return text
@@ -102,7 +103,7 @@ def save(text: str, path: str | os.PathLike[str]) -> None:
 
 
 def _form(path: str | os.PathLike[str]) -> str:
-    """The format that a file's ending names."""
+    """Return the format that a file's suffix implies."""
     ending = Path(path).suffix.lower().lstrip(".")
     if ending not in FORMATS:
         raise RunError(
@@ -115,12 +116,12 @@ def _form(path: str | os.PathLike[str]) -> str:
 
 
 def notebook(graph: ArchGraph) -> str | None:
-    """The picture that a notebook shows, as SVG text; None if the graph is too large for one."""
+    """Draw a graph for a notebook, as SVG text; None if the graph is too large."""
     return render(draw(graph), "svg").decode() if len(graph.nodes) <= NOTEBOOK else None
 
 
 def render(text: str, form: str = "svg") -> bytes:
-    """Picture of a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
+    """Draw a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
 
     Graphviz runs in a process of its own: its C code writes to the terminal and cannot be
     stopped from within.
@@ -159,7 +160,12 @@ def render(text: str, form: str = "svg") -> bytes:
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[str, Fed]:
-    """How clients feed each box and group, from shares by leaf or block."""
+    """Compute how clients feed each box and group, from shares by leaf or block.
+
+    1. A group has the share of its name, else the mean of its leaves, weighted by their sizes.
+    2. A box inside it has the mean of its own leaves, else the share of the group.
+    3. A box outside all groups has the mean of its leaves.
+    """
     blocks = {group.name for group in picture.clusters()}
     known = graph.param.keys() | blocks
     for name, share in cover.items():
@@ -171,22 +177,22 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
             )
 
     def mean(leaves: tuple[str, ...]) -> Fed | None:
-        sizes = {k: parameters(graph, (k,)) for k in leaves if k in cover}
+        sizes = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
         if isinstance(cover, Cover):
             return cover.reach(sizes)
         total = sum(sizes.values())
         return sum(cover[k] * size for k, size in sizes.items()) / total if total else None
 
     fed: dict[str, Fed] = {}
-    for group in picture.clusters():
+    for group in picture.clusters():  # 1
         around = cover[group.name] if group.name in cover else mean(group.leaves)
         if around is None or not (group.boxes or group.name in cover):
             continue
         fed[f"group {group.name}"] = around
-        for name in group.boxes:
+        for name in group.boxes:  # 2
             inner = mean(picture.box[name].leaves)
             fed[f"box {name}"] = around if inner is None else inner
-    for box in picture.boxes:
+    for box in picture.boxes:  # 3
         alone = mean(box.leaves)
         if alone is not None:
             fed.setdefault(f"box {box.name}", alone)
@@ -194,7 +200,7 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
 
 
 def _tips(graph: ArchGraph, box: Box) -> Iterator[str]:
-    """What a pointer over a box shows: its operators as the graph prints them."""
+    """Yield tooltips of a box: its operators as the graph prints them."""
     for name in box.nodes:
         yield str(graph.node[name])
     if box.folded:

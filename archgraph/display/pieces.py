@@ -36,63 +36,63 @@ class Pieces:
 
 
 def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
-    """What shares a box.
+    """Group the operators that share a box.
 
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
     splits its heads, and all that makes a mask is one box. At `section` a block is one box.
     """
     in_eval = reach(graph, graph.outputs, training=False)
-    shown = _shown(graph, detail)
-    operators = [name for name in shown if graph.node[name].op != "input"]
+    visible = _shown(graph, detail)
+    operators = [name for name in visible if graph.node[name].op != "input"]
     training = frozenset(name for name in operators if name not in in_eval)
     masks = {} if detail == "node" else masks_of(graph)
     beside = aside_of(graph, in_eval) | masks_of(graph).keys()
     blocks = [nodes for _, members in sections for _, nodes in members]
-    framed = set(shown) - beside
+    framed = set(visible) - beside
     owner = {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
-    drawn = set(shown)
+    drawn = set(visible)
     feeds = {
         name: tuple(used for used in before if used in drawn)
         for name, before in feeds_of(graph, operators).items()
     }
-    found = _Boxes(graph, feeds, owner, training, masks)
+    grouping = _Boxes(graph, feeds, owner, training, masks)
     boxes = [[name] for name in operators]
     if detail != "node":
-        boxes = found.folded(whole=detail == "section")
-    boxes += [[name] for name in shown if graph.node[name].op == "input"]
+        boxes = grouping.folded(per_block=detail == "section")
+    boxes += [[name] for name in visible if graph.node[name].op == "input"]
     order = {node.name: i for i, node in enumerate(graph.nodes)}
     # Only the last of a box has users outside it, so what feeds a box stands before it.
     boxes.sort(key=lambda box: order[box[-1]])
-    return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, shown), training, masks)
+    return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, visible), training, masks)
 
 
 def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
-    """Inputs and operators that have a box or share one with what they feed.
+    """List inputs and operators that have a box or share one with what they feed.
 
     What only updates buffers, and zeros that states begin with, say nothing in an overview; at
     `node` only those are left out that nothing leads to: counters.
     """
     needed = reach(graph, graph.outputs, training=None)
-    kept: dict[str, None] = {}
+    visible: dict[str, None] = {}
     for node in graph.nodes:
         if detail == "node":
-            show = node.name in needed or any(used in kept for used in node.uses())
+            show = node.name in needed or any(used in visible for used in node.uses())
         else:
             show = node.name in needed and row(node.op).zero is not zeros.always
         if show or node.op == "input":
-            kept[node.name] = None
-    return list(kept)
+            visible[node.name] = None
+    return list(visible)
 
 
-def _hosts(graph: ArchGraph, shown: Sequence[str]) -> dict[str, str]:
-    """The operator that is shown for each: a user, one of the same module, else a neighbour."""
-    host = {name: name for name in shown}
+def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
+    """Map each operator to the visible one: a user, one of the same module, else a neighbour."""
+    host = {name: name for name in visible}
     scopes: dict[str, str] = {}
-    for name in shown:
+    for name in visible:
         if graph.node[name].op != "input":
             scopes.setdefault(graph.node[name].scope, name)
-    near = shown[-1] if shown else ""
+    near = visible[-1] if visible else ""
     for node in reversed(graph.nodes):
         if node.name in host:
             near = node.name
@@ -103,24 +103,24 @@ def _hosts(graph: ArchGraph, shown: Sequence[str]) -> dict[str, str]:
 
 
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
-    """Nodes that a value needs; `training=None` follows both branches of every `Mode`."""
+    """Return nodes that a value needs; `training=None` follows both branches of every `Mode`."""
 
     def refs(value: Value) -> Iterator[str]:
         chosen = value if training is None else in_mode(value, training)
         return (item.name for item in walk(chosen) if isinstance(item, Ref))
 
-    seen: set[str] = set()
+    visited: set[str] = set()
     pending = list(refs(roots))
     while pending:
         name = pending.pop()
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             pending.extend(refs(tuple(value for _, value in graph.node[name].args)))
-    return seen
+    return visited
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
-    """Nodes that stand beside all blocks: inputs, and heads that only training has."""
+    """Return the nodes that stand beside all blocks: inputs, and heads that only training has."""
     aside: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op == "input" or (
@@ -131,13 +131,13 @@ def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
 
 
 def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What each operator uses, drawn as few arrows.
+    """Return what each operator uses, drawn with as few arrows as possible.
 
     Where an operator gathers several values of which another one of its kind gathers the first
     (the concatenations of a dense block), one arrow comes from there instead of one from each.
     """
     feeds = {name: tuple(dict.fromkeys(graph.node[name].uses())) for name in names}
-    seen: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    first: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for name in names:
         node = graph.node[name]
         lists = [(k, v) for k, v in node.args if isinstance(v, tuple) and v]
@@ -148,32 +148,32 @@ def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...
         items = tuple(item.name for item in walk(value) if isinstance(item, Ref))
         kind = f"{node.op} {node.with_args(**{key: ()}).args}"
         for length in range(len(items) - 1, 0, -1):
-            source = seen.get((kind, key, items[:length]))
+            source = first.get((kind, key, items[:length]))
             if source is not None:
                 rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
                 feeds[name] = (source, *(used for used in feeds[name] if used in rest))
                 break
-        seen.setdefault((kind, key, items), name)
+        first.setdefault((kind, key, items), name)
     return feeds
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Operators without a parameter that only make masks, each with the mask that it is for."""
+    """Return parameter-free operators that only make masks, each with its mask."""
     ends = set(graph.output_refs())
-    found: dict[str, str] = {}
+    masks: dict[str, str] = {}
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
         learned = any(graph.param[leaf].role == "parameter" for leaf in node.leaves())
         if node.op == "input" or learned or node.name in ends or not users:
             continue
         masked = [_masks(graph.node[user], node.name) for user in users]
-        if all(yes or user in found for yes, user in zip(masked, users, strict=True)):
-            found[node.name] = node.name if any(masked) else found[next(iter(users))]
-    return found
+        if all(yes or user in masks for yes, user in zip(masked, users, strict=True)):
+            masks[node.name] = node.name if any(masked) else masks[next(iter(users))]
+    return masks
 
 
 def _masks(node: Node, name: str) -> bool:
-    """Whether a node takes a value as the mask of its attention, and as nothing else."""
+    """Return whether a node takes a value as the mask of its attention, and as nothing else."""
     return mask_of(node) == name and list(node.uses()).count(name) == 1
 
 
@@ -187,39 +187,39 @@ class _Boxes:
     training: Collection[str]
     masks: Mapping[str, str]
 
-    def folded(self, whole: bool) -> list[list[str]]:
-        """Boxes of several operators; `whole`: of all operators of a block."""
+    def folded(self, per_block: bool) -> list[list[str]]:
+        """Return the boxes of several operators; `per_block`: of all operators of a block."""
         boxes: dict[object, list[str]] = {}
         rest: list[str] = []
         for name in self.feeds:
             if name in self.masks:
                 boxes.setdefault(self.masks[name], []).append(name)
-            elif whole and name in self.owner:
+            elif per_block and name in self.owner:
                 boxes.setdefault(self.owner[name], []).append(name)
             else:
                 rest.append(name)
         return [*boxes.values(), *(b for chain in self.chains(rest) for b in self.split(chain))]
 
     def chains(self, names: Sequence[str]) -> list[list[str]]:
-        """Maximal runs of operators with one producer and one user, within one block."""
+        """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
         users = self.users()
-        taken = {n: node for node in names for n in self.prepared(node, users)}
+        preparing = {n: node for node in names for n in self.prepared(node, users)}
         chains: dict[str, list[str]] = {}
         result: list[list[str]] = []
         for name in names:
             before = self.feeds[name]
             tail = before[0] if len(before) == 1 else None
             node = self.graph.node[name]
-            if name in taken:
-                chains[name] = chains.setdefault(taken[name], [])
+            if name in preparing:
+                chains[name] = chains.setdefault(preparing[name], [])
             elif name in chains:
                 result.append(chains[name])
             elif (
                 tail in chains
                 and len(users[tail]) == 1
                 and tail not in ends
-                and tail not in taken
+                and tail not in preparing
                 and not attends(self.graph, node)
                 and self.together(tail, name)
             ):
@@ -231,7 +231,7 @@ class _Boxes:
         return result
 
     def users(self) -> dict[str, list[str]]:
-        """What takes values from each operator."""
+        """Return, for each operator, the operators that use it."""
         users: dict[str, list[str]] = {}
         for name, before in self.feeds.items():
             for used in before:
@@ -239,27 +239,27 @@ class _Boxes:
         return users
 
     def together(self, one: str, other: str) -> bool:
-        """Whether both are in one block, and both in training only or neither."""
+        """Return whether both are in one block, and both in training only or neither."""
         same = self.owner.get(one) == self.owner.get(other)
         return same and (one in self.training) == (other in self.training)
 
     def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
-        """What only prepares queries, keys and values: it has no weights and no other user."""
-        found: set[str] = set()
+        """Return what only prepares queries, keys and values: without weights or other users."""
+        serving: set[str] = set()
         if not attends(self.graph, self.graph.node[attention]):
-            return found
+            return serving
         pending = list(self.feeds[attention])
         while pending:
             name = pending.pop()
             node = self.graph.node.get(name)
-            if node is None or node.op == "input" or name in found or name in self.masks:
+            if node is None or node.op == "input" or name in serving or name in self.masks:
                 continue
-            alone = all(user == attention or user in found for user in users[name])
+            alone = all(user == attention or user in serving for user in users[name])
             weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
             if alone and not weighted and self.together(name, attention):
-                found.add(name)
+                serving.add(name)
                 pending.extend(self.feeds[name])
-        return found
+        return serving
 
     def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
         """Cut a chain so that every piece has at most one mixing operator or attention.

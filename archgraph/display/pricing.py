@@ -67,49 +67,51 @@ class Pricing:
                 self._silent.setdefault(param.name.rpartition(".")[0], []).append(param.name)
 
     def names(self, layout: Layout) -> frozenset[str]:
-        """Axes in a layout."""
+        """Return the axes in a layout."""
         key = id(layout)
         if key not in self._names:
             self._names[key] = frozenset(axis_names(layout))
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
-        """Elements of a leaf that count as parameters."""
+        """Return the elements of a leaf that count as parameters."""
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
     def halving(self, chosen: Iterable[Axis | AxisFact]) -> Saving:
-        """What halving some axes at once saves; halves are rounded up."""
+        """Return what halving some axes at once saves; halves are rounded up."""
         return self.cutting({a.name: np.arange(halved(a.size)) for a in chosen})
 
     def cutting(
-        self, kept: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
+        self, selection: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
     ) -> Saving:
-        """What keeping some positions of some axes saves, some operators and leaves gone."""
+        """Return what keeping some positions of some axes saves, some operators and leaves gone."""
         parameters = sum(map(self.numel, leaves))
         macs = sum(self.whole.nodes[name].macs for name in nodes)
-        touched = dict.fromkeys(leaf for name in kept for leaf in self.leaves_of[name])
-        sizes = {leaf: param_after(self.solved, self.graph.param[leaf], kept) for leaf in touched}
+        touched = dict.fromkeys(leaf for name in selection for leaf in self.leaves_of[name])
+        sizes = {
+            leaf: param_after(self.solved, self.graph.param[leaf], selection) for leaf in touched
+        }
         for leaf, param in sizes.items():
             if leaf not in leaves and param.role == "parameter":
                 parameters += self.numel(leaf) - math.prod(param.shape)
         counted = [
             name
-            for name in dict.fromkeys(n for axis in kept for n in self.nodes_of[axis])
+            for name in dict.fromkeys(n for axis in selection for n in self.nodes_of[axis])
             if name in self.counting and name not in nodes
         ]
         if counted:
-            small = self._resized(counted, sizes, kept)
+            small = self._resized(counted, sizes, selection)
             macs += sum(
                 self.whole.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
             )
         return self.saving(parameters, macs)
 
     def skipping(self, block: Block) -> Saving:
-        """What leaving a block out saves, with all that only it needs."""
+        """Return what skipping a block saves, with everything that only it needs."""
         # a dense block takes the width that it appends away from all that reads it
         none = np.zeros(0, dtype=np.int64)
-        kept = {
+        selection = {
             name: none
             for term in block.terms
             for layout in self.solved.value[term][0]
@@ -122,10 +124,10 @@ class Pricing:
             used = self._trained.leaves_under.get(module, frozenset())
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
-        return self.cutting(kept, self._evaluated.without(*ends), leaves)
+        return self.cutting(selection, self._evaluated.without(*ends), leaves)
 
     def saving(self, parameters: int, macs: int) -> Saving:
-        """A saving with its shares."""
+        """Return a saving with its shares."""
         return Saving(
             parameters,
             macs,
@@ -133,15 +135,17 @@ class Pricing:
             macs / self.whole.macs if self.whole.macs else 0.0,
         )
 
-    def _resized(self, names: Iterable[str], sizes: Mapping[str, Param], kept: Kept) -> ArchGraph:
-        """Some operators and all that they use, with the sizes after a cut."""
+    def _resized(
+        self, names: Iterable[str], sizes: Mapping[str, Param], selection: Kept
+    ) -> ArchGraph:
+        """Return some operators and all that they use, with the sizes after a cut."""
         nodes: dict[str, Node] = {}
         params: dict[str, Param] = {}
         for name in names:
             node = self.evaluated.node[name]
             for used in (name, *node.uses()):
                 if used not in nodes:
-                    nodes[used] = node_after(self.solved, self.evaluated.node[used], kept)
+                    nodes[used] = node_after(self.solved, self.evaluated.node[used], selection)
             for leaf in node.leaves():
                 params[leaf] = sizes.get(leaf) or self.graph.param[leaf]
         return ArchGraph((), tuple(params.values()), tuple(nodes.values()), None)
@@ -173,7 +177,7 @@ class Liveness:
         self.leaves_under = {module: frozenset(names) for module, names in under.items()}
 
     def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
-        """Operators that are gone when a value stands in for another and lists lose terms."""
+        """Return operators that become unused when a value replaces another or lists lose terms."""
         starts = {end, *terms}
         gone: set[str] = set()
         pending = [name for name in starts if name in self.users]
@@ -189,22 +193,22 @@ class Liveness:
         return frozenset(gone)
 
     def unused(self, gone: Collection[str]) -> frozenset[str]:
-        """Leaves that only these operators use."""
-        held = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
+        """Return the leaves that only these operators use."""
+        used = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
         return frozenset(
             leaf
-            for leaf in held - self.returned
+            for leaf in used - self.returned
             if all(user in gone for user in self.leaf_users[leaf])
         )
 
 
 def halved(size: int) -> int:
-    """Positions that stay of an axis when half of them go, as :func:`archgraph.take` rounds."""
+    """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
     return -(-size // 2)
 
 
 def axis_names(layout: Layout) -> Iterator[str]:
-    """Names of the axes in a layout, left to right."""
+    """Yield the names of the axes in a layout, left to right."""
     match layout:
         case AxisRef(name):
             yield name

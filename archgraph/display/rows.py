@@ -27,14 +27,14 @@ class Row:
     enters: tuple[str, ...] = ()
 
 
-def rows(picture: Scene, length: int = LENGTH) -> list[Row]:
-    """The boxes of a scene in rows; no block is cut.
+def scene_rows(picture: Scene, length: int = LENGTH) -> list[Row]:
+    """Arrange the boxes of a scene in rows; no block is cut.
 
     Example:
         >>> from archgraph.display.scene import Box, Link
         >>> boxes = tuple(Box(name, "operator", (), ()) for name in "abc")
         >>> chain = (Link("a", "b", ""), Link("b", "c", ""))
-        >>> [sorted(row.boxes) for row in rows(Scene("", boxes, chain, ()), length=2)]
+        >>> [sorted(row.boxes) for row in scene_rows(Scene("", boxes, chain, ()), length=2)]
         [['a', 'b'], ['c']]
     """
     depth, _ = depths(picture)
@@ -47,8 +47,8 @@ def rows(picture: Scene, length: int = LENGTH) -> list[Row]:
             start = min(depth[name] for name in unit)
         parts[-1].update(unit)
     _stay(picture, parts)
-    place = {name: number for number, part in enumerate(parts) for name in part}
-    across = [(k.tail, k.head) for k in picture.links if place[k.tail] != place[k.head]]
+    unit_of = {name: number for number, part in enumerate(parts) for name in part}
+    across = [(k.tail, k.head) for k in picture.links if unit_of[k.tail] != unit_of[k.head]]
     return [
         Row(
             frozenset(part),
@@ -71,7 +71,7 @@ def _stay(picture: Scene, parts: list[set[str]]) -> None:
 
 
 def _units(picture: Scene) -> Iterator[tuple[str, ...]]:
-    """What stays together, in order: the boxes of a block, or one that no block holds."""
+    """Yield what stays together, in order: the boxes of a block, or a box outside all blocks."""
     holder = {name: each.boxes for each in picture.clusters() for name in each.boxes}
     done: set[str] = set()
     for box in picture.boxes:

@@ -12,11 +12,11 @@ from typing import Literal
 from archgraph.display.hierarchy import Fold, Sections, between, folds
 from archgraph.display.labels import (
     LabelLine,
+    abbreviated,
+    count_parameters,
     lines_of,
     mask_of,
-    parameters,
     shape_label,
-    shorten,
 )
 from archgraph.display.pieces import Detail, Pieces, pieces
 from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode, walk
@@ -92,7 +92,7 @@ class Cluster:
     times: int = 1
 
     def walk(self) -> Iterator[Cluster]:
-        """Itself and all clusters inside."""
+        """Yield the cluster itself and all clusters inside."""
         yield self
         for group in self.groups:
             yield from group.walk()
@@ -113,7 +113,7 @@ class Scene:
         return {b.name: b for b in self.boxes}
 
     def clusters(self) -> Iterator[Cluster]:
-        """All clusters, each before those inside it."""
+        """Yield all clusters, each before those inside it."""
         for group in self.groups:
             yield from group.walk()
 
@@ -126,7 +126,7 @@ def scene(
     fold: bool = True,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
-    """What to draw of a graph.
+    """Lay out what to draw of a graph.
 
     Args:
         graph: The architecture.
@@ -149,18 +149,20 @@ def scene(
         (['x', 'relu', 'output'], '8')
     """
     parts = pieces(graph, sections, detail)
-    held = blocks_of(sections, parts)
-    found = folds(graph, held, parts.feeds, marks) if fold else ()
-    making = _Making(graph, parts, found)
-    boxes = making.boxes(_titles(held) if detail == "section" else {})
+    inside = blocks_of(sections, parts)
+    folded = folds(graph, inside, parts.feeds, marks) if fold else ()
+    making = _Making(graph, parts, folded)
+    # Only a box that is a whole block is titled with the block's name.
+    titles = {n: block for _, blocks in inside for block, nodes in blocks for n in nodes}
+    boxes = making.boxes(titles if detail == "section" else {})
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
-    groups = tuple(_groups(graph, held, boxes, found))
+    groups = tuple(_groups(graph, inside, boxes, folded))
     return Scene(graph.name, (*boxes, *ends), (*links, *more), groups)
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Sections with the operators that stand in their blocks."""
+    """Return the sections with the operators that stand in their blocks."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner:
@@ -172,11 +174,6 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
     ]
 
 
-def _titles(held: Sections) -> dict[str, str]:
-    """Name of the block of each operator."""
-    return {node: block for _, blocks in held for block, nodes in blocks for node in nodes}
-
-
 class _Making:
     """A scene while it is made.
 
@@ -186,13 +183,13 @@ class _Making:
         copies: Operators of later repetitions by their place in the first one.
     """
 
-    def __init__(self, graph: ArchGraph, parts: Pieces, found: Sequence[Fold]) -> None:
+    def __init__(self, graph: ArchGraph, parts: Pieces, folds: Sequence[Fold]) -> None:
         self.graph, self.parts = graph, parts
         self.order = {node.name: i for i, node in enumerate(graph.nodes)}
         self.twin: dict[str, str] = {}
         self.turn: dict[str, tuple[int, int]] = {}
         self.copies: dict[str, list[str]] = {}
-        for number, one in enumerate(found):
+        for number, one in enumerate(folds):
             for turn, nodes in enumerate(one.nodes):
                 for first, name in zip(one.nodes[0], nodes, strict=True):
                     self.turn[name] = number, turn
@@ -201,7 +198,7 @@ class _Making:
                         self.copies.setdefault(first, []).append(name)
 
     def boxes(self, titles: Mapping[str, str]) -> list[Box]:
-        """Boxes of inputs and operators; a fold's are those of its first repetition."""
+        """Return the boxes of inputs and operators; a fold's are those of its first repetition."""
         guests: dict[str, list[str]] = {}
         for name, host in self.parts.host.items():
             if name != host:
@@ -213,20 +210,20 @@ class _Making:
         ]
 
     def box(self, names: Sequence[str], nodes: Sequence[str], titles: Mapping[str, str]) -> Box:
-        """The box of some operators and of the counters that belong to them."""
+        """Build the box of some operators and of the counters that belong to them."""
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
         until = tuple(dict.fromkeys(leaf for n in last for leaf in graph.node[n].leaves()))
         entry = graph.node[names[0]].op == "input"
-        sizes = count(parameters(graph, leaves)), count(parameters(graph, until))
+        sizes = count(count_parameters(graph, leaves)), count(count_parameters(graph, until))
         return Box(
             name=names[0],
             kind="input" if entry else "operator",
             nodes=tuple(sorted(nodes, key=self.order.__getitem__)),
             lines=(LabelLine(names[0], strong=True),) if entry else self.lines(names, last, titles),
             leaves=leaves,
-            parameters=parameters(graph, leaves),
+            parameters=count_parameters(graph, leaves),
             size="–".join(dict.fromkeys(sizes)),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
@@ -235,7 +232,7 @@ class _Making:
     def lines(
         self, names: Sequence[str], last: Sequence[str], titles: Mapping[str, str]
     ) -> tuple[LabelLine, ...]:
-        """Label of an operator box; what differs in the last repetition shows as a range."""
+        """Label an operator box; what differs in the last repetition shows as a range."""
         pairs = list(zip(lines_of(self.graph, names), lines_of(self.graph, last), strict=False))
         lines = tuple(replace(a, text=between(a.text, b.text)) for a, b in pairs)
         mask = names[0] in self.parts.masks
@@ -248,12 +245,12 @@ class _Making:
                 f"  ×{1 + len(self.copies[names[0]])}" if title != end else ""
             )
         words = [line.text for line in lines if line.strong or mask]
-        told = (LabelLine(shorten(words or [line.text for line in lines])),)
-        return (LabelLine(title, strong=True), *told)
+        rest = (LabelLine(abbreviated(words or [line.text for line in lines])),)
+        return (LabelLine(title, strong=True), *rest)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
-        """Arrows between operators; those from one repetition to the next say nothing."""
-        found: dict[tuple[str, str], Link] = {}
+        """Yield the arrows between operators; those from one repetition to the next say nothing."""
+        arrows: dict[tuple[str, str], Link] = {}
         for name, before in self.parts.feeds.items():
             for used in before:
                 a, b = self.turn.get(used, (-1, 0)), self.turn.get(name, (-2, 0))
@@ -262,16 +259,16 @@ class _Making:
                 if tail == head or (a[0] == b[0] and a[1] != b[1]):
                     continue
                 link = self.link(used, name, tail, head)
-                previous = found.get((tail, head))
+                previous = arrows.get((tail, head))
                 if previous is not None and name in self.twin and a[0] == b[0]:
                     link = replace(previous, label=_range(previous.label, link.label))
                 elif previous is not None and (link.training or not previous.training):
                     continue
-                found[tail, head] = link
-        yield from found.values()
+                arrows[tail, head] = link
+        yield from arrows.values()
 
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
-        """The arrow of one value to one operator."""
+        """Build the arrow of one value to one operator."""
         node, source = self.graph.node[name], self.graph.node[used]
         steady = {
             item.name
@@ -288,15 +285,15 @@ class _Making:
         return Link(tail, head, label, only or name in training or used in training, mask)
 
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
-        """Boxes of the outputs, and the arrows to them."""
+        """Return the boxes of the outputs, and the arrows to them."""
         holder = {name: box.name for box in boxes for name in (*box.nodes, *box.folded)}
-        taken = set(self.graph.node)
+        used = set(self.graph.node)
         ends, links = [], []
         for label, source, aside in outputs_of(self.graph):
             name = label
-            while name in taken:
+            while name in used:
                 name = f"{name} (output)"
-            taken.add(name)
+            used.add(name)
             ends.append(Box(name, "output", (), (LabelLine(label, strong=True),), training=aside))
             kind = shape_label(self.graph.node[source].types[0])
             links.append(Link(holder[source], name, kind, aside))
@@ -304,7 +301,7 @@ class _Making:
 
 
 def _range(first: str, last: str) -> str:
-    """Two shapes as one, `64–224×56×56`; the first may be a range already."""
+    """Merge two shapes, `64–224×56×56`; the first may be a range already."""
     if first == last:
         return first
     start = first.split("×")
@@ -313,7 +310,7 @@ def _range(first: str, last: str) -> str:
 
 
 def _results(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Ref]]:
-    """Every result inside the output tree with the keys that lead to it."""
+    """Yield every result inside the output tree with the keys that lead to it."""
     match value:
         case Ref():
             yield path, value
@@ -336,17 +333,17 @@ def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
 
 
 def _groups(
-    graph: ArchGraph, held: Sections, boxes: Sequence[Box], found: Sequence[Fold]
+    graph: ArchGraph, sections: Sections, boxes: Sequence[Box], folds: Sequence[Fold]
 ) -> Iterator[Cluster]:
-    """A cluster for each section with its blocks and folds inside."""
+    """Yield a cluster for each section with its blocks and folds inside."""
     holder = {name: box.name for box in boxes for name in box.nodes}
-    first = {one.blocks[0][0]: one for one in found}
+    first = {one.blocks[0][0]: one for one in folds}
 
     def leaves_of(nodes: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
 
     def size(nodes: Sequence[str]) -> int:
-        return parameters(graph, leaves_of(nodes))
+        return count_parameters(graph, leaves_of(nodes))
 
     def block(name: str, nodes: Sequence[str]) -> Cluster:
         inside = tuple(dict.fromkeys(holder[n] for n in nodes))
@@ -359,7 +356,7 @@ def _groups(
             return replace(units[0], name=one.name, leaves=leaves, note=note, times=one.times)
         return Cluster(one.name, tuple(units), (), leaves, note, one.times)
 
-    for section, blocks in held:
+    for section, blocks in sections:
         inner, index = [], 0
         filled = [(name, nodes) for name, nodes in blocks if nodes]
         while index < len(filled):

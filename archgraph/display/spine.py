@@ -6,7 +6,7 @@ from archgraph.display.scene import Scene
 
 
 def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Length of the longest path to every box, and the boxes that feed it; masks aside."""
+    """Return the longest path's length to every box, and the boxes that feed it; no masks."""
     into: dict[str, list[str]] = {}
     for link in picture.links:
         if not link.mask:
@@ -19,13 +19,13 @@ def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def span(picture: Scene) -> int:
-    """Total length of all arrows, in ranks: what the effort of a layout grows with."""
+    """Return the total length of all arrows, in ranks: what the effort of a layout grows with."""
     depth, _ = depths(picture)
     return sum(abs(depth[link.head] - depth[link.tail]) for link in picture.links)
 
 
 def spine(picture: Scene) -> frozenset[str]:
-    """Boxes on the longest path to the deepest output."""
+    """Return the boxes on the longest path to the deepest output."""
     depth, into = depths(picture)
     ends = [b for b in picture.boxes if b.kind == "output" and not b.training] or picture.boxes
     if not ends:

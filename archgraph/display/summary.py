@@ -7,15 +7,19 @@ from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.labels import dimensions, parameters, shape_label
+from archgraph.display.labels import count_parameters, dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.tables import Table, count, plural
 
 
 def summary(graph: ArchGraph) -> Table:
-    """Sections and blocks with the shapes of their results, parameters and MACs per example.
+    """Tabulate sections and blocks with the shapes of their results, parameters and MACs.
 
-    What stands in no block (stem, head) is a row of its own where it stands.
+    1. Operators are gathered in order: those of a block at its first one, neighbours outside all
+       blocks (stem, head) in a row of their own.
+    2. The first block of a section with several blocks is preceded by a row for the section. A
+       section of one block is a single row.
+    3. The last row is the total.
 
     Example:
         >>> from archgraph.graph.ir import Batch, Ref, TensorType
@@ -32,7 +36,7 @@ def summary(graph: ArchGraph) -> Table:
     owner = {name: block for block in structured.blocks for name in block.nodes}
     runs: list[tuple[Any, list[Node]]] = []
     at: dict[str, list[Node]] = {}
-    for node in graph.nodes:
+    for node in graph.nodes:  # 1
         if node.op == "input":
             continue
         block = owner.get(node.name)
@@ -49,12 +53,12 @@ def summary(graph: ArchGraph) -> Table:
         nodes = tuple(nodes)
         leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
         macs = sum(spent.nodes[node.name].macs for node in nodes if node.name in spent.nodes)
-        return count(parameters(graph, tuple(leaves))), count(macs)
+        return count(count_parameters(graph, tuple(leaves))), count(macs)
 
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     begun: set[str] = set()
-    for block, nodes in runs:
+    for block, nodes in runs:  # 2
         if block is None:
             first, last = nodes[0].scope or nodes[0].name, nodes[-1].scope or nodes[-1].name
             name = first if first == last else f"{first} … {last}"
@@ -78,7 +82,7 @@ def summary(graph: ArchGraph) -> Table:
                 (block.section, plural(len(section.blocks), "block"), end, *numbers(members), "")
             )
         rows.append((f"  {block.name}", block.kind, shape, *numbers(nodes), can))
-    strong.add(len(rows))
+    strong.add(len(rows))  # 3
     ends = [graph.node[name] for name in graph.output_refs()]
     result = shape_label(ends[0].types[0]) if ends else ""
     rows.append(("total", "", result, count(spent.parameters), count(spent.macs), ""))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from archgraph.analysis.roles import head, multiplied
+from archgraph.analysis.roles import head, weight_operands
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.decoders import Decoder, DecoderKind, decoder
@@ -259,7 +259,11 @@ class GraphHypernetwork(nn.Module):
         largest: dict[CodeKey, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
             last = head(graph)
-            ends = multiplied(graph)[last[0]] | set(graph.node[last[0]].leaves()) if last else set()
+            ends = (
+                weight_operands(graph)[last[0]] | set(graph.node[last[0]].leaves())
+                if last
+                else set()
+            )
             for entry in self.entries(graph):
                 informed.append(self.described == "all" or entry.name in ends)
                 key = self._key(entry)

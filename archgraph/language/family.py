@@ -13,7 +13,7 @@ from archgraph.language.document import Document, FromFile
 from archgraph.language.model import dotted_callable
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 # A file beside this one, or a model written in place.
 ModelSource = str | dict[str, Json]
@@ -43,7 +43,7 @@ else:
         __doc__="What is done to an architecture, in the order of the keys.",
         **{
             name: (row.value_type, Field(default=None, description=row.help))
-            for name, row in rows().items()
+            for name, row in rewrite_rows().items()
         },
         python=(PythonRewrites, Field(default={})),
     )

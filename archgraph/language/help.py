@@ -34,7 +34,7 @@ from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -118,7 +118,7 @@ class Topic:
 def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
     """Keys that several mappings share, and that stand with another topic."""
     if model is MemberSpec:
-        return rows()
+        return rewrite_rows()
     return DataSpec.model_fields if model in DOORS.values() else ()
 
 
@@ -266,7 +266,7 @@ def _rewrites() -> Iterator[Topic]:
     """The rewrites, in the order in which they are done."""
     described = Rewrites.model_json_schema()
     known = described["$defs"]
-    for row in rows().values():
+    for row in rewrite_rows().values():
         entry = described["properties"][row.name]
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]

@@ -16,7 +16,7 @@ from archgraph.language.family import Rewrites
 from archgraph.language.heads import heads
 from archgraph.language.python import imported
 from archgraph.plain import Json
-from archgraph.rewrites.registry import apply, rows
+from archgraph.rewrites.registry import apply, rewrite_rows
 from archgraph.states import Rewritten
 
 
@@ -87,7 +87,7 @@ def rewritten(
 
 def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], Json]]:
     """Every key, what it calls, and with which value, in order."""
-    *before, last = rows().values()
+    *before, last = rewrite_rows().values()
     for row in before:
         yield row.name, row.apply, getattr(rewrites, row.name)
     for name, value in rewrites.python.items():

@@ -40,11 +40,11 @@ class ArchBlock(nn.Module):
     _path: ClassVar[str] = ""
 
     def extra_repr(self) -> str:
-        """A recurrent layer whose layers or directions a cut left with unequal sizes."""
+        """Describe a recurrent layer whose layers or directions a cut left with unequal sizes."""
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By graph and path, since its class has no name; with everything that the user changed."""
+        """Pickle by graph and path, since the class is not importable; with the user's changes."""
         return _blank, (self._graph, self._path), self.__getstate__()
 
 
@@ -60,7 +60,7 @@ class ArchModule(ArchBlock):
     _inputs: ClassVar[InputTypes]
 
     def extra_repr(self) -> str:
-        """One line: name, operators."""
+        """Describe the module in one line: name, operators."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
 
 
@@ -173,7 +173,7 @@ class Template:
         for path, name, leaf in self.leaves:
             part = self.parts[path]
             if name in part._modules:
-                raise GraphError("a leaf and a module have one name", found=joined(path, name))
+                raise GraphError("a leaf and a module share a name", found=joined(path, name))
             if graph.param[leaf].role == "constant":
                 part._non_persistent_buffers_set.add(name)
         for outer, flag in graph.flags:
@@ -342,7 +342,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
         raise GraphError(
-            "the module has a tensor that its graph does not have",
+            "the module has a tensor that its graph lacks",
             where=extra[0],
             hint="merge it into the graph's tensors, or remove it, before reading the state",
         )
@@ -417,7 +417,7 @@ def load_state(module: nn.Module, state: State) -> None:
     computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
     if computed:
         raise GraphError(
-            "is parametrised, and a state has no values for its parametrisation",
+            "is parametrised; a state cannot hold the parametrisation",
             where=min(computed),
             hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
         )

@@ -191,7 +191,7 @@ def are_numbers(names: Sequence[str]) -> bool:
 
 
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
-    """Yield work under a path by the module inside that it belongs to; None: to the path itself."""
+    """Yield work under a path by its module inside; None for the path itself."""
     for name, nodes in itertools.groupby(run, lambda node: child(node, path)):
         yield name, tuple(nodes)
 

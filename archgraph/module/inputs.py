@@ -89,7 +89,7 @@ class TensorInput:
             ends = [f"{self.low} or more"] if self.low else []
             ends += [f"{self.high} or less"] if self.high is not None else []
             return GraphError(
-                "the model branches on the size of the batch, and the graph has the other branch",
+                "the model branches on the batch size; the graph holds the other branch",
                 where=where,
                 found=value.shape[0],
                 expected=" and ".join(ends),
@@ -177,7 +177,7 @@ class InputTypes:
                         where=f"input {item.label}",
                         found=value.shape[0],
                         expected=first[1].shape[0],
-                        hint="all inputs of a call have one batch size",
+                        hint="all inputs of a call share one batch size",
                     )
 
     def _leaf_of(self, module: nn.Module) -> torch.Tensor | None:

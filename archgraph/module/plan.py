@@ -310,7 +310,7 @@ def is_under(path: str, outer: str) -> bool:
 
 
 def child(node: Node, path: str) -> str | None:
-    """Return the module inside of a path that an operator belongs to; None: to the path itself."""
+    """Return the module of an operator inside a path; None for the path itself."""
     if node.scope == path:
         return None
     return node.scope[len(path) + 1 if path else 0 :].split(".")[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from archgraph.capture.export import export as captured
+from archgraph.capture.export import export_program as captured
 from archgraph.capture.surroundings import quiet
 from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError
 from archgraph.graph.argument import takes_graph

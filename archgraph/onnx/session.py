@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import ArchModule
-from archgraph.rewrites.laws import difference, outputs, random_inputs
+from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
 # Relative to the largest value of each result, by the coarsest of a graph's types.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
@@ -72,7 +72,7 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
     A hundredth of what is allowed counts as nothing, whatever the result's size: onnxruntime's
     sigmoid is exact to 1e-7, and a result may be as small everywhere.
     """
-    gap = difference(results, expected)
+    gap = relative_difference(results, expected)
     if gap <= allowed:
         return gap
     near: dict[str, Any] = {"rtol": 0.0, "atol": allowed / 100, "equal_nan": True}
@@ -81,7 +81,7 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
         for a, b in zip(results, expected, strict=True)
         if a.shape != b.shape or not torch.allclose(a.double(), b.double(), **near)
     ]
-    return difference([a for a, _ in far], [b for _, b in far])
+    return relative_difference([a for a, _ in far], [b for _, b in far])
 
 
 def compare(path: Path, module: ArchModule, name: str) -> float:

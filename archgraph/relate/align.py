@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from archgraph.analysis.forms import differ, nearest
+from archgraph.analysis.forms import differ, nearest_form
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.relate.alignment import Alignment, Unmatched
@@ -145,6 +145,6 @@ def _reason(
         return f"{name} of the other graph has this form ({form}), but lies elsewhere"
     if same:
         return f"the other graph has fewer blocks of this form ({form})"
-    best = nearest(form, candidates)
+    best = nearest_form(form, candidates)
     text = f" ({differ(form, best)})" if best is not None else ""
     return f"no block of the other graph has this form{text}"

@@ -98,7 +98,7 @@ class Alignment:
                     where=f"{place}: {item.part}",
                     hint=item.reason,
                 )
-        kept = self.widths.kept(place)
+        kept = self.widths.selection(place)
         solved, pairs = axes(self.whole), dict(self.leaves)
         entries = {}
         for slot in signature(self.client):

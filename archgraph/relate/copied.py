@@ -9,7 +9,7 @@ import numpy as np
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
-from archgraph.analysis.widths import Equation, axes_of, sized, solve
+from archgraph.analysis.widths import Equation, axis_refs, sized, solve
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node, Value, refs
 from archgraph.graph.passes import reached, renumber
@@ -103,7 +103,7 @@ def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> Arch
                 expected=len(there),
             )
         for mine, theirs, size in zip(layouts, there, shape, strict=True):
-            if isinstance(size, int) and axes_of(mine):
+            if isinstance(size, int) and axis_refs(mine):
                 equations += sized(block.name, mine, theirs)
     claims, open_ = solve(equations)
     if open_ or any(len(sizes) > 1 for sizes in claims.values()):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.widths import alike
+from archgraph.analysis.widths import matching_parts
 from archgraph.graph.ir import Leaf, Node, Ref, Value, replace, show
 from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.relate.correspondence import PartDifference, PartKind
@@ -108,7 +108,7 @@ def _resized(found: Partners) -> Iterator[PartDifference]:
     of_a, of_b = axes(found.a.graph), axes(found.b.graph)
     for theirs, mine in found.leaves.items():
         for x, y in zip(of_a.of(mine), of_b.of(theirs), strict=False):
-            for p, q in alike(x, y):
+            for p, q in matching_parts(x, y):
                 if isinstance(p.size, int) and isinstance(q.size, int) and p.size != q.size:
                     nodes = seen.setdefault((_named(p), _named(q), p.size, q.size), ({}, {}))
                     nodes[0].update(dict.fromkeys(found.a.users[mine]))

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
-from archgraph.analysis.widths import alike
+from archgraph.analysis.widths import matching_parts
 from archgraph.errors import ArchGraphError, RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
@@ -242,7 +242,7 @@ def _ties(whole: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[s
     for block in structure(whole).blocks:
         if even.get(block.name):
             for layouts in zip(value[block.entry][0], value[block.exit][0], strict=False):
-                for before, behind in alike(*layouts):
+                for before, behind in matching_parts(*layouts):
                     if isinstance(before, AxisRef) and isinstance(behind, AxisRef):
                         yield before.name, behind.name
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable
 
 from archgraph.analysis.forms import Form, factor
-from archgraph.analysis.widths import alike, axes_of, flat, stated
+from archgraph.analysis.widths import axis_refs, flat, matching_parts, stated
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.relate.sides import SideGraph, Sides, level
 
@@ -86,7 +86,7 @@ class Likeness:
     def _cuts(self, x: Layout, y: Layout) -> bool:
         """Whether one of two dimensions can be a cut of the other, part by part."""
         free = [side.free for side in self.sides]
-        return all(_fit(u, v, *free) for u, v in alike(x, y))
+        return all(_fit(u, v, *free) for u, v in matching_parts(x, y))
 
     def _level(self, a: str, b: str) -> bool:
         """Whether the inputs of two operators have one resolution."""
@@ -137,11 +137,11 @@ def _fit(mine: Layout, theirs: Layout, free: frozenset[str], other: frozenset[st
         return True
     if theirs.size == 1:
         return _cuttable(mine, free)
-    return _cuttable(theirs, other) and (mine.size == 1 or bool(axes_of(mine)))
+    return _cuttable(theirs, other) and (mine.size == 1 or bool(axis_refs(mine)))
 
 
 def _cuttable(layout: Layout, free: frozenset[str]) -> bool:
-    return any(axis.name in free for axis in axes_of(layout))
+    return any(axis.name in free for axis in axis_refs(layout))
 
 
 def _nameless(side: SideGraph, layouts: Iterable[Layout]) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.forms import Form, forms, forms_by_widths
-from archgraph.analysis.widths import axes_of
+from archgraph.analysis.widths import axis_refs
 from archgraph.graph.ir import ArchGraph
 
 # Runs of blocks of both graphs that belong together, the client's first.
@@ -46,7 +46,7 @@ class SideGraph:
 
     def resolution(self, name: str) -> tuple[object, ...]:
         """Sizes of a result's dimensions without channels; None for those with channels."""
-        return tuple(None if axes_of(d) else d.size for d in self.axes.value[name][0])
+        return tuple(None if axis_refs(d) else d.size for d in self.axes.value[name][0])
 
     def unmatched(self, matched: Iterable[range]) -> list[int]:
         """Blocks that compute something and are not matched."""

@@ -51,7 +51,7 @@ def add_adapters(
     Source: Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019, §2.
     """
     if type(size) is not int or size < 1:
-        raise RewriteError("width of the adapters", found=size, expected="a number from 1")
+        raise RewriteError("adapter size out of range", found=size, expected="a number from 1")
     names = set(graph.node)
 
     def bottleneck(branch: Branch) -> Inserted:

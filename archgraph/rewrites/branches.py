@@ -38,7 +38,7 @@ Inserted = tuple[Sequence[Node], Sequence[Param]]
 
 
 def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Blocks by name or pattern; by default all that add to their input.
+    """Return the blocks by name or pattern; by default all that add to their input.
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.
@@ -83,19 +83,19 @@ def on_branches(
     nodes = {node.name: [node] for node in graph.nodes}
     added: list[tuple[str, Param]] = []
     for block in blocks:
-        place = last_leaf(graph, block)
+        last = last_leaf(graph, block)
         for branch in _branches(graph, block, name):
             new, params = make(branch)
             again = [p.name for p in params if p.name in in_use]
             if again:
                 what = name.replace("_", " ")
                 raise RewriteError(
-                    f"block has its {what} already", where=block.name, found=again[0]
+                    f"block already has its {what}", where=block.name, found=again[0]
                 )
             result = Ref(new[-1].name)
             args = tuple((k, result if v == branch.value else v) for k, v in branch.merge.args)
             nodes[branch.merge.name] = [*new, dataclasses.replace(branch.merge, args=args)]
-            added += [(place, p) for p in params]
+            added += [(last, p) for p in params]
     changed = graph.replace(
         nodes=tuple(n for group in nodes.values() for n in group),
         params=with_leaves(graph, added),
@@ -105,7 +105,7 @@ def on_branches(
 
 
 def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
-    """The branches of a residual block, numbered where there are several (a transformer's two)."""
+    """Yield the branches of a residual block, numbered if several (a transformer's two)."""
     if not block.sums:
         raise RewriteError("not a residual block", where=block.name, found=block.kind)
     owner = block.name

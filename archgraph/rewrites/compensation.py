@@ -31,7 +31,7 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Factors by leaf and dimension, and the reasons of axes for which there are none."""
+    """Return factors by leaf and dimension, and the reasons of axes without them."""
     solved = copies.solved
     work = _Compensation(copies)
     refused: dict[str, str] = {}
@@ -55,7 +55,7 @@ def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
 
 
 def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
-    """Why an operator that runs over a layout gives something else; empty where it does not."""
+    """Return why an operator along a layout would give other results; empty if it does not."""
     kind = growth(node.op).repeated(node)
     where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
     if kind == "never":
@@ -78,13 +78,14 @@ class _Compensation:
     def divide(self, contraction: Contraction) -> None:
         """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
-        wanted = self.copies.axes_in(contraction.layout)
-        if any(self._divide_leaf(name, dim, wanted) for name, dim in weights):
+        axes = self.copies.axes_in(contraction.layout)
+        if any(self._divide_leaf(name, dim, axes) for name, dim in weights):
             return
         problems = []
         for value, dim in contraction.operands:
             if isinstance(value, Ref):
                 try:
+                    # The first operand that can be divided is enough: it makes up for all copies.
                     self._settle(_Upstream(self.copies, contraction, self.sums).factors(value, dim))
                     return
                 except Refusal as refusal:
@@ -97,7 +98,7 @@ class _Compensation:
         where = f" in {node.scope}" if node.scope else ""
         raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
 
-    def _divide_leaf(self, name: str, dim: int, wanted: set[str]) -> bool:
+    def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
         """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
         if self.graph.param[name].role == "constant":
             return False
@@ -108,7 +109,8 @@ class _Compensation:
             ]
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
-        part = self.copies.parts(self.copies.solved.of(name)[dim], wanted)
+        part = self.copies.parts(self.copies.solved.of(name)[dim], axes)
+        # Two sums over the same leaf agree only if they divide it by the same numbers.
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 
@@ -123,7 +125,7 @@ class _Compensation:
 
 
 def _squares(contraction: Contraction, name: str) -> bool:
-    """Whether a leaf is multiplied by itself: dividing it would divide the product twice."""
+    """Return whether a leaf is multiplied by itself: dividing it would divide the product twice."""
     return sum(v == Leaf(name) for v, _ in contraction.operands) > 1
 
 
@@ -136,7 +138,7 @@ class _Upstream:
     them.
 
     Attributes:
-        wanted: Axes with copies that are summed over.
+        axes: Axes with copies that are summed over.
         inside: Operators that carry the factor.
         moved: Results that layers make and others only move about, with the dimension to divide.
         beside: Operands of theirs that are not divided.
@@ -148,14 +150,14 @@ class _Upstream:
     ) -> None:
         self.copies, self.graph = copies, copies.graph
         self.contraction, self.sums = contraction, sums
-        self.wanted = copies.axes_in(contraction.layout)
+        self.axes = copies.axes_in(contraction.layout)
         self.inside: set[str] = set()
         self.moved: dict[str, int] = {}
         self.beside: set[str] = set()
         self.divided: Factors = {}
 
     def factors(self, operand: Ref, dim: int) -> Factors:
-        """Factors that divide an operand along a dimension."""
+        """Return the factors that divide an operand along a dimension."""
         start = operand.name
         pending: list[tuple[str, int | None]] = [(start, dim)]
         while pending:
@@ -163,7 +165,7 @@ class _Upstream:
             if name not in self.inside and name not in self.moved:
                 pending += self._before(name, at)
         if self.moved:
-            moved = MovedFactors(self.copies, self.wanted)
+            moved = MovedFactors(self.copies, self.axes)
             for name, at in self.moved.items():
                 moved.divide(name, at)
             moved.check(next(iter(self.moved)), self.inside | {self.contraction.node})
@@ -195,16 +197,16 @@ class _Upstream:
             if isinstance(item, Leaf):
                 self._divide_operand(node, item.name)
                 continue
-            place = None
+            dim = None
             if fact.pointwise and at is not None:  # None where the operand lacks the dimension
-                place = at - len(node.shape) + len(self.graph.node[item.name].shape)
-            before.append((item.name, None if place is None or place < 0 else place))
+                dim = at - len(node.shape) + len(self.graph.node[item.name].shape)
+            before.append((item.name, None if dim is None or dim < 0 else dim))
         return before
 
     def _carriers(
         self, node: Node, fact: Growth, operands: Sequence[Ref | Leaf]
     ) -> Sequence[Ref | Leaf]:
-        """The operands that an operator hands a factor on to."""
+        """Return the operands to which an operator passes a factor on."""
         if fact.scales == "all" and not offset(node):
             return operands
         if fact.scales == "first":
@@ -219,10 +221,10 @@ class _Upstream:
         raise Refusal(f"{node.op} %{node.name} does not hand on a factor")
 
     def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
-        """Operands of a product that bring axes into its result: it does not sum over them."""
+        """Return operands of a product that bring axes into its result, not summed over."""
 
         def has(layouts: Iterable[Layout]) -> bool:
-            return any(self.copies.axes_in(layout) & self.wanted for layout in layouts)
+            return any(self.copies.axes_in(layout) & self.axes for layout in layouts)
 
         if has(c.layout for c in self.sums.get(node.name, ())):
             return []
@@ -242,18 +244,18 @@ class _Upstream:
             if not isinstance(value, Leaf) or not self.copies.only_user(node, value.name):
                 raise Refusal(f"{node.op} %{node.name} shares its {argument}")
             layout = self.copies.solved.of(value.name)[dim]
-            if not self.wanted <= self.copies.axes_in(layout):
+            if not self.axes <= self.copies.axes_in(layout):
                 raise Refusal(f"{node.op} %{node.name} does not make it")
-            self.divided[value.name, dim] = self.copies.parts(layout, self.wanted)
+            self.divided[value.name, dim] = self.copies.parts(layout, self.axes)
 
     def _divide_operand(self, node: Node, name: str) -> None:
         """Divide a leaf that an operator hands on as it is."""
-        left = set(self.wanted)
+        left = set(self.axes)
         if self.graph.param[name].role != "constant" and self.copies.only_user(node, name):
             for dim, layout in enumerate(self.copies.solved.of(name)):
-                if own := self.copies.axes_in(layout) & self.wanted:
-                    left -= own
-                    self.divided[name, dim] = self.copies.parts(layout, self.wanted)
+                if here := self.copies.axes_in(layout) & self.axes:
+                    left -= here
+                    self.divided[name, dim] = self.copies.parts(layout, self.axes)
         if left:
             raise Refusal(f"{node.op} %{node.name} takes {name}")
 
@@ -270,7 +272,7 @@ class _Upstream:
             raise Refusal(f"{node.op} %{node.name} takes %{start} twice")
 
     def _has_weights(self, name: str) -> bool:
-        """Whether a result depends on parameters."""
+        """Return whether a result depends on parameters."""
         node, param = self.graph.node, self.graph.param
         before = reached([name], lambda name: node[name].uses())
         return any(param[leaf].role == "parameter" for n in before for leaf in node[n].leaves())

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from archgraph.analysis.axes import Axes, Axis, axes
-from archgraph.analysis.positions import positions, shares
-from archgraph.analysis.widths import axes_of
+from archgraph.analysis.positions import position_shares, positions
+from archgraph.analysis.widths import axis_refs
 from archgraph.graph.ir import ArchGraph, Leaf, Node
 from archgraph.layout.layouts import Layout
 from archgraph.rewrites.cut import cut
@@ -21,7 +21,7 @@ from archgraph.states.dimension_map import Vector
 
 
 def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
-    """Old position of each of ``wide`` new ones of an axis.
+    """Return the old position of each of ``wide`` new ones of an axis.
 
     The first positions are the old ones; the others copy at random, or in turn for multiples.
 
@@ -38,14 +38,14 @@ def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
 def copied_positions(
     sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Old position of each new one, by axis, where they differ; positions win over sizes."""
+    """Return old positions of new ones, by axis, where they differ; positions before sizes."""
     sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
     sources.update(positions)
     return {a.name: i for a, i in sources.items() if not np.array_equal(i, np.arange(a.size))}
 
 
 def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
-    """Equal parts of one for the copies of each position, which add up to one exactly.
+    """Return equal parts of one for the copies of each position, which add up to one exactly.
 
     >>> equal_parts(np.array([0, 1, 0]))
     array([0.5, 1. , 0.5])
@@ -84,21 +84,21 @@ class Copies:
         return {name: equal_parts(index) for name, index in self.index.items()}
 
     def axes_in(self, layout: Layout) -> set[str]:
-        """The axes with copies that a layout contains."""
-        return {axis.name for axis in axes_of(layout) if axis.name in self.index}
+        """Return the axes with copies that a layout contains."""
+        return {axis.name for axis in axis_refs(layout) if axis.name in self.index}
 
     def positions(self, layout: Layout) -> npt.NDArray[np.int64]:
-        """Old position of each new one of a layout."""
+        """Return the old position of each new one of a layout."""
         return positions(layout, self.index)
 
-    def parts(self, layout: Layout, wanted: Collection[str] | None = None) -> Vector:
-        """Part of each new position of a layout, of some axes or of all."""
+    def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
+        """Return the part of each new position of a layout, of some axes or of all."""
         share = self._share
-        if wanted is not None:
-            share = {name: part for name, part in share.items() if name in wanted}
-        return shares(layout, self.index, share)
+        if axes is not None:
+            share = {name: part for name, part in share.items() if name in axes}
+        return position_shares(layout, self.index, share)
 
     def only_user(self, node: Node, leaf: str) -> bool:
-        """Whether an operator is the only one that uses a leaf, and uses it once."""
+        """Return whether an operator is the only one that uses a leaf, and uses it once."""
         uses = [*node.operands()].count(Leaf(leaf))
         return uses == 1 and self.graph.leaf_users[leaf] == (node.name,)

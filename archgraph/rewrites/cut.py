@@ -11,12 +11,12 @@ from archgraph.ops.table import impossible
 from archgraph.states import DimMap, Entry, Rewritten
 
 
-def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
-    """The architecture with only these positions of its axes, in this order.
+def cut(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewritten:
+    """Keep only these positions of the architecture's axes, in this order.
 
     Args:
         graph: The architecture.
-        kept: Positions by axis name, which may repeat; an axis that is not named stays whole.
+        selection: Positions by axis name, which may repeat; an axis that is not named stays whole.
         solved: The axes of a graph with the same operators, wired otherwise; by default its own.
 
     Returns:
@@ -29,11 +29,11 @@ def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
     maps: dict[Layout, DimMap | None] = {}
 
     def map_of(layout: Layout) -> DimMap | None:
-        if not touched(layout, kept):
+        if not touched(layout, selection):
             return None
         if layout not in maps:
             assert isinstance(layout.size, int)
-            maps[layout] = DimMap.of(positions(layout, kept), layout.size)
+            maps[layout] = DimMap.of(positions(layout, selection), layout.size)
         return maps[layout]
 
     entries = {
@@ -42,13 +42,13 @@ def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
         if param.role != "constant"
     }
     new = graph.replace(
-        params=tuple(param_after(solved, p, kept) for p in graph.params),
-        nodes=tuple(node_after(solved, n, kept) for n in graph.nodes),
+        params=tuple(param_after(solved, p, selection) for p in graph.params),
+        nodes=tuple(node_after(solved, n, selection) for n in graph.nodes),
     )
     for node in new.nodes:
         if reason := impossible(node):
             raise RewriteError(
-                "these sizes do not go together",
+                "these sizes are incompatible",
                 where=node.scope or f"%{node.name}",
                 found=reason,
                 hint="give one of the two axes another size",

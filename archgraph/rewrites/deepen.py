@@ -15,7 +15,7 @@ from archgraph.ops.table import growth, multiplied, offset, row
 from archgraph.rewrites.graft import grafted
 from archgraph.rewrites.insert import initialised
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.sections import whole
+from archgraph.rewrites.sections import integer_depths
 from archgraph.rewrites.skip import skip
 from archgraph.states import Entry, Rewritten
 
@@ -60,7 +60,7 @@ def deepen(
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
     """
-    depths = whole(depths)
+    depths = integer_depths(depths)
     like = None if like is None else graph_of(like)
     try:
         deep, blocks = grafted(graph, depths, like=like)
@@ -87,25 +87,25 @@ def deepen(
 def _restored(
     graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
 ) -> tuple[Rewritten, tuple[Block, ...]] | None:
-    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and the blocks.
+    """Restore blocks of ``like`` that the graph lacks, as a fresh model has them; return them too.
 
     None where it is not ``like`` without some of its blocks.
     """
     parts = structure(like)
-    wanted: list[str] = []
+    missing: list[str] = []
     others: list[str] = []
     for section in parts.sections:
         gone = [b.name for b in section.blocks if _lacks(graph, like, b)]
         add = depths.get(section.name, 0) - (len(section.blocks) - len(gone))
-        wanted += gone[: max(add, 0)]
+        missing += gone[: max(add, 0)]
         others += gone[max(add, 0) :]
         if section.name in depths and not 0 <= add <= len(gone):
             return None
-    if not wanted or not all(any(s.name == name for s in parts.sections) for name in depths):
+    if not missing or not all(any(s.name == name for s in parts.sections) for name in depths):
         return None
     try:
         model = skip(like, others).graph if others else like
-        before = skip(model, wanted).graph
+        before = skip(model, missing).graph
     except (GraphError, RewriteError):
         return None
     same = before.replace(sections=()) == graph.replace(sections=())
@@ -114,13 +114,13 @@ def _restored(
     if not same or not fits:
         return None
     restored = initialised(graph, model)
-    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in wanted)
+    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in missing)
 
 
 def _covered(
     before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
 ) -> None:
-    """What is new lies in the new blocks, and only what is new starts anew."""
+    """Check that new operators lie in the new blocks, and that only new leaves are initialised."""
     inside = {n for block in blocks for n in block.nodes}
     for param in after.params:
         if param.name in before.param or param.role == "constant":
@@ -133,14 +133,14 @@ def _covered(
 
 
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
-    """Whether a graph has none of the leaves of another's block."""
+    """Return whether a graph has none of the leaves of another's block."""
     used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
     weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
     return bool(weights) and not any(leaf in graph.param for leaf in weights)
 
 
 def _operands(node: Node) -> list[Ref | Leaf]:
-    """The results and leaves that an operator uses in evaluation."""
+    """Return the results and leaves that an operator uses in evaluation."""
     values = (i for _, v in node.args for i in walk(in_mode(v, False)))
     return [i for i in values if isinstance(i, (Ref, Leaf))]
 
@@ -154,12 +154,12 @@ class _Identity:
         self.inside = set(block.nodes)
 
     def starts(self) -> dict[str, Start]:
-        """Initialisers by leaf."""
+        """Return the initialisers by leaf."""
         if self.block.sums:
             return self._residual()
         if self.block.kind == "chain":
             return self._chain(self.block.exit, self.block.entry)
-        self._refuse(f"is {self.block.kind}: it has no form of the identity")
+        self._refuse(f"is {self.block.kind}: it has no identity form")
 
     def _residual(self) -> dict[str, Start]:
         identity: dict[str, Start] = {}
@@ -195,7 +195,7 @@ class _Identity:
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
-        """The last layers of a branch at zero, behind operators that keep zeros.
+        """Set the last layers of a branch to zero, behind operators that map zeros to zeros.
 
         Where branches are added or joined inside it (parallel attention and feed-forward), each of
         them is.
@@ -215,9 +215,9 @@ class _Identity:
             row(node.op).zero is zeros.always
         ):  # made of zeros, as the first state of a recurrent layer
             return {}
-        given = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
-        items = given or _operands(node)
-        if given or (fact.scales == "all" and not offset(node)):
+        listed = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
+        items = listed or _operands(node)
+        if listed or (fact.scales == "all" and not offset(node)):
             return {k: how for i in items for k, how in self._nothing(node, i).items()}
         if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
             for item in sorted(items, key=lambda i: isinstance(i, Ref)):
@@ -230,7 +230,7 @@ class _Identity:
         self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
 
     def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
-        """How an operand of an operator starts at zero: a leaf of its own, or what makes it."""
+        """Start an operand of an operator at zero: its private leaf, or what computes it."""
         if isinstance(value, Ref):
             return self._zero(value.name)
         if (
@@ -242,7 +242,7 @@ class _Identity:
         return {value.name: ("zeros", {})}
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
-        """Operators from an entry to a result, each of them the identity."""
+        """Return the operators from an entry to a result, each of them the identity."""
         identity: dict[str, Start] = {}
         while name != entry:
             node = self.graph.node[name]
@@ -251,12 +251,12 @@ class _Identity:
                 if not self._did(node, self.block.entry):
                     self._refuse(f"has {node.op} %{name}, which its input has not been through")
             elif fact.identity is None:
-                self._refuse(f"has {node.op} %{name}, which has no form of the identity")
+                self._refuse(f"has {node.op} %{name}, which has no identity form")
             elif isinstance(start := fact.identity(self.graph, node), str):
                 self._refuse(f"has {node.op} %{name}, which {start}")
             else:
-                given = {node.arg(argument): how for argument, how in start.items()}
-                identity |= {k.name: how for k, how in given.items() if isinstance(k, Leaf)}
+                starts = {node.arg(argument): how for argument, how in start.items()}
+                identity |= {k.name: how for k, how in starts.items() if isinstance(k, Leaf)}
             results = [i.name for i in _operands(node) if isinstance(i, Ref)]
             if len(results) != 1:
                 self._refuse(f"has {node.op} %{name}, which takes {len(results)} results")
@@ -264,13 +264,13 @@ class _Identity:
         return identity
 
     def _did(self, node: Node, entry: str) -> bool:
-        """Whether a value has been through an operator of the same arguments already."""
-        wanted = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
+        """Return whether a value has been through an operator of the same arguments already."""
+        expected = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
         name = entry
         while True:
             before = self.graph.node[name]
             if before.op == node.op:
-                return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == wanted
+                return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == expected
             refs = list(before.uses())
             if len(refs) != 1 or not growth(before.op).picks:
                 return False

@@ -27,8 +27,8 @@ def ends_after(
         graph: The architecture.
         section: The last section or block that stays.
         head: The classifier: an architecture with one input and one output, or a number of classes
-            for a mean over positions and a linear layer. None: the exit that :func:`add_exits` has
-            put there; earlier exits stay, and forward returns all of them by name.
+            for a mean over positions and a linear layer. Default: the exit that :func:`add_exits`
+            has put there; earlier exits stay, and forward returns all of them by name.
         verify: Check that it computes what the original does with the same head behind the section
             (three forwards in float64).
 
@@ -48,32 +48,32 @@ def ends_after(
     Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
     """
     if head is None:
-        whole = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
+        original = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
     else:
         stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
         headed, answer = with_head(graph, graph, head, stem, section)
-        whole = headed.replace(outputs=answer)
-    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, section))))
+        original = headed.replace(outputs=answer)
+    short = tidied(graph, prune(original.replace(sections=_up_to(graph, section))))
     check(short)
     rewritten = initialised(graph, short)
     if verify:
         # The original with nothing pruned, which answers with the same head in the same place.
-        same_function(whole, Rewritten(rewritten.graph, initialised(whole, short).transfer))
+        same_function(original, Rewritten(rewritten.graph, initialised(original, short).transfer))
     return rewritten
 
 
 def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The user's own sections, as far as they stay."""
+    """Yield the user's sections, as far as they stay."""
     parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
-    own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
-    return tuple((name, blocks) for name, blocks in own if blocks)
+    shortened = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
+    return tuple((name, blocks) for name, blocks in shortened if blocks)
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
-    """The answers behind a section and before it, by name."""
+    """Return the answers before and at the end of a section, by name."""
     if isinstance(outputs, Mode):
         train, test = (_exits_up_to(graph, v, section) for v in (outputs.train, outputs.eval))
         return Mode(train, test)
@@ -83,9 +83,9 @@ def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
     fields = outputs.fields if isinstance(outputs, Record) else ()
     if section not in dict(fields):
         raise RewriteError(
-            "no exit there",
+            "no exit at this section",
             where=section,
-            found=", ".join(name for name, _ in fields) or "one answer without a name",
+            found=", ".join(name for name, _ in fields) or "a single unnamed output",
             expected="an exit of add_exits, or a head",
         )
     stay = [(k, v) for k, v in fields if k in places and order[parts.end(k)] <= last]

@@ -53,12 +53,12 @@ def add_exits(
     for name, head in heads.items():
         stem = f"{PREFIX}.{name.replace('.', '_')}"
         if name == "main" or any(p.name.startswith(f"{stem}.") for p in graph.params):
-            raise RewriteError("there is an exit of that name already", where=name)
+            raise RewriteError("an exit of this name already exists", where=name)
         new, answers[name] = with_head(new, graph, head, stem, name)
 
     def joined(value: Value) -> Value:
-        own = value.fields if again and isinstance(value, Record) else (("main", value),)
-        return Record((*own, *answers.items()))
+        previous = value.fields if again and isinstance(value, Record) else (("main", value),)
+        return Record((*previous, *answers.items()))
 
     # What training returns beside the main output stays in `main`.
     new = new.replace(outputs=_in_both_modes(graph.outputs, joined))
@@ -66,7 +66,7 @@ def add_exits(
     rewritten = initialised(graph, new)
 
     def main(value: Value) -> Value:
-        """What the architecture returned before its new exits."""
+        """Return what the architecture returned before its new exits."""
         assert isinstance(value, Record)
         rest = tuple((k, v) for k, v in value.fields if k not in heads)
         return Record(rest, value.name) if again else rest[0][1]

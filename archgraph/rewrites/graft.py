@@ -11,7 +11,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.rewrites import laws
 from archgraph.rewrites.lengthen import extend, line_up
-from archgraph.rewrites.sections import section_names, whole, with_sections
+from archgraph.rewrites.sections import integer_depths, section_names, with_sections
 from archgraph.rewrites.skip import skip
 from archgraph.rewrites.splice import Splice
 from archgraph.states import Rewritten
@@ -63,8 +63,8 @@ def grafted(
     like: ArchGraph | None = None,
     verify: bool = False,
 ) -> tuple[Rewritten, tuple[Block, ...]]:
-    """What :func:`graft` gives, and the blocks that it inserted."""
-    depths = whole(depths)
+    """Return the result of :func:`graft`, and the blocks that it inserted."""
+    depths = integer_depths(depths)
     parts = structure(graph)
     model = structure(like) if like is not None else None
     splice = Splice(graph)
@@ -75,11 +75,11 @@ def grafted(
         have = len(section.blocks)
         if depth < have:
             raise RewriteError(
-                "impossible depth",
+                "depth out of range",
                 where=name,
                 found=depth,
                 expected=f"at least {have}",
-                hint="shorten leaves blocks out",
+                hint="shorten removes blocks",
             )
         if depth == have:
             continue
@@ -92,19 +92,19 @@ def grafted(
     if not fresh:
         return Rewritten.identity(graph), ()
     rewritten, blocks = splice.rewritten(like)
-    wanted = [(k, tuple(v)) for k, v in names.items()]
-    rewritten = with_sections(rewritten, graph, parts, wanted)
+    expected = [(k, tuple(v)) for k, v in names.items()]
+    rewritten = with_sections(rewritten, graph, parts, expected)
     if like is not None:
-        named = rewritten.graph.replace(sections=like.sections)
-        if section_names(structure(named)) == wanted:
-            rewritten = Rewritten(named, rewritten.transfer)
+        relabelled = rewritten.graph.replace(sections=like.sections)
+        if section_names(structure(relabelled)) == expected:
+            rewritten = Rewritten(relabelled, rewritten.transfer)
     if verify:
         _undone(graph, rewritten, fresh)
     return rewritten, blocks
 
 
 def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
-    """The grafted network runs, and without the new blocks it is the original."""
+    """Check that the grafted network runs, and that it is the original without the new blocks."""
     laws.check_law(graph, rewritten, None)
     again = skip(rewritten.graph, fresh).graph
 
@@ -114,7 +114,7 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
 
     if plain(again) != plain(graph):
         raise RewriteError(
-            "leaving the new blocks out does not give the graph back",
+            "the graph without its new blocks differs from the original",
             where=graph.name or "graph",
             found=", ".join(fresh),
         )

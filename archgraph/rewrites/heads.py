@@ -22,11 +22,11 @@ from archgraph.rewrites.insert import channels, fresh
 
 
 def with_head(
-    whole: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
+    headed: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """A graph with a head behind a section or block, and what the head answers.
+    """Attach a head behind a section or block; return the graph and the head's output.
 
-    ``whole`` is the graph with the heads that it was given so far; the leaves of this one begin
+    ``headed`` is the graph with the heads that it was given so far; the leaves of this one begin
     with ``stem``.
 
     Raises:
@@ -35,7 +35,7 @@ def with_head(
     """
     end = graph.node[structure(graph).end(where)]
     if not isinstance(head, int):
-        return _attached(whole, graph_of(head), end, stem, where)
+        return _attached(headed, graph_of(head), end, stem, where)
     if type(head) is not int or head < 1:
         raise RewriteError(
             "not a head",
@@ -43,13 +43,13 @@ def with_head(
             found=head,
             expected="an architecture, or a number of classes from 1",
         )
-    return _classified(whole, head, end, stem, channels(graph, end, stem))
+    return _classified(headed, head, end, stem, channels(graph, end, stem))
 
 
 def _classified(
     graph: ArchGraph, classes: int, end: Node, stem: str, channel: tuple[int, int]
 ) -> tuple[ArchGraph, Value]:
-    """A mean over all positions, then a linear layer."""
+    """Attach a mean over all positions, then a linear layer."""
     shape, dtype, names = end.shape, end.dtype, set(graph.node)
     at, wide = channel
     nodes: list[Node] = []
@@ -72,11 +72,11 @@ def _classified(
 def _attached(
     graph: ArchGraph, head: ArchGraph, end: Node, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """An architecture's operators and leaves behind an operator."""
+    """Attach an architecture's operators and leaves behind an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
     if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
         raise RewriteError(
-            "head does not take what the section makes",
+            "the head's input does not match the section's output",
             where=where,
             found=", ".join(str(n.type) for n in entries) or "no input",
             expected=str(end.type),

@@ -14,21 +14,21 @@ from archgraph.ops.table import initialiser
 from archgraph.states import Entry, Rewritten, Slot, signature
 
 
-def fresh(taken: set[str], stem: str) -> str:
-    """A node name that is not taken; it is taken from now on."""
+def fresh(used: set[str], stem: str) -> str:
+    """Return an unused node name, and add it to the used ones."""
     name, count = stem, 0
-    while name in taken:
+    while name in used:
         count += 1
         name = f"{stem}_{count}"
-    taken.add(name)
+    used.add(name)
     return name
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """The leaves of a graph with new ones, each behind a given leaf (empty: at the end)."""
+    """Return the leaves of a graph with new ones, each behind a named leaf (empty: at the end)."""
     behind: dict[str, list[Param]] = {}
-    for place, param in added:
-        behind.setdefault(place, []).append(param)
+    for previous, param in added:
+        behind.setdefault(previous, []).append(param)
     params: list[Param] = []
     for param in graph.params:
         params += [param, *behind.pop(param.name, ())]
@@ -36,13 +36,13 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """The last of a block's leaves in state-dict order: new ones stand behind it."""
+    """Return the last of a block's leaves in state-dict order: new ones follow it."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
 
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
-    """A rewrite that keeps all entries; new ones start as a fresh model's would.
+    """Keep all entries; initialise new ones as in a fresh model.
 
     Args:
         graph: The architecture before.
@@ -76,7 +76,7 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
-    """Dimension and number of a result's channels.
+    """Return the dimension and number of a result's channels.
 
     They are where an axis that parameters have runs; of several, and where none does, the last one
     of two or three dimensions, the second of more.
@@ -97,8 +97,8 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
     return at, size
 
 
-def silent(graph: ArchGraph) -> dict[str, set[str]]:
-    """Leaves that no operator uses or updates, each with the used leaves of its module."""
+def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
+    """Return unused, never updated leaves, each with the used leaves of its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -112,10 +112,10 @@ def silent(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """The graph without leaves that nothing uses whose module is gone."""
+    """Remove leaves that are unused and whose module is gone."""
     gone = {
         name
-        for name, module in silent(before).items()
+        for name, module in unused_leaves(before).items()
         if module and not any(leaf in after.param for leaf in module)
     }
     return after.replace(params=tuple(p for p in after.params if p.name not in gone))

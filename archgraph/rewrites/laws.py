@@ -49,7 +49,7 @@ Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
 
 
 def in_float64(graph: ArchGraph) -> ArchGraph:
-    """The graph with every floating-point type replaced by float64, complex ones by complex128."""
+    """Replace every floating-point type by float64, every complex type by complex128."""
 
     def wide(type_: TensorType) -> TensorType:
         return dataclasses.replace(type_, dtype=_WIDE.get(type_.dtype, type_.dtype))
@@ -83,7 +83,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
 def random_state(
     graph: ArchGraph, seed: int = 0, *, positive: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Float64 weights of natural scale without zeros, so that no law holds by accident.
+    """Draw float64 weights of natural scale without zeros, so that no law holds by accident.
 
     Args:
         graph: The architecture.
@@ -115,10 +115,12 @@ def random_state(
 
 
 def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
-    """Inputs of the graph's types by argument name.
+    """Draw inputs of the graph's types, by argument name.
 
-    Whole numbers are 0 or 1, which any table has. A mask never hides all positions: attention that
-    may look at nothing is 0/0. Numbers that become whole ones are from 0 to 2.
+    1. Complex and floating-point inputs are drawn from a normal distribution.
+    2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
+       a mask, and attention to no position at all is 0/0.
+    3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -128,13 +130,13 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
             continue
         shape = [size_at(s, batch) for s in node.shape]
         dtype = torch_dtype(node.dtype)
-        if dtype.is_complex:
+        if dtype.is_complex:  # 1
             tensor = torch.randn(shape, generator=generator, dtype=torch.complex128)
-        elif not dtype.is_floating_point:
+        elif not dtype.is_floating_point:  # 2
             tensor = torch.randint(0, 2, shape, generator=generator)
             if len(shape) > 1 and shape[-1] > 1:
                 tensor[..., 0] = 1
-        elif node.name in rounded:
+        elif node.name in rounded:  # 3
             tensor = 2 * torch.rand(shape, generator=generator, dtype=torch.float64)
         else:
             tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -155,9 +157,9 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
 
 
 def _rounded(graph: ArchGraph) -> set[str]:
-    """Inputs whose numbers become whole ones before a weight meets them: bytes, indices."""
+    """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
     made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
-    found: set[str] = set()
+    rounded: set[str] = set()
     for node in graph.nodes:
         used = list(node.uses())
         if node.op == "input":
@@ -166,22 +168,22 @@ def _rounded(graph: ArchGraph) -> set[str]:
             graph.param[leaf].role == "parameter" for leaf in node.leaves()
         ):
             made_of[node.name] = {i for u in used for i in made_of[u]}
-            whole = torch_dtype(node.dtype)
-            if not (whole.is_floating_point or whole.is_complex or whole is torch.bool):
+            dtype = torch_dtype(node.dtype)
+            if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
                 floats = (u for u in used if torch_dtype(graph.node[u].dtype).is_floating_point)
-                found |= {i for u in floats for i in made_of[u]}
-    return found
+                rounded |= {i for u in floats for i in made_of[u]}
+    return rounded
 
 
 def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """All output tensors of a module, in order, without gradients."""
+    """Return all output tensors of a module, in order, without gradients."""
     with torch.no_grad():
         result = module(**inputs)
     return [t.detach() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """All output tensors of a network in float64, in evaluation."""
+    """Return all output tensors of a network in float64, in evaluation."""
     with _float64():
         return outputs(build(graph, state).eval(), inputs)
 
@@ -197,8 +199,8 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """Largest absolute difference, relative to the largest expected magnitude.
+def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Return the largest absolute difference, relative to the largest expected magnitude.
 
     Equal infinities (masked positions) do not differ; NaN differs from everything.
     """
@@ -216,8 +218,10 @@ def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> flo
     return worst
 
 
-def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The wide graph and state with every dropped position at zero's edge, in constants too.
+def masked(
+    graph: ArchGraph, state: State, selection: Kept
+) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """Set every dropped position of the wide graph and state to zero, in constants too.
 
     Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
     dropped weights alone (weight norm's ``v/‖v‖``) stays a number, whatever it is multiplied with
@@ -232,7 +236,7 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
         mask = torch.ones(tensor.shape, dtype=torch.bool)
         for d, layout in enumerate(solved.of(param.name)):
             stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
-            stays[torch.from_numpy(positions(layout, kept))] = True
+            stays[torch.from_numpy(positions(layout, selection))] = True
             mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
         floating = tensor.is_floating_point()
         tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
@@ -248,12 +252,12 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
 def mask_equals_take(
     graph: ArchGraph,
     rewritten: Rewritten,
-    kept: Kept,
+    selection: Kept,
     *,
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> float:
-    """Law of width: the cut network computes what the wide one does with dropped positions zeroed.
+    """Check the law of width: a cut network equals the wide one with dropped positions at zero.
 
     Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
     operator counts zeros too; for them it is checked that the network runs and that its output
@@ -263,16 +267,16 @@ def mask_equals_take(
         RewriteError: If the difference exceeds the tolerance, or nothing is compared.
     """
     spanned = {a.name for a in axes(graph).free if a.spans}
-    if any(name in spanned for name in kept):
+    if any(name in spanned for name in selection):
         check_law(graph, rewritten, None, seed=seed)
-        kept = {k: v for k, v in kept.items() if k not in spanned}
-        if not kept:
+        selection = {k: v for k, v in selection.items() if k not in spanned}
+        if not selection:
             return 0.0
-        rewritten = cut(graph, kept)
+        rewritten = cut(graph, selection)
     return check_law(
         graph,
         rewritten,
-        lambda wide, state: masked(wide, state, kept),
+        lambda wide, state: masked(wide, state, selection),
         "mask ≡ take does not hold: a rule of the operator table is wrong",
         tolerance=tolerance,
         seed=seed,
@@ -283,7 +287,7 @@ def mask_equals_take(
 def same_function(
     graph: ArchGraph, rewritten: Rewritten, *, tolerance: float = 1e-10, seed: int = 0
 ) -> float:
-    """Law of growth: the rewritten network computes what the original does, in evaluation.
+    """Check the law of growth: the rewritten network equals the original in evaluation.
 
     Raises:
         RewriteError: If the largest relative difference, which is returned, exceeds the tolerance,
@@ -303,7 +307,7 @@ def check_law(
     seed: int = 0,
     hint: str | None = None,
 ) -> float:
-    """Largest relative difference between a rewritten network and what its law says it equals.
+    """Return the largest relative difference of a rewritten network from what its law states.
 
     1. No tensor of the rewritten network may be empty.
     2. Random weights and inputs; the two networks are compared, in evaluation.
@@ -332,7 +336,7 @@ def check_law(
         pulled = transfer.pull(state)
         results = evaluated(narrow, pulled, inputs)
         if reference is not None:  # 2
-            gap = max(gap, difference(results, evaluated(*reference(wide, state), inputs)))
+            gap = max(gap, relative_difference(results, evaluated(*reference(wide, state), inputs)))
         if not gap <= tolerance:
             raise RewriteError(
                 message,
@@ -342,17 +346,18 @@ def check_law(
                 hint=hint,
             )
         changed = evaluated(narrow, pulled, others)  # 3
-        constant = [i for i, (a, b) in enumerate(zip(results, changed, strict=True)) if _same(a, b)]
+        pairs = enumerate(zip(results, changed, strict=True))
+        constant = [i for i, (a, b) in pairs if torch.equal(a, b)]
         if constant:
             one, other = (evaluated(wide, state, value) for value in (inputs, others))
-            constant = [i for i in constant if difference([other[i]], [one[i]]) > VISIBLE]
+            constant = [i for i in constant if relative_difference([other[i]], [one[i]]) > VISIBLE]
         if not constant:
             return gap
     raise RewriteError(
         "the output no longer depends on the input",
         where=where,
         found=f"output {constant[0]} is the same for two random inputs",
-        expected="two results, as the original has",
+        expected="different outputs for different inputs, as in the original",
         hint="keep more positions of its axes, or more blocks",
     )
 
@@ -363,28 +368,24 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
     Raises:
         RewriteError: Names the first of them.
     """
-    whole = {p.name for p in before.params if 0 not in p.shape}
+    nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [
-        (p.name, p.type) for p in after.params if p.name in whole and 0 in p.shape
+        (p.name, p.type) for p in after.params if p.name in nonempty and 0 in p.shape
     ]
     if not any(0 in type_.shape for n in before.nodes for type_ in n.types):
         empty += [(f"%{n.name}", t) for n in after.nodes for t in n.types if 0 in t.shape]
     if empty:
         name, type_ = empty[0]
         raise RewriteError(
-            "nothing is left of a tensor",
+            "tensor would be empty",
             where=name,
             found=str(type_),
-            expected="one position or more of every dimension",
+            expected="at least one position in every dimension",
         )
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
-
-
 def to_float64(transfer: Transfer) -> Transfer:
-    """The transfer between float64 states: what it initialises is as exact."""
+    """Return the transfer between float64 states, its initialisers in float64 too."""
     source, target = (
         tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
         for slots in (transfer.source, transfer.target)

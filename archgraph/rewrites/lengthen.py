@@ -15,8 +15,8 @@ from archgraph.ops.table import row
 from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
 
-def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
-    """Blocks of a section that can be repeated behind a node.
+def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Block]:
+    """Return the blocks of a section that can be repeated behind a node.
 
     Raises:
         RewriteError: If there is none.
@@ -33,7 +33,7 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
         last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
         raise RewriteError(
-            "no block that can be repeated",
+            "section has no repeatable block",
             where=section.name,
             found=f"{last.name}, which {reason}" if reason else type_,
             expected="a block whose result has the type of its input",
@@ -44,7 +44,7 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     """Append copies under new numbers; returns all block names of the section."""
     graph = splice.graph
-    repeatable = sources(graph, section, section.blocks[-1].exit)
+    repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
     period = next(
@@ -55,30 +55,30 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     for k in range(depth - len(section.blocks)):
         block = repeatable[count - period + k % period]
         old = plan_of(graph, block).leaves
-        in_use = names_in_use(splice.whole)
-        own = block.name.partition("~")[0]
+        in_use = names_in_use(splice.extended)
+        original = block.name.partition("~")[0]
         for steps in itertools.count(1):
-            path = _shift(graph, own, old, steps)
+            path = _shift(graph, original, old, steps)
             leaf = {name: ".".join(path(name.split("."))) for name in old}
             # A leaf that lies directly in a module with other blocks is renamed and stays there.
             modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
             free = not in_use & {*leaf.values(), *modules}
-            module = ".".join(path(own.split(".")))
-            if free and module != own and all(name.startswith(f"{own}.") for name in old):
-                free = not any(_under(name, module) for name in in_use)
+            module = ".".join(path(original.split(".")))
+            if free and module != original and all(name.startswith(f"{original}.") for name in old):
+                free = not any(name == module or name.startswith(f"{module}.") for name in in_use)
             if free:
                 break
 
         def scope(node: Node, path: _Shift = path) -> str:
             return ".".join(path(node.scope.split("."))) if node.scope else ""
 
-        names.append(".".join(path(own.split("."))))
+        names.append(".".join(path(original.split("."))))
         spot = splice.insert(block, spot, Renaming(leaf, scope), names[-1])
     return names
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
-    """Operators of a block that own leaves: what tells two kinds of blocks apart."""
+    """Return the operators of a block that own leaves: what tells two kinds of blocks apart."""
     operators = (graph.node[n] for n in block.nodes)
     return tuple(
         n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
@@ -89,15 +89,11 @@ def _module(leaf: str) -> str:
     return leaf.rpartition(".")[0]
 
 
-def _under(name: str, module: str) -> bool:
-    return name == module or name.startswith(f"{module}.")
-
-
 _Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"
 
 
 def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) -> _Shift:
-    """A function that increases the number in the module paths of a block.
+    """Return a function that increases the number in the module paths of a block.
 
     The number is the last one in the path of the block's module (``layer3.1``); where the block is
     not a module, its layers' numbers in their list (``features.40``, ``features.41``).
@@ -107,9 +103,9 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
     leaves = [name.split(".") for name in leaf_names]
     paths = [path[:-1] for path in leaves]
     module = list(common(map(tuple, paths)))
-    named = block.split(".")
-    if module[: len(named)] == named:
-        module = named
+    block_path = block.split(".")
+    if module[: len(block_path)] == block_path:
+        module = block_path
     prefix = ".".join([*module, ""])
     shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
     children = {p[len(module)] for p in paths if len(p) > len(module)}
@@ -144,14 +140,14 @@ def line_up(
         target = model.section(section.name)
     except GraphError as error:
         raise RewriteError(
-            "like has no such section", found=section.name, expected=error.expected
+            "`like` lacks this section", found=section.name, expected=error.expected
         ) from None
     current = [b.name for b in section.blocks]
     missing = [b for b in target.blocks if b.name not in current]
-    wanted = depth - len(current)
-    if wanted > len(missing):
+    lacking = depth - len(current)
+    if lacking > len(missing):
         raise RewriteError(
-            "impossible depth",
+            "depth out of range",
             where=section.name,
             found=depth,
             expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
@@ -159,11 +155,11 @@ def line_up(
     spots = {b.name: splice.spot(b) for b in section.blocks}
     ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
     order = [b.name for b in target.blocks]
-    for wish in missing[:wanted]:
+    for wish in missing[:lacking]:
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
         before = earlier[-1] if earlier else current[-1]
         problem = ""
-        for block in reversed(sources(splice.graph, section, ends[before])):
+        for block in reversed(repeatable_blocks(splice.graph, section, ends[before])):
             try:
                 renaming = _counterpart(splice, block, like, wish)
             except RewriteError as error:
@@ -172,7 +168,7 @@ def line_up(
             break
         else:
             raise RewriteError(
-                "the section does not have a block that computes what like's does",
+                "no block of the section computes what this block of `like` does",
                 where=wish.name,
                 found=problem,
             )
@@ -183,25 +179,27 @@ def line_up(
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
-    """Names of a copy of one graph's block as they are in another graph's."""
+    """Return the names of a copy of one graph's block as they are in another graph's."""
     graph, plan = splice.graph, plan_of(splice.graph, block)
-    pairs, named = _side_by_side(graph, block, like, wish)
-    modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
+    pairs, counterparts = _side_by_side(graph, block, like, wish)
+    modules = {
+        p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in counterparts.items() if "." in p + q
+    }
     modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
     leaves: dict[str, str] = {}
     for name in plan.leaves:
         prefix, _, last = name.rpartition(".")
         path = modules.get(prefix)
-        new = named.get(name) or (last if path == "" else f"{path}.{last}")
-        if (name not in named and path is None) or new not in like.param:
+        new = counterparts.get(name) or (last if path == "" else f"{path}.{last}")
+        if (name not in counterparts and path is None) or new not in like.param:
             _refuse(block, name, f"a leaf of {wish.name}")
         leaves[name] = new
-    clash = sorted(names_in_use(splice.whole) & set(leaves.values()))
+    clash = sorted(names_in_use(splice.extended) & set(leaves.values()))
     if clash:
-        raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
-    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & named.keys()
+        raise RewriteError("leaf already exists", where=wish.name, found=clash[0])
+    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & counterparts.keys()
     constants = (p for p in sorted(used) if graph.param[p].role == "constant")
-    leaves |= {p: named[p] for p in constants if named[p] != p}
+    leaves |= {p: counterparts[p] for p in constants if counterparts[p] != p}
 
     def scope(node: Node) -> str:
         if node.name in pairs:
@@ -214,9 +212,9 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
 def _side_by_side(
     graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Operators and leaves in the same places of two blocks, walked from their ends backwards."""
+    """Match operators and leaves of two blocks, walked from their ends backwards."""
     pairs: dict[str, str] = {}
-    named: dict[str, str] = {}
+    counterparts: dict[str, str] = {}
     inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
     pending = [(block.exit, wish.exit)]
     while pending:
@@ -233,23 +231,23 @@ def _side_by_side(
             if isinstance(i, Ref) and isinstance(j, Ref):
                 pending.append((i.name, j.name))
             elif isinstance(i, Leaf) and isinstance(j, Leaf):
-                if named.setdefault(i.name, j.name) != j.name:
+                if counterparts.setdefault(i.name, j.name) != j.name:
                     _refuse(block, i.name, j.name)
             elif not (_number(i) and _number(j)) and not same(i, j):
                 _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
-    return pairs, named
+    return pairs, counterparts
 
 
 def _number(value: Value) -> bool:
     return isinstance(value, (int, float, Batch))
 
 
-def _refuse(block: Block, found: object, expected: object) -> NoReturn:
-    raise RewriteError("bodies differ", where=block.name, found=found, expected=expected)
+def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
+    raise RewriteError("blocks differ", where=block.name, found=actual, expected=expected)
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Scalars of two values side by side; the values themselves where their forms differ.
+    """Yield the scalars of two values side by side; the values themselves where their forms differ.
 
     What only one of them does in training (stochastic depth of rate 0 is none) does not count.
     """

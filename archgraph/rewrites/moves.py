@@ -28,7 +28,7 @@ class Refusal(Exception):
 
 
 def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
-    """Operators that only move a layer's result about until it is this one, and the layer."""
+    """Return the operators that move a layer's result to this one, and the layer."""
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
         operands = list(path[-1].operands())
@@ -46,8 +46,8 @@ class MovedFactors:
         factors: Factor per new position, by leaf and dimension.
     """
 
-    def __init__(self, copies: Copies, wanted: set[str]) -> None:
-        self.copies, self.wanted = copies, wanted
+    def __init__(self, copies: Copies, axes: set[str]) -> None:
+        self.copies, self.axes = copies, axes
         self.factors: dict[tuple[str, int], Vector] = {}
         self._on: set[str] = set()  # operators on the ways
         # By layer: its numbered result, and the numbers of the channels that arrive.
@@ -74,21 +74,21 @@ class MovedFactors:
         if len(at) != 1 or not alone:
             raise Refusal(f"{layer.op} %{layer.name} shares its weights")
         size = len(self.copies.positions(layout))
-        whole = self._numbered(layer.name, at[0], size)
-        sent: Sent = whole
+        numbered = self._numbered(layer.name, at[0], size)
+        sent: Sent = numbered
         for node in path[::-1]:
             sent = _sent(self._wide.node[node.name], sent)
         assert isinstance(sent, torch.Tensor)
         target = solved.value[start][0][dim]
         if not isinstance(target.size, int):
             raise Refusal(f"%{start} combines channels with the batch in one dimension")
-        part = self.copies.parts(target, self.wanted)
+        part = self.copies.parts(target, self.axes)
         factor = np.ones(size)
         if sent.numel():
             numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
             for column, value in zip(numbers.T.numpy(), part, strict=True):
                 factor[column] = value
-        self._arrived.setdefault(layer.name, (whole, set()))[1].update(sent.reshape(-1).tolist())
+        self._arrived.setdefault(layer.name, (numbered, set()))[1].update(sent.reshape(-1).tolist())
         for argument, d in fact.affine.items():
             if isinstance(leaf := layer.arg(argument), Leaf):
                 before = self.factors.get((leaf.name, d), np.ones(size))
@@ -106,8 +106,8 @@ class MovedFactors:
         Raises:
             Refusal: If others use them as well.
         """
-        for layer, (whole, arrived) in self._arrived.items():
-            if any(arrived & other for other in self._others(layer, whole, ends)):
+        for layer, (numbered, arrived) in self._arrived.items():
+            if any(arrived & other for other in self._others(layer, numbered, ends)):
                 raise Refusal(f"%{start} is also used elsewhere")
 
     @property
@@ -115,15 +115,15 @@ class MovedFactors:
         return self.copies.rewritten.graph
 
     def _numbered(self, layer: str, dim: int, size: int) -> torch.Tensor:
-        """A result whose values are its positions along a dimension."""
+        """Return a result whose values are its positions along a dimension."""
         shape = [size_at(s, 1) for s in self._wide.node[layer].types[0].shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
         return torch.arange(size).reshape(view).expand(shape).contiguous()
 
-    def _others(self, layer: str, whole: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
-        """Numbers that operators off the ways take."""
+    def _others(self, layer: str, numbered: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
+        """Yield the numbers that operators off the ways take."""
         users = self.copies.graph.users
-        pending: list[tuple[str, str, Sent]] = [(layer, u, whole) for u in users[layer]]
+        pending: list[tuple[str, str, Sent]] = [(layer, u, numbered) for u in users[layer]]
         while pending:
             giver, name, sent = pending.pop()
             if name in ends and giver in self._on:
@@ -138,7 +138,7 @@ class MovedFactors:
 
 
 def _sent(node: Node, sent: Sent) -> Sent:
-    """What an operator that only moves positions about makes of numbers, for a batch of one."""
+    """Run an operator that only moves positions on numbers, for a batch of one."""
     if node.op == "getitem":
         index = node.arg("index")
         assert isinstance(index, int)
@@ -156,6 +156,6 @@ def _sent(node: Node, sent: Sent) -> Sent:
                 return value
 
     called = schema(node.op)
-    positional, named = called.call_args({k: real(v) for k, v in node.args})
-    result: Sent = called.overload(*positional, **named)
+    positional, keywords = called.call_args({k: real(v) for k, v in node.args})
+    result: Sent = called.overload(*positional, **keywords)
     return result

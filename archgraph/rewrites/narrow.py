@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import Shares, Sizes, choose
+from archgraph.analysis.choice import Shares, Sizes, chosen_axes
 from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -47,7 +47,7 @@ def narrow(
         allow_nothing: Accept shares that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: For an impossible size, or shares below 1 that change nothing.
+        RewriteError: For an size out of range, or shares below 1 that change nothing.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:
@@ -67,12 +67,12 @@ def narrow(
     if mode not in get_args(NarrowMode):
         raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
     solved = axes(graph)
-    counts, _ = choose(solved, shares, sizes, allow_nothing=allow_nothing)
-    wanted = {axis: size for axis, size in counts.items() if size < axis.size}
-    kept = {a.name: np.arange(n) for a, n in wanted.items()}
-    narrowed = cut(graph, kept)
+    counts, _ = chosen_axes(solved, shares, sizes, allow_nothing=allow_nothing)
+    sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
+    selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
+    narrowed = cut(graph, selection)
     # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.
-    index = {a.name: drawn(a.name, n, a.size, seed) for a, n in wanted.items()}
+    index = {a.name: drawn(a.name, n, a.size, seed) for a, n in sizes_after.items()}
     copies = Copies(narrowed.graph, index)
     factors, _ = compensation(copies)
     entries = dict(narrowed.transfer.entries)
@@ -83,13 +83,13 @@ def narrow(
             if mode == "net2net" and touched(layout, index):
                 dims[dim] = _merged(copies, layout, factor)
             elif mode == "paper" and factor is not None and touched(layout, index):
-                dims[dim] = _spread(solved.of(leaf)[dim], kept)
+                dims[dim] = _spread(solved.of(leaf)[dim], selection)
         entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
     return Rewritten.between(graph, narrowed.graph, entries)
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
-    """Copies merged with their originals: summed where widening divides them, else averaged."""
+    """Merge copies with their originals: summed where widening divides them, else averaged."""
     rows = copies.positions(layout)
     equal = copies.parts(layout)
     assert isinstance(layout.size, int)
@@ -102,11 +102,11 @@ def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | N
     )
 
 
-def _spread(layout: Layout, kept: Kept) -> DimMap | None:
-    """What is left out added to what stays, in equal parts (FedADP, Algorithm 3)."""
+def _spread(layout: Layout, selection: Kept) -> DimMap | None:
+    """Add what is left out to what stays, in equal parts (FedADP, Algorithm 3)."""
     size = layout.size
     assert isinstance(size, int)
-    stays = positions(layout, kept)
+    stays = positions(layout, selection)
     gone = np.setdiff1d(np.arange(size), stays)
     length = len(stays)
     rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])

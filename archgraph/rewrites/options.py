@@ -20,7 +20,7 @@ from archgraph.plain import Json
 def _number(
     fits: Callable[[float], bool], what: str, expected: str, bounds: Any
 ) -> BeforeValidator:
-    """A number within bounds; what is not a number is left to pydantic to refuse."""
+    """Return a validator of a number's bounds; pydantic itself refuses other types."""
 
     def checked(value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -44,7 +44,7 @@ CheckedShare = Annotated[
     float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
 ]
 CheckedFactor = Annotated[
-    float, _number(lambda n: n >= 1, "factor", "a number from 1 on", Field(ge=1))
+    float, _number(lambda n: n >= 1, "factor", "a number of at least 1", Field(ge=1))
 ]
 ShareChoice = CheckedShare | dict[str, CheckedShare]
 FactorChoice = CheckedFactor | dict[str, CheckedFactor]
@@ -133,7 +133,7 @@ def _blocks(value: Any) -> Any:
 
 
 def _by_axis(main: str) -> Any:
-    """Numbers stand for the main option.
+    """Accept numbers for the main option.
 
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
@@ -151,7 +151,7 @@ def _by_axis(main: str) -> Any:
 
 
 def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
-    """The value of a rewrite's key: its options, or a short form that stands for them."""
+    """Return the type of a rewrite's key: its options, or a short form of them."""
     return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
 
 

@@ -182,7 +182,7 @@ SHIPPED: tuple[RewriteRow, ...] = (
 
 
 @functools.cache
-def rows() -> Mapping[str, RewriteRow]:
+def rewrite_rows() -> Mapping[str, RewriteRow]:
     """Return all rewrites by name, in the order in which a chain runs them.
 
     Installed ones, sorted by name, run after those that archgraph brings, and before
@@ -192,7 +192,7 @@ def rows() -> Mapping[str, RewriteRow]:
         SpecError: If two packages bring rewrites of one name.
 
     Example:
-        >>> list(rows())[:3]
+        >>> list(rewrite_rows())[:3]
         ['skip', 'shorten', 'graft']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
@@ -212,13 +212,14 @@ def rows() -> Mapping[str, RewriteRow]:
 
 
 def rewrite_table() -> Table:
-    """All rewrites, in the order in which a chain runs them.
+    """Return all rewrites, in the order in which a chain runs them.
 
     Example:
         >>> rewrite_table().rows[0][2]
         'skip: [layer2.1]'
     """
     cells = tuple(
-        (row.name, row.help, f"{row.name}: {row.example}", row.law) for row in rows().values()
+        (row.name, row.help, f"{row.name}: {row.example}", row.law)
+        for row in rewrite_rows().values()
     )
     return Table("Rewrites", ("name", "what it does", "in a file", "law"), cells)

@@ -40,7 +40,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     Source: Diao et al., HeteroFL, ICLR 2021, §3 (scaler module).
     """
     if not 0 < rate <= 1:
-        raise RewriteError("rate of the scaler", found=rate, expected="a number in (0, 1]")
+        raise RewriteError("scaler rate out of range", found=rate, expected="a number in (0, 1]")
     if rate == 1:
         return Rewritten.identity(graph)
     last = _last_weighted(graph)
@@ -71,7 +71,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
 
 
 def _last_weighted(graph: ArchGraph) -> set[str]:
-    """Weighted operators whose result reaches an output through pointwise operators alone."""
+    """Return weighted operators that reach an output through pointwise operators alone."""
 
     def before(name: str) -> Iterable[str]:
         facts = row(graph.node[name].op)

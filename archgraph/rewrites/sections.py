@@ -14,18 +14,22 @@ from archgraph.states import Rewritten
 SectionBlocks: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
 
 
-def whole(depths: Mapping[str, int]) -> dict[str, int]:
-    """Depths by section.
+def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
+    """Return the depths by section.
 
     Raises:
         RewriteError: For anything but whole numbers by name.
     """
     if not isinstance(depths, Mapping):
-        raise RewriteError("not depths", found=repr(depths), expected="a number by section")
+        raise RewriteError(
+            "depths must map sections to numbers",
+            found=repr(depths),
+            expected="a number for each section",
+        )
     for name, depth in depths.items():
         if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
             raise RewriteError(
-                "impossible depth", where=name, found=repr(depth), expected="a whole number"
+                "depth is not an integer", where=name, found=repr(depth), expected="an integer"
             )
     return {name: int(depth) for name, depth in depths.items()}
 
@@ -39,17 +43,17 @@ def with_sections(
     the repetition of a layer); the sections are then written into the graph.
     """
     kinds = {s.name: s.kind for s in parts.sections}
-    named = {b for _, blocks in before.sections for b in blocks}
-    if named:
-        wanted = [
-            (name, tuple(b for b in blocks if b in named or name in dict(before.sections)))
+    known = {b for _, blocks in before.sections for b in blocks}
+    if known:
+        requested = [
+            (name, tuple(b for b in blocks if b in known or name in dict(before.sections)))
             for name, blocks in names
         ]
     elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
         return rewritten
     else:
-        wanted = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
-    sections = tuple((name, blocks) for name, blocks in wanted if blocks)
+        requested = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
+    sections = tuple((name, blocks) for name, blocks in requested if blocks)
     graph = rewritten.graph.replace(sections=sections)
     try:
         structure(graph)
@@ -59,5 +63,5 @@ def with_sections(
 
 
 def section_names(parts: Structure) -> list[tuple[str, tuple[str, ...]]]:
-    """SectionBlocks of sections, each with those of its blocks."""
+    """Return the names of sections, each with those of its blocks."""
     return [(s.name, tuple(b.name for b in s.blocks)) for s in parts.sections]

@@ -8,7 +8,7 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.rewrites.sections import whole
+from archgraph.rewrites.sections import integer_depths
 from archgraph.rewrites.skip import skip
 from archgraph.states import Rewritten
 
@@ -36,7 +36,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
     """
     parts = structure(graph)
     out: list[str] = []
-    for name, depth in whole(depths).items():
+    for name, depth in integer_depths(depths).items():
         section = parts.section(name)
         free = [b.name for b in section.blocks if b.removable]
         most = len(section.blocks)
@@ -45,7 +45,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
             fixed = [b for b in section.blocks if not b.removable]
             hint = f"{fixed[0].name} stays: it {fixed[0].reason}" if fixed else None
             raise RewriteError(
-                "impossible depth",
+                "depth out of range",
                 where=name,
                 found=depth,
                 expected=f"{least} to {most}" if least < most else str(most),

@@ -10,7 +10,7 @@ import numpy as np
 from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept
 from archgraph.analysis.structure import Block, Structure, structure
-from archgraph.analysis.widths import axes_of
+from archgraph.analysis.widths import axis_refs
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs
@@ -83,36 +83,36 @@ def skip(
     if not gone and not bypass:
         return Rewritten.identity(graph)
     solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
-    kept = {a.name: empty for n in terms for d in solved.value[n][0] for a in axes_of(d)}
+    selection = {a.name: empty for n in terms for d in solved.value[n][0] for a in axis_refs(d)}
     names = [
         (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
     ]
-    rewritten = with_sections(_without(graph, bypass, terms, kept), graph, parts, names)
+    rewritten = with_sections(_without(graph, bypass, terms, selection), graph, parts, names)
     if verify:
         dense = {block.exit for block in chosen if block.terms}
         others = {k: v for k, v in bypass.items() if k not in dense}
 
         def bypassed(wide: ArchGraph, state: State) -> laws.GraphAndState:
-            """The original with blocks bypassed, and what dense ones append masked."""
-            if kept:
-                wide, state = laws.masked(wide, state, kept)
+            """Bypass blocks of the original, and mask what dense ones append."""
+            if selection:
+                wide, state = laws.masked(wide, state, selection)
             wide = wide.mapped(_follow(others)).replace(updates=())
             return prune(wide, leaves=False), state
 
-        spanned = any(solved[name].spans for name in kept)  # mask ≡ take does not hold there
+        spanned = any(solved[name].spans for name in selection)  # mask ≡ take does not hold there
         message = "the network is not the original with blocks bypassed"
         laws.check_law(graph, rewritten, None if spanned else bypassed, message)
     return rewritten
 
 
 def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
-    """Blocks whose flag is 0."""
+    """Return the blocks whose flag is 0."""
     gone = []
     for name, flags in keep.items():
         blocks = parts.section(name).blocks
         if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
             raise RewriteError(
-                "needs a flag for every block",
+                "needs one flag per block",
                 where=name,
                 found=list(flags),
                 expected=f"{len(blocks)} numbers, 0 or 1, for {blocks[0].name} to "
@@ -123,7 +123,7 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
 
 
 def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
-    """Replaces results by those that stand in for them."""
+    """Return a function that replaces bypassed results."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in bypass:
@@ -134,7 +134,7 @@ def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
 
 
 def _without(
-    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], kept: Kept
+    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], selection: Kept
 ) -> Rewritten:
     """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more."""
 
@@ -148,7 +148,7 @@ def _without(
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
-    bypassed = cut(dropped.mapped(_follow(bypass)), kept, axes(graph))
+    bypassed = cut(dropped.mapped(_follow(bypass)), selection, axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)
     entries = {name: bypassed.transfer.entries[name] for name in new.state_names}
@@ -156,7 +156,7 @@ def _without(
 
 
 def _passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Whether a dense block's result, without what it appends, is the value that it passes on."""
+    """Return whether a dense block passes on its result without what it appends."""
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in _items(merge) if name not in block.terms]
     if passed.dtype != graph.node[block.exit].dtype:
@@ -165,5 +165,5 @@ def _passes_on(graph: ArchGraph, block: Block) -> bool:
 
 
 def _items(node: Node) -> list[str]:
-    """Items of the lists that an operator takes."""
+    """Return the items of the lists that an operator takes."""
     return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]

@@ -15,7 +15,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_gra
 from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
-from archgraph.rewrites.insert import silent
+from archgraph.rewrites.insert import unused_leaves
 from archgraph.states import Entry, Rewritten
 
 Updates = Sequence[tuple[str, Value]]
@@ -32,7 +32,7 @@ class Renaming:
     def copy(
         self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
     ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
-        """Operators of a graph, the leaves and the updates, under their new names."""
+        """Return the operators of a graph, the leaves and the updates, under their new names."""
 
         def change(value: Value) -> Value:
             match value:
@@ -58,14 +58,15 @@ class Renaming:
 
 
 def names_in_use(graph: ArchGraph) -> set[str]:
-    """Names that new leaves and modules cannot have."""
+    """Return the names that new leaves and modules cannot have."""
     return {n for p in graph.params for n in (p.name, *p.aliases)} | {n.scope for n in graph.nodes}
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """A graph with operators behind a result; whatever read the result reads theirs, ``end``."""
+    """Insert operators behind a result; whatever read the result reads ``end`` of theirs."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
+    # Updates of buffers stay with the original operators: a copy brings updates of its own.
     return new.replace(nodes=(*new.nodes[:at], *nodes, *new.nodes[at:]), updates=graph.updates)
 
 
@@ -92,71 +93,75 @@ class Splice:
 
     Attributes:
         graph: The graph before.
-        whole: The graph with the copies so far.
+        extended: The graph with the copies so far.
         source: The leaf that each new leaf starts from.
-        made: The new blocks.
+        blocks: The new blocks.
     """
 
     graph: ArchGraph
     source: dict[str, str] = field(default_factory=dict)
-    made: list[Block] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.whole = self.graph
+        self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
-        """Place behind a block of the original graph."""
+        """Return the place behind a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
         plan, leaf = plan_of(self.graph, block), renaming.leaves
-        names = {n: f"{n}~{len(self.made) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
+        names = {n: f"{n}~{len(self.blocks) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
         nodes, params, updates = renaming.copy(
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
         )
-        whole = behind(self.whole, spot.exit, nodes, names[block.exit])
-        fresh = [p for p in params if p.name not in whole.param]
-        self.whole = whole.replace(
-            params=_after(whole.params, fresh, lambda p: p.name in spot.leaves),
-            updates=_after(whole.updates, updates, lambda u: u[0] in spot.leaves),
+        extended = behind(self.extended, spot.exit, nodes, names[block.exit])
+        # A leaf that the copy shares with the original is there already.
+        fresh = [p for p in params if p.name not in extended.param]
+        # In state-dict order a copy follows its original, as in a model that was built deeper.
+        self.extended = extended.replace(
+            params=_after(extended.params, fresh, lambda p: p.name in spot.leaves),
+            updates=_after(extended.updates, updates, lambda u: u[0] in spot.leaves),
         )
         copied = dataclasses.replace(block, name=called, nodes=plan.nodes)
-        self.made.append(_renamed(copied, names))
+        self.blocks.append(_renamed(copied, names))
         self.source |= {leaf[old]: old for old in plan.leaves}
         return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
-        """The finished graph and its new blocks, in ``like``'s order where that has all leaves."""
-        whole = self.whole
-        if like is not None and all(p.name in like.param for p in whole.params):
-            place = {p.name: i for i, p in enumerate(like.params)}
+        """Return the finished graph and new blocks, in ``like``'s order if it has all leaves."""
+        graph = self.extended
+        if like is not None and all(p.name in like.param for p in graph.params):
+            order = {p.name: i for i, p in enumerate(like.params)}
+            # Updates that `like` does not have come last, in the order of their insertion.
             turn = {k: i for i, (k, _) in enumerate(like.updates)}
-            whole = whole.replace(
-                params=tuple(sorted(whole.params, key=lambda p: place[p.name])),
-                updates=tuple(sorted(whole.updates, key=lambda u: turn.get(u[0], len(turn)))),
+            graph = graph.replace(
+                params=tuple(sorted(graph.params, key=lambda p: order[p.name])),
+                updates=tuple(sorted(graph.updates, key=lambda u: turn.get(u[0], len(turn)))),
             )
-        new = renumber(whole)
+        new = renumber(graph)
         check(new)
         entries = {
             p.name: Entry(self.source.get(p.name, p.name), (None,) * len(p.shape))
             for p in new.params
             if p.role != "constant"
         }
-        called = {a.name: b.name for a, b in zip(whole.nodes, new.nodes, strict=True)}
-        blocks = tuple(_renamed(block, called) for block in self.made)
+        # Renumbering keeps the order of the nodes, so that they correspond one by one.
+        called = {a.name: b.name for a, b in zip(graph.nodes, new.nodes, strict=True)}
+        blocks = tuple(_renamed(block, called) for block in self.blocks)
         return Rewritten.between(self.graph, new, entries), blocks
 
 
 def _after(items: tuple[T, ...], new: Iterable[T], here: Callable[[T], bool]) -> tuple[T, ...]:
-    """Items with new ones behind the last of some of them, or at the end."""
+    """Return the items with new ones behind the last of some of them, or at the end."""
     at = max((i for i, item in enumerate(items) if here(item)), default=len(items) - 1) + 1
     return (*items[:at], *new, *items[at:])
 
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
-    """A block whose operators have other names."""
+    """Rename the operators of a block."""
     return dataclasses.replace(
         block,
         nodes=tuple(names[n] for n in block.nodes),
@@ -170,7 +175,7 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 
 @per_graph
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
-    """What of a block is copied: its operators, what serves only them, their leaves and counters.
+    """Plan the copy of a block: its operators, what serves only them, their leaves and counters.
 
     First what leads from the entry to the exit. Then, of what serves nothing else, the operators
     with weights, random numbers or an operand that is copied: masks are shared, tables and noise
@@ -183,24 +188,29 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     def uses(name: str) -> Iterable[str]:
         return graph.node[name].uses()
 
+    # What depends on the entry: only this changes with the block's input.
     below = {block.entry}
     for name in members:
         if any(used in below for used in uses(name)):
             below.add(name)
     needed = reached([block.exit], uses, within)
     copied = needed & below - {block.entry}
-    own = set(copied)
+    # Grow backwards by what only copied operators use; the rest serves other blocks as well.
+    copies = set(copied)
     for name in reversed(members):
-        if name in needed and graph.users[name] and own.issuperset(graph.users[name]):
-            own.add(name)
-    learned = {n for n in own if any(graph.param[k].role != "constant" for k in _leaves(graph, n))}
-    drawn = {n for n in own if _random(graph.node[n])}
+        if name in needed and graph.users[name] and copies.issuperset(graph.users[name]):
+            copies.add(name)
+    learned = {
+        n for n in copies if any(graph.param[k].role != "constant" for k in _leaves(graph, n))
+    }
+    drawn = {n for n in copies if _random(graph.node[n])}
     for name in members:
-        if name in learned | drawn or (name in own and any(u in copied for u in uses(name))):
+        if name in learned | drawn or (name in copies and any(u in copied for u in uses(name))):
             copied.add(name)
+    # Noise that does not depend on the entry is drawn once per block, with the operators before it.
     noise = drawn - below
     for name in reversed(members):
-        if name in own and name in fixed(graph) and any(u in noise for u in graph.users[name]):
+        if name in copies and name in fixed(graph) and any(u in noise for u in graph.users[name]):
             noise.add(name)
     copied |= noise
     updates = [
@@ -210,12 +220,14 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     ]
     copied |= reached((n for _, v in updates for n in refs(v)), uses, within - copied)
     nodes = tuple(n for n in members if n in copied)
+    # A leaf with a user outside of the copy stays shared, like constants, which never change.
     mine = tuple(
         leaf
         for leaf in dict.fromkeys(leaf for n in nodes for leaf in _leaves(graph, n))
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
-    unused = silent(graph).items()
+    # A counter that no operator reads belongs to the block whose module holds it.
+    unused = unused_leaves(graph).items()
     mine += tuple(name for name, module in unused if module and module.issubset(mine))
     return Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
@@ -225,7 +237,7 @@ def _leaves(graph: ArchGraph, name: str) -> Iterable[str]:
 
 
 def _random(node: Node) -> bool:
-    """Whether it draws random numbers: two blocks do not share them."""
+    """Return whether it draws random numbers: two blocks do not share them."""
     if not node.op.startswith("aten."):
         return False
     return torch.Tag.nondeterministic_seeded in schema(node.op).overload.tags

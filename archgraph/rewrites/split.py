@@ -39,15 +39,15 @@ class Parts(Sequence[Rewritten]):
 
     Attributes:
         parts: Each part's graph, and the transfer from the whole state to its own.
-        whole: The whole architecture, whose order :func:`chain` restores.
+        original: The architecture, whose order :func:`chain` restores.
     """
 
     parts: tuple[Rewritten, ...]
-    whole: ArchGraph
+    original: ArchGraph
 
     def __repr__(self) -> str:
         operators = ", ".join(str(len(part.graph.nodes)) for part in self.parts)
-        return f"<Parts of {self.whole.name or 'graph'}: {operators} operators>"
+        return f"<Parts of {self.original.name or 'graph'}: {operators} operators>"
 
     @overload
     def __getitem__(self, index: int) -> Rewritten: ...
@@ -105,7 +105,7 @@ def split(
                 "cut leaves a part empty",
                 where=f"%{graph.nodes[min(low, len(order) - 1)].name}",
                 found=", ".join([*_listed(after), *_listed(before)]),
-                expected="cuts with operators before and behind them",
+                expected="cuts with operators on both sides",
             )
     cut = _Cut(graph, bounds)
     return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
@@ -130,10 +130,12 @@ class _Cut:
         self.needed: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             part = sum(index > bound for bound in bounds)
+            # A getitem stays with its operator: tensors cross a cut, tuples do not.
             if node.op == "getitem":
                 part = self.part_of[next(node.uses())]
             self.part_of[node.name] = part
             self._need(node.uses(), part)
+        # The last part returns the outputs, whichever part computes them.
         self._need(refs(graph.outputs), self.last)
         for _, value in graph.updates:
             self._need(refs(value), self._home(value))
@@ -142,11 +144,11 @@ class _Cut:
         self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
 
     def _home(self, update: Value) -> int:
-        """The part that an update goes with: that of the last operator that it needs."""
+        """Return the part of an update: that of the last operator that it needs."""
         return max((self.part_of[name] for name in refs(update)), default=0)
 
     def _crossing(self, k: int) -> tuple[str, ...]:
-        """Values made up to part k that later parts need, in order; without inputs."""
+        """Return the values made up to part k that later parts need, in order; without inputs."""
         return tuple(
             n.name
             for n in self.graph.nodes
@@ -154,7 +156,7 @@ class _Cut:
         )
 
     def part(self, k: int) -> Rewritten:
-        """One part: its operators, what it takes from earlier ones, what later ones take from it.
+        """Build one part: its operators, what it takes from earlier ones, what later ones take.
 
         What nothing uses goes with the last part, or with the first one that has its module.
         """
@@ -172,6 +174,7 @@ class _Cut:
             for key, v in graph.inputs
             if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
         )
+        # An input of forward that nothing uses remains an input of the last part.
         entering = {r for _, v in arguments for r in refs(v)}
         leaves = {leaf for n in mine for leaf in n.leaves()} | {key for key, _ in updates}
         leaves |= {i.name for v in results for i in walk(v) if isinstance(i, Leaf)}
@@ -191,7 +194,7 @@ class _Cut:
         )
         if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
             raise RewriteError(
-                "cut through values whose first size is not the batch",
+                "the cut crosses values whose first axis is not the batch",
                 where=", ".join(f"%{name}" for name in arriving),
                 found=", ".join(str(graph.node[name].type) for name in arriving),
                 hint="cut at another block",
@@ -200,7 +203,7 @@ class _Cut:
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
 
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
-        """Whether a leaf that nothing uses (a counter) goes with part k, whose leaves these are."""
+        """Return whether an unused leaf (a counter) goes with part k, whose leaves these are."""
         updated = any(param.name == key for key, _ in self.graph.updates)
         if updated or self.graph.leaf_users[param.name]:
             return False
@@ -213,15 +216,15 @@ def _input(node: Node) -> Node:
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
-    """One architecture that runs parts one after the other.
+    """Join parts into one architecture that runs them one after the other.
 
     Args:
         parts: What :func:`split` gave, or architectures of which each returns what the next one
             takes first. Leaves of one name are one leaf.
 
     Raises:
-        RewriteError: If a part does not take what the one before it returns, or if two parts
-            have different leaves or inputs of one name.
+        RewriteError: If the inputs of a part do not match the outputs of the part before it, or
+            if two parts have different leaves or inputs of one name.
 
     Example:
         >>> import torch
@@ -233,26 +236,22 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         >>> chain([linear("client", 3, 8), linear("server", 8, 2)]).state_names
         ('client.weight', 'client.bias', 'server.weight', 'server.bias')
     """
-    listed = parts if isinstance(parts, Sequence) else ()
-    graphs = [graph_of(p) for p in listed]
-    if listed is not parts:
-        raise RewriteError(
-            "not parts to chain", found=type(parts).__name__, expected="architectures, in order"
-        )
-    if not graphs:
-        raise RewriteError("nothing to chain", found=0, expected="at least one part")
-    whole = graphs[0]
+    if not isinstance(parts, Sequence):
+        expected = "architectures, in order"
+        raise RewriteError("cannot chain", found=type(parts).__name__, expected=expected)
+    graphs = [graph_of(p) for p in parts]
+    joined = graphs[0]
     for number, graph in enumerate(graphs[1:], 2):
-        whole = _chained(whole, graph, f"part {number}")
-    whole = whole.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
+        joined = _chained(joined, graph, f"part {number}")
+    joined = joined.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
     if isinstance(parts, Parts):
-        whole = _in_order(whole, parts.whole)
-    check(whole)
-    return whole
+        joined = _in_order(joined, parts.original)
+    check(joined)
+    return joined
 
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
-    """Two architectures as one: the second takes first what the first returns."""
+    """Join two architectures: the second takes first what the first returns."""
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _supplied(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
@@ -287,7 +286,7 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
 
 
 def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) -> dict[str, T]:
-    """Two mappings as one, in which no name stands for two things."""
+    """Merge two mappings, in which no name stands for two things."""
     for name, value in more:
         if known.setdefault(name, value) != value:
             raise RewriteError(problem, where=name, found=value, expected=known[name])
@@ -295,26 +294,26 @@ def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) ->
 
 
 def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
-    """What the first of two architectures returns, by the second's input that it stands for."""
+    """Map inputs of the second of two architectures to what the first returns."""
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
-    problem = "a part does not take what the one before it returns"
-    for value, wanted in zip(values, first, strict=False):
+    problem = "the inputs of a part do not match the outputs of the part before it"
+    for value, target in zip(values, first, strict=False):
         actual = one.node[value.name].type if isinstance(value, Ref) else None
-        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
+        expected = two.node[target.name].type if isinstance(target, Ref) else None
         if actual is None or actual != expected:
             raise RewriteError(problem, where=where, found=actual, expected=expected)
-        assert isinstance(value, Ref) and isinstance(wanted, Ref)
-        rename[wanted.name] = value.name
+        assert isinstance(value, Ref) and isinstance(target, Ref)
+        rename[target.name] = value.name
     if len(first) < len(values):
-        found, takes = f"{len(values)} values", f"{len(first)}"
-        raise RewriteError(problem, where=where, found=found, expected=takes)
+        returned, takes = f"{len(values)} values", f"{len(first)}"
+        raise RewriteError(problem, where=where, found=returned, expected=takes)
     return rename
 
 
 def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
-    """A graph with all that it lists in another one's order, under the other's name."""
+    """Sort all that a graph lists in another one's order, and use the other's name."""
     arguments, leaves, nodes, buffers = (
         {name: i for i, name in enumerate(names)}
         for names in (dict(like.inputs), like.param, like.node, dict(like.updates))

@@ -43,7 +43,7 @@ def add_step_sizes(
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.
-        RewriteError: For a block that is not residual, or that has its step size already; if
+        RewriteError: For a block that is not residual, or that already has its step size; if
             there is none, unless ``allow_nothing``.
 
     Example:
@@ -61,13 +61,15 @@ def add_step_sizes(
     unknown = sorted(set(starts) - {b.name for b in chosen})
     if unknown:
         raise RewriteError(
-            "step size for a block that is not chosen",
+            "step size for a block that is not selected",
             found=unknown[0],
             expected=", ".join(b.name for b in chosen),
         )
     for name, start in starts.items():
         if not isinstance(start, (int, float)) or not math.isfinite(start):
-            raise RewriteError("step size", where=name, found=start, expected="a finite number")
+            raise RewriteError(
+                "step size is not finite", where=name, found=start, expected="a finite number"
+            )
     names = set(graph.node)
 
     def step(branch: Branch) -> Inserted:

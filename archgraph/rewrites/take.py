@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import Positions, Rounding, Shares, Sizes, choose
+from archgraph.analysis.choice import Positions, Rounding, Shares, Sizes, chosen_axes
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.cut import cut
@@ -50,12 +50,12 @@ def take(
         >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
         {'0.weight': (4, 3), '2.weight': (2, 4)}
     """
-    counts, chosen = choose(
+    counts, chosen = chosen_axes(
         axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
     )
     stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
-    kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
-    rewritten = cut(graph, kept)
+    selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
+    rewritten = cut(graph, selection)
     if verify:
-        mask_equals_take(graph, rewritten, kept)
+        mask_equals_take(graph, rewritten, selection)
     return rewritten

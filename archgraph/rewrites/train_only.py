@@ -18,7 +18,7 @@ from archgraph.states import Rewritten, Transfer
 
 @takes_graph
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
-    """The same architecture with some parameters trained and all others frozen.
+    """Train some parameters of the architecture and freeze all others.
 
     What it computes and its state stay what they are; built, it has ``requires_grad`` for the
     chosen ones alone. Buffers are not parameters: a norm layer's statistics go on as its mode says.
@@ -29,7 +29,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
             tied parameter any of its names.
 
     Raises:
-        GraphError: If a pattern matches no parameter that can be trained; names the nearest.
+        GraphError: If a pattern matches no trainable parameter; names the nearest.
 
     Example:
         >>> import torch
@@ -46,16 +46,16 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         exact = [pattern] if pattern in owners else []
-        named = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
-        if not named:
+        matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
             near = _nearest(pattern, list(owners))
             raise GraphError(
-                "matches no parameter that can be trained",
+                "matches no trainable parameter",
                 where=pattern,
                 expected="a name or a pattern of names",
                 hint=f"the nearest are {', '.join(near)}" if near else None,
             )
-        chosen.update(owners[name] for name in named)
+        chosen.update(owners[name] for name in matches)
     params = tuple(
         dataclasses.replace(p, trainable=p.name in chosen) if p.role == "parameter" else p
         for p in graph.params
@@ -66,13 +66,13 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
 
 
 def _real(param: Param) -> bool:
-    """Whether gradients exist for a leaf."""
+    """Return whether gradients exist for a leaf."""
     dtype = torch_dtype(param.dtype)
     return param.role == "parameter" and (dtype.is_floating_point or dtype.is_complex)
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names whose parts are most like the words of a pattern."""
+    """Return the names whose parts are most like the words of a pattern."""
     words = [word for word in re.split(r"[.*?!\[\]]+", pattern) if word]
     parts = {part for name in names for part in name.split(".")}
     alike = {

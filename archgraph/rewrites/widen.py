@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import Positions, Shares, Sizes, choose
+from archgraph.analysis.choice import Positions, Shares, Sizes, chosen_axes
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -61,10 +61,10 @@ def widen(
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
     """
     solved = axes(graph)
-    wanted, chosen = choose(
+    sizes_after, chosen = chosen_axes(
         solved, factors, sizes, positions, grow=True, allow_nothing=allow_nothing
     )
-    copies = Copies(graph, copied_positions(wanted, chosen, seed))
+    copies = Copies(graph, copied_positions(sizes_after, chosen, seed))
     parts, refused = compensation(copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
@@ -91,7 +91,7 @@ def widen(
 
 
 def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[str, str]:
-    """Why free axes cannot be widened by a factor, each alone; those that can are left out.
+    """Return why free axes cannot be widened by a factor, each alone; those that can are left out.
 
     Example:
         >>> import torch
@@ -105,6 +105,6 @@ def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[st
     solved = axes(graph)
     reasons: dict[str, str] = {}
     for axis in solved.free:
-        index = copied_positions(*choose(solved, {axis: factor}, grow=True), seed)
+        index = copied_positions(*chosen_axes(solved, {axis: factor}, grow=True), seed)
         reasons |= compensation(Copies(graph, index))[1]
     return reasons

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import shares
+from archgraph.analysis.positions import position_shares
 from archgraph.analysis.structure import structure
-from archgraph.analysis.widths import axes_of
+from archgraph.analysis.widths import axis_refs
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef
@@ -40,9 +40,9 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
     for entry in transfer.entries.values():
         if entry.source is not None:
             for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
-                for axis in axes_of(layout):
+                for axis in axis_refs(layout):
                     # The axis' own position at each of the layout's; 1 where it has none.
-                    place = shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
+                    place = position_shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
                     place = place if taken is None else place[taken.positions]
                     if count := len(np.unique(place[place > 1])):
                         sizes[axis.name] = max(sizes.get(axis.name, 0), count)

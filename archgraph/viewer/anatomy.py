@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import choose
+from archgraph.analysis.choice import chosen_axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain
+from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import LabelLine, describe, shape_label
+from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
@@ -55,11 +55,11 @@ class Anatomy:
 
 
 def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
-    """The parts of a graph in the order of the page; blocks that are fed unlike do not fold."""
+    """Return the parts of a graph in the page's order; blocks of unequal coverage do not fold."""
     parts = structure(graph).sections
-    named = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
-    found = pieces(graph, named, "block")
-    inside = blocks_of(named, found)
+    framing = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
+    grouped = pieces(graph, framing, "block")
+    inside = blocks_of(framing, grouped)
     kinds = {s.name: s.kind for s in parts}
     sections = tuple(
         (name, kinds[name], tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
@@ -70,16 +70,16 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
     within = [n for _, _, blocks in sections for _, nodes in blocks for n in nodes]
     return Anatomy(
         graph,
-        scene(graph, named, detail="block", fold=False),
+        scene(graph, framing, detail="block", fold=False),
         tuple(section for section in sections if section[2]),
-        folds(graph, inside, found.feeds, cover.parts if cover else None),
+        folds(graph, inside, grouped.feeds, cover.parts if cover else None),
         (*outside, *within),
     )
 
 
-def described(found: Anatomy) -> dict[str, Any]:
-    """All facts about a graph for its page."""
-    graph, about, spent = found.graph, facts(found.graph), cost(found.graph)
+def described(parts: Anatomy) -> dict[str, Any]:
+    """Return all facts about a graph for its page."""
+    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
         "totals": {
@@ -91,49 +91,51 @@ def described(found: Anatomy) -> dict[str, Any]:
             "reach": about.reach,
         },
         "take": _prices(graph),
-        **_operators(found),
-        **_boxes(found),
-        "axes": _axes(found),
+        **_operators(parts),
+        **_boxes(parts),
+        "axes": _axes(parts),
         "leaves": [
             [p.name, p.role, list(p.shape), list(about.leaves[p.name].layout)] for p in graph.params
         ],
-        "sections": [[name, kind, len(blocks)] for name, kind, blocks in found.sections],
-        "blocks": _blocks(found),
-        "folds": _folds(found),
+        "sections": [[name, kind, len(blocks)] for name, kind, blocks in parts.sections],
+        "blocks": _blocks(parts),
+        "folds": _folds(parts),
     }
 
 
 def _prices(graph: ArchGraph) -> list[list[float]]:
-    """What stays of parameters and MACs when a share of every free axis is taken."""
+    """Compute the remaining parameters and MACs when a share of every free axis is taken."""
     solved, about = axes(graph), facts(graph)
     rows: list[list[float]] = []
     for share in SHARES if solved.free else ():
-        counts, _ = choose(solved, share, allow_nothing=True)
-        kept = {a.name: np.arange(n) for a, n in counts.items() if n < a.size}
-        saved = about.pricing.cutting(kept)
+        counts, _ = chosen_axes(solved, share, allow_nothing=True)
+        selection = {a.name: np.arange(n) for a, n in counts.items() if n < a.size}
+        saved = about.pricing.cutting(selection)
         rows.append([share, about.parameters - saved.parameters, about.macs - saved.macs])
     return rows
 
 
-def _operators(found: Anatomy) -> dict[str, Any]:
-    """Operators as columns, and the tables of what several of them share."""
-    graph, about, spent = found.graph, facts(found.graph), cost(found.graph)
-    number = {name: i for i, name in enumerate(found.operators)}
+def _operators(parts: Anatomy) -> dict[str, Any]:
+    """Return the operators as columns, and the tables of what several of them share."""
+    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
+    number = {name: i for i, name in enumerate(parts.operators)}
     leaf = {param.name: i for i, param in enumerate(graph.params)}
     axis = {name: i for i, name in enumerate(about.axes)}
-    box = {name: i for i, b in enumerate(found.scene.boxes) for name in b.nodes}
-    nodes = [graph.node[name] for name in found.operators]
-    told = [about.operators[name] for name in found.operators]
+    box = {name: i for i, b in enumerate(parts.scene.boxes) for name in b.nodes}
+    nodes = [graph.node[name] for name in parts.operators]
+    described_operators = [about.operators[name] for name in parts.operators]
     kinds, lists, places = Distinct(), Distinct(), Distinct()
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
-    leaves = stepping([leaf[k] for k in fact.leaves] for fact in told)
-    within = stepping([axis[a] for a in fact.axes] for fact in told)
+    leaves = stepping([leaf[k] for k in fact.leaves] for fact in described_operators)
+    within = stepping([axis[a] for a in fact.axes] for fact in described_operators)
     paid = [spent.nodes[node.name] for node in nodes]
     columns = {
-        "name": list(found.operators),
-        "kind": [kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, told, strict=True)],
-        "place": [places.add((fact.place, fact.source or "")) for fact in told],
-        "box": [box.get(name, -1) for name in found.operators],
+        "name": list(parts.operators),
+        "kind": [
+            kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, described_operators, strict=True)
+        ],
+        "place": [places.add((fact.place, fact.source or "")) for fact in described_operators],
+        "box": [box.get(name, -1) for name in parts.operators],
         "feeds": [lists.add(one) for one in feeds],
         "leaves": [lists.add(one) for one in leaves],
         "axes": [lists.add(one) for one in within],
@@ -150,30 +152,30 @@ def _operators(found: Anatomy) -> dict[str, Any]:
 
 
 def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
-    """What equal operators share: what they do, their words, shapes and attributes."""
+    """Return what equal operators share: what they do, their words, shapes and attributes."""
     arguments = tuple(
         (name, show(value))
         for name, value in node.args
         if not any(isinstance(item, Ref | Leaf) for item in walk(value))
     )
-    label = node.name if node.op == "input" else describe(graph, node).text
+    label = node.name if node.op == "input" else operator_label(graph, node).text
     flow = ", ".join(shape_label(kind) for kind in node.types)
     return fact.operator, label, flow, fact.shapes, arguments
 
 
-def _boxes(found: Anatomy) -> dict[str, Any]:
-    """Boxes and the links between them: places of operators that belong together."""
+def _boxes(parts: Anatomy) -> dict[str, Any]:
+    """Return the boxes and the links between them: places of operators that belong together."""
     labels, links = Distinct(), Distinct()
-    number = {box.name: i for i, box in enumerate(found.scene.boxes)}
+    number = {box.name: i for i, box in enumerate(parts.scene.boxes)}
     boxes = [
         [
             ("operator", "input", "output").index(box.kind),
-            labels.add(tuple(map(_line, box.lines))),
+            labels.add(tuple((line.text, int(line.strong)) for line in box.lines)),
             int(box.training),
         ]
-        for box in found.scene.boxes
+        for box in parts.scene.boxes
     ]
-    arrows = sorted((number[a.head], number[a.tail], a) for a in found.scene.links)
+    arrows = sorted((number[a.head], number[a.tail], a) for a in parts.scene.links)
     return {
         "boxes": boxes,
         "labels": labels.rows,
@@ -185,17 +187,13 @@ def _boxes(found: Anatomy) -> dict[str, Any]:
     }
 
 
-def _line(line: LabelLine) -> tuple[str, int]:
-    return line.text, int(line.strong)
-
-
-def _axes(found: Anatomy) -> list[list[Any]]:
-    """Axes: name, size, role, block, what runs over them, and savings, or why they are pinned."""
-    block = {name: i for i, (name, _) in enumerate(found.blocks)}
+def _axes(parts: Anatomy) -> list[list[Any]]:
+    """List axes: name, size, role, block, what runs over them, savings or why pinned."""
+    block = {name: i for i, (name, _) in enumerate(parts.blocks)}
 
     def row(axis: AxisFact) -> list[Any]:
         saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
-        pin = None if axis.pin is None else plain(axis.pin)
+        pin = None if axis.pin is None else plain_fact(axis.pin)
         return [
             axis.name,
             axis.size,
@@ -207,24 +205,24 @@ def _axes(found: Anatomy) -> list[list[Any]]:
             pin,
         ]
 
-    return [row(axis) for axis in facts(found.graph).axes.values()]
+    return [row(axis) for axis in facts(parts.graph).axes.values()]
 
 
-def _blocks(found: Anatomy) -> list[list[Any]]:
-    """Blocks: name, kind, number of operators, why it has to stay, what leaving it out saves."""
-    about = facts(found.graph).blocks
+def _blocks(parts: Anatomy) -> list[list[Any]]:
+    """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
+    about = facts(parts.graph).blocks
 
     def row(fact: BlockFact, nodes: Sequence[str]) -> list[Any]:
         saving = None if fact.saving is None else [fact.saving.parameters, fact.saving.macs]
         return [fact.name, fact.kind, len(nodes), fact.reason, saving]
 
-    return [row(about[name], nodes) for name, nodes in found.blocks]
+    return [row(about[name], nodes) for name, nodes in parts.blocks]
 
 
-def _folds(found: Anatomy) -> list[list[Any]]:
-    """Folds: number of the first block, blocks of a repetition, repetitions, name, growing."""
-    block = {name: i for i, (name, _) in enumerate(found.blocks)}
+def _folds(parts: Anatomy) -> list[list[Any]]:
+    """List folds: first block, blocks per repetition, repetitions, name, growing."""
+    block = {name: i for i, (name, _) in enumerate(parts.blocks)}
     return [
         [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]
-        for one in found.folds
+        for one in parts.folds
     ]

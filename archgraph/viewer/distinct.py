@@ -17,7 +17,7 @@ class Distinct:
         self.numbers: dict[Hashable, int] = {}
 
     def add(self, row: Hashable) -> int:
-        """The number of a row."""
+        """Return the number of a row, adding it if it is new."""
         return self.numbers.setdefault(row, len(self.numbers))
 
     @property
@@ -27,7 +27,7 @@ class Distinct:
 
 
 def stepping(lists: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Lists of numbers, each number counted from the first one that no list before it has.
+    """Renumber lists, each number counted from the first one that no list before it has.
 
     Blocks that repeat use leaves and axes of their own in the same order, so that their lists
     become equal and are stored once.
@@ -35,8 +35,8 @@ def stepping(lists: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     >>> stepping([(0, 1), (2, 3), (4, 0)])
     [(0, 1), (0, 1), (0, -4)]
     """
-    new, found = 0, []
+    new, result = 0, []
     for numbers in lists:
-        found.append(tuple(number - new for number in numbers))
+        result.append(tuple(number - new for number in numbers))
         new = max([new, *(number + 1 for number in numbers)])
-    return found
+    return result

@@ -35,14 +35,14 @@ SCRIPTS = (
 
 @cache
 def script() -> str:
-    """The page's script: its modules one after the other, in one function."""
+    """Return the page's script: its modules one after the other, in one function."""
     parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return '(function () {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 @cache
 def style() -> str:
-    """The page's looks in the colours of all pictures, light and dark."""
+    """Return the page's style sheet in the colours of all pictures, light and dark."""
     light, dark = (colours.variables(dark=one) for one in (False, True))
     themes = (
         f":root {{ color-scheme: light dark; {light} }}\n"
@@ -53,7 +53,7 @@ def style() -> str:
 
 
 def document(title: str, data: Mapping[str, Any]) -> str:
-    """A page as HTML text.
+    """Write a page as HTML text.
 
     >>> text = document("</title><script>", {"graphs": []})
     >>> text.count("<script"), "&lt;/title&gt;" in text
@@ -81,7 +81,7 @@ def document(title: str, data: Mapping[str, Any]) -> str:
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Data as text that stands in a page.
+    """Encode data as text inside a page.
 
     >>> unpack(f'<script type="application/gzip" id="data">{pack({"a": 1})}</script>')
     {'a': 1}
@@ -91,6 +91,6 @@ def pack(data: Mapping[str, Any]) -> str:
 
 
 def unpack(page: str) -> Any:
-    """The data of a page."""
+    """Decode the data of a page."""
     text = page.split('id="data">', 1)[1].split("<", 1)[0]
     return json.loads(gzip.decompress(base64.b64decode(text)))

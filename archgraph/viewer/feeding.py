@@ -7,7 +7,7 @@ from typing import Any
 
 from archgraph.analysis.axes import axes
 from archgraph.display.cover import coverage
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.layout.layouts import AxisRef
@@ -17,8 +17,8 @@ from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
 
-def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
-    """Shares of every part, and positions of every leaf and axis, by kind of client.
+def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
+    """Return the shares of every part, and positions of every leaf and axis, by kind of client.
 
     A part's row holds the number of clients that have any of it, the share of its weights that such
     a client has on average, and each kind's share; -1 stands for a part without parameters.
@@ -27,7 +27,7 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
-        sizes = {k: parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
+        sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
             return -1
@@ -36,12 +36,14 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
     def of(nodes: Iterable[str]) -> int:
         return row(leaf for name in nodes for leaf in graph.node[name].leaves())
 
-    taken = [_taken(member) for member in family.clients]
+    entries = [_taken(member) for member in family.clients]
     return {
         "clients": [[member.name, member.count] for member in family.clients],
-        **by_part(found, of),
+        **by_part(parts, of),
         "leaves": [row([param.name]) for param in graph.params],
-        "positions": [texts.add(tuple(one.get(p.name, "") for one in taken)) for p in graph.params],
+        "positions": [
+            texts.add(tuple(one.get(p.name, "") for one in entries)) for p in graph.params
+        ],
         "axes": [texts.add(one) for one in _axes(family)],
         "rows": rows.rows,
         "texts": texts.rows,
@@ -49,17 +51,17 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
 
 
 def _taken(member: Tier) -> dict[str, str]:
-    """What a client takes of each leaf of the global state; a leaf that it copies is told twice."""
-    found: dict[str, list[str]] = {}
+    """Write what a client takes of each global leaf; a leaf that it copies has two entries."""
+    sources: dict[str, list[str]] = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
             dims = (":" if one is None else str(one) for one in entry.dims)
-            found.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
-    return {name: " and ".join(texts) for name, texts in found.items()}
+            sources.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
+    return {name: " and ".join(texts) for name, texts in sources.items()}
 
 
 def _axes(family: Family) -> Iterable[tuple[str, ...]]:
-    """How many positions of each axis every kind of client has, and which where a leaf tells it."""
+    """Yield each client's positions per axis: how many, and which if a leaf tells."""
     solved = axes(family.graph)
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
@@ -72,7 +74,7 @@ def _axes(family: Family) -> Iterable[tuple[str, ...]]:
 
 
 def _maps(member: Tier) -> dict[tuple[str, int], str]:
-    """Positions that a client takes of each dimension of the global leaves."""
+    """Return the positions that a client takes of each dimension of the global leaves."""
     return {
         (entry.source, number): ":" if one is None else str(one)
         for entry in member.transfer.entries.values()
@@ -85,11 +87,11 @@ def _text(
     axis: str,
     size: int,
     plain: Mapping[str, Sequence[tuple[str, int]]],
-    kept: Mapping[str, int],
+    sizes: Mapping[str, int],
     maps: Mapping[tuple[str, int], str],
 ) -> str:
-    """`32 of 64 [:32]`; empty for an axis of which nothing is taken."""
-    if axis not in kept:
+    """Write `32 of 64 [:32]`; empty for an axis without positions."""
+    if axis not in sizes:
         return ""
-    told = next((maps[place] for place in plain.get(axis, ()) if place in maps), "")
-    return f"{kept[axis]} of {size}" + (f" [{told}]" if told else "")
+    positions = next((maps[name] for name in plain.get(axis, ()) if name in maps), "")
+    return f"{sizes[axis]} of {size}" + (f" [{positions}]" if positions else "")

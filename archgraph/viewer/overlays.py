@@ -29,7 +29,7 @@ class Overlay:
         colours: ``scale``: from little to much; ``amount``: from nothing.
         low: Where the colours begin.
         high: Where they end.
-        figures: For each graph of the page the columns of :func:`by_part`; None: it has none.
+        figures: For each graph of the page the columns of :func:`by_part`, None without any.
     """
 
     name: str
@@ -39,42 +39,43 @@ class Overlay:
     figures: tuple[dict[str, Any] | None, ...]
 
 
-def by_part(found: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any]:
-    """What is to be said of the operators of the graph, and of each of its parts, in columns."""
-    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in found.sections]
+def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any]:
+    """Evaluate a function for each operator of the graph and for each of its parts, in columns."""
+    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
-        "whole": of(found.operators),
+        "whole": of(parts.operators),
         "sections": [of(nodes) for nodes in sections],
-        "blocks": [of(nodes) for _, nodes in found.blocks],
-        "folds": [of([n for nodes in fold.nodes for n in nodes]) for fold in found.folds],
-        "boxes": [of(box.nodes) for box in found.scene.boxes],
-        "operators": [of((name,)) for name in found.operators],
+        "blocks": [of(nodes) for _, nodes in parts.blocks],
+        "folds": [of([n for nodes in fold.nodes for n in nodes]) for fold in parts.folds],
+        "boxes": [of(box.nodes) for box in parts.scene.boxes],
+        "operators": [of((name,)) for name in parts.operators],
     }
 
 
-def importance(graphs: Sequence[Anatomy], given: Mapping[str, Given]) -> Overlay:
-    """Importance as given: a part has the mean of all that it uses.
+def importance(graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Given]) -> Overlay:
+    """Build an overlay of the user's importance: a part has the mean of all that it uses.
 
     Args:
         graphs: The graphs of a page.
-        given: By the name of a leaf, an axis or an operator: a number, or one for each position.
+        numbers_by_name: By the name of a leaf, an axis or an operator: a number, or one for each
+            position.
 
     Raises:
         GraphError: If no graph has a name, if there are no numbers, or not as many as positions.
     """
     sizes = _sizes(graphs)
-    values = {name: _mean(name, numbers, sizes) for name, numbers in given.items()}
+    values = {name: _mean(name, numbers, sizes) for name, numbers in numbers_by_name.items()}
     if not values:
-        raise GraphError("no importance is given", expected="numbers by name")
-    figures = tuple(_means(found, values) for found in graphs)
+        raise GraphError("importance is empty", expected="numbers by name")
+    figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", "amount", min(low, 0.0), high, figures)
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
-    """How many positions everything that has a name has in the graphs."""
+    """Return how many positions everything that has a name has in the graphs."""
     sizes: dict[str, set[int]] = {}
-    for graph in (found.graph for found in graphs):
+    for graph in (parts.graph for parts in graphs):
         about = facts(graph)
         for name in about.operators:
             sizes.setdefault(name, set()).add(1)
@@ -86,7 +87,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
 
 
 def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
-    """One number for all positions."""
+    """Return one number for all positions."""
     if name not in sizes:
         raise GraphError(
             "no such leaf, axis or operator", where="importance", **unknown(name, sizes)
@@ -98,7 +99,7 @@ def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
     if values.numel() not in {1, *sizes[name]} or not values.isfinite().all():
         many = sorted({1, *sizes[name]})
         raise GraphError(
-            "not its importance",
+            "is not a valid importance",
             where=f"importance of {name}",
             found=str(numbers)[:60],
             expected=f"finite numbers, {' or '.join(map(str, many))} of them",
@@ -106,15 +107,15 @@ def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
     return float(values.mean())
 
 
-def _means(found: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
-    """The mean of what the operators of each part use."""
+def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
+    """Average what the operators of each part use."""
     inside = {
         name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
-        for name, fact in facts(found.graph).operators.items()
+        for name, fact in facts(parts.graph).operators.items()
     }
 
     def mean(nodes: Sequence[str]) -> float | None:
         names = dict.fromkeys(k for name in nodes for k in inside[name])
         return statistics.fmean(values[k] for k in names) if names else None
 
-    return by_part(found, mean)
+    return by_part(parts, mean)

@@ -18,8 +18,8 @@ from archgraph.viewer.distinct import Distinct
 STOPS = 100
 
 
-def rounds_of(log: Log) -> dict[str, Any] | None:
-    """What a page tells of a run's rounds; None: it has no global model, or recorded none of it.
+def recorded_rounds(log: Log) -> dict[str, Any] | None:
+    """Return a run's rounds for the page; None if it has or recorded no global model.
 
     Lines that are damaged cost the colours, and not the page.
     """
@@ -43,21 +43,21 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, A
         ``top``: the largest norm of all parameters together, which the colours end at.
     """
     number = {param.name: i for i, param in enumerate(graph.params)}
-    shown, rows = _spread(changes), Distinct()
+    selected, rows = _spread(changes), Distinct()
     return {
-        "numbers": [one.round for one in shown],
+        "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
-        "norm": [one.norm for one in shown],
+        "norm": [one.norm for one in selected],
         "coverage": [
-            -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in shown
+            -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,
-        "top": max((math.hypot(*filter(None, one.norm)) for one in shown), default=0.0),
+        "top": max((math.hypot(*filter(None, one.norm)) for one in selected), default=0.0),
     }
 
 
 def _spread(changes: Sequence[RoundChange]) -> list[RoundChange]:
-    """The first round, the last one, and so many between them that there are not too many.
+    """Select the first round, the last one, and evenly spaced ones between them.
 
     >>> [one.round for one in _spread([RoundChange(round=n, norm=[]) for n in range(1, 300)])][-2:]
     [296, 299]

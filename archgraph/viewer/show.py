@@ -24,9 +24,9 @@ from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Given, Overlay
 from archgraph.viewer.overlays import importance as given
-from archgraph.viewer.pairs import paired
-from archgraph.viewer.rounds import rounds_of
-from archgraph.viewer.similar import similarity
+from archgraph.viewer.pairs import paired_operators
+from archgraph.viewer.rounds import recorded_rounds
+from archgraph.viewer.similar import similarity_overlay
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -36,14 +36,14 @@ Shown: TypeAlias = GraphLike | Family | Log
 
 
 def view(
-    shown: Shown | Mapping[str, GraphLike] | Iterable[Shown],
+    subject: Shown | Mapping[str, GraphLike] | Iterable[Shown],
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
     importance: Mapping[str, Given] | None = None,
     states: Mapping[str, State] | None = None,
 ) -> str:
-    """One HTML file that shows architectures in a browser; it loads nothing and sends nothing.
+    """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
     Sections, blocks and operators open on a click; equal neighbouring blocks are shown once with
     their number. Of each part the page tells shapes, parameters, MACs and axes, why an axis is
@@ -52,12 +52,12 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        shown: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`), several
-            of them, or graphs by name. Further graphs correspond to the first: through the transfer
-            of a rewrite of it, or the transfers of two rewrites of one graph, else by alignment.
-            The second of several graphs of one name is numbered.
-        path: Where to write the page; None: nowhere.
-        title: Heading; None: the first graph's name.
+        subject: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`),
+            several of them, or graphs by name. Further graphs correspond to the first: through the
+            transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
+            alignment. The second of several graphs of one name is numbered.
+        path: Where to write the page; Default: it is not written.
+        title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
             one, or one for each position. A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
@@ -81,52 +81,54 @@ def view(
         >>> text.splitlines()[0], "<title>tiny</title>" in text
         ('<!doctype html>', True)
     """
-    several = [list(_parts(*one)) for one in _listed(shown)]
+    several = [list(_parts(*one)) for one in _listed(subject)]
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
     graphs = _apart([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
-    told: dict[str, Overlay] = {}
-    found = [part.found for part in parts]
+    overlays: dict[str, Overlay] = {}
+    anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        told["importance"] = given(found, importance)
+        overlays["importance"] = given(anatomies, importance)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
-        told["similarity"] = similarity(found, ways, _versions(parts, graphs, states))
+        overlays["similarity"] = similarity_overlay(
+            anatomies, ways, _versions(parts, graphs, states)
+        )
     data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)
-    text = document(heading, data | {"overlays": _overlays(graphs, told)})
+    text = document(heading, data | {"overlays": _overlays(graphs, overlays)})
     if path is not None:
         write(path, text)
     return text
 
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
-    """The graphs that a page opens with: of a family with a global graph, that one."""
-    found: list[int] = []
+    """Return the graphs that a page opens with: of a family with a global graph, that one."""
+    opened: list[int] = []
     at = 0
     for parts in several:
-        found += range(at, at + (1 if parts[0].family else len(parts)))
+        opened += range(at, at + (1 if parts[0].family else len(parts)))
         at += len(parts)
-    return found if len(found) <= SEVERAL else [0]
+    return opened if len(opened) <= SEVERAL else [0]
 
 
 def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Graphs whose names are unlike: the second of a name is numbered, and so on."""
-    seen: dict[str, int] = {}
+    """Return the graphs whose names are unlike: the second of a name is numbered, and so on."""
+    counts: dict[str, int] = {}
     for one in graphs:
         name = one["name"]
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            one["name"] = f"{name} ({seen[name]})"
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            one["name"] = f"{name} ({counts[name]})"
     return graphs
 
 
 def _versions(
     parts: Sequence[_Part], graphs: Sequence[Mapping[str, Any]], states: Mapping[str, State]
 ) -> list[list[State]]:
-    """The weights of each graph: one state, or one of each client."""
+    """Return the weights of each graph: one state, or one of each client."""
     names = [
         {g["name"]} | ({GLOBAL} if p.family else set()) for p, g in zip(parts, graphs, strict=True)
     ]
@@ -140,22 +142,24 @@ def _versions(
     ]
 
 
-def _overlays(graphs: list[dict[str, Any]], told: Mapping[str, Overlay]) -> dict[str, Any]:
-    """Names, colours and ends of the overlays; their figures stand with the graphs."""
+def _overlays(graphs: list[dict[str, Any]], overlays: Mapping[str, Overlay]) -> dict[str, Any]:
+    """Return names, colours and ends of the overlays; put their figures into the graphs."""
     for i, graph in enumerate(graphs):
-        own = {key: one.figures[i] for key, one in told.items() if one.figures[i] is not None}
-        graph.update({"figures": own} if own else {})
-    return {key: [one.name, one.colours, one.low, one.high] for key, one in told.items()}
+        figures = {
+            key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
+        }
+        graph.update({"figures": figures} if figures else {})
+    return {key: [one.name, one.colours, one.low, one.high] for key, one in overlays.items()}
 
 
-def _listed(shown: Any) -> list[tuple[str | None, Shown]]:
-    """What is shown, with the names that were given to it."""
-    if isinstance(shown, Mapping):
-        return list(shown.items())
-    several = isinstance(shown, list | tuple) or not hasattr(shown, "graph")
-    if several and isinstance(shown, Iterable):
-        return [(None, one) for one in shown]
-    return [(None, shown)]
+def _listed(subject: Any) -> list[tuple[str | None, Shown]]:
+    """List the subjects, with the names that the user assigned."""
+    if isinstance(subject, Mapping):
+        return list(subject.items())
+    several = isinstance(subject, list | tuple) or not hasattr(subject, "graph")
+    if several and isinstance(subject, Iterable):
+        return [(None, one) for one in subject]
+    return [(None, subject)]
 
 
 @dataclass(frozen=True)
@@ -165,52 +169,54 @@ class _Part:
     Attributes:
         name: What it is called; empty: as its graph.
         found: Its parts.
-        way: Map from the states of the graph that it was made of; None: there is none.
+        way: Map from the states of the graph from which it was derived, if any.
         family: The family whose global graph it is.
         rounds: What the rounds of a run changed in it.
     """
 
     name: str
-    found: Anatomy
+    anatomy: Anatomy
     way: Transfer | None = None
     family: Family | None = None
     rounds: dict[str, Any] | None = None
 
     def data(self) -> dict[str, Any]:
-        found = described(self.found)
-        fed = {"feeding": feeding(self.family, self.found)} if self.family else {}
+        described_graph = described(self.anatomy)
+        fed = {"feeding": feeding(self.family, self.anatomy)} if self.family else {}
         changed = {} if self.rounds is None else {"rounds": self.rounds}
-        return found | fed | changed | {"name": self.name or found["name"]}
+        return described_graph | fed | changed | {"name": self.name or described_graph["name"]}
 
 
-def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
-    """The graphs of a family or of a run, the global one first, or one graph."""
+def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
+    """Yield the graphs of a family or of a run, the global one first, or one graph."""
     rounds = None
-    if isinstance(shown, Log):
-        rounds = rounds_of(shown)
-        shown = run_family(shown)
-    if not isinstance(shown, Family):
-        way = shown.transfer if isinstance(shown, Rewritten) else None
-        yield _Part(name or "", anatomy(graph_of(shown)), way)
+    if isinstance(subject, Log):
+        rounds = recorded_rounds(subject)
+        subject = run_family(subject)
+    if not isinstance(subject, Family):
+        way = subject.transfer if isinstance(subject, Rewritten) else None
+        yield _Part(name or "", anatomy(graph_of(subject)), way)
         return
-    if shown.has_global:
-        yield _Part(name or shown.name, anatomy(shown.graph, coverage(shown)), None, shown, rounds)
-    for one in shown.clients:
+    if subject.has_global:
+        yield _Part(
+            name or subject.name, anatomy(subject.graph, coverage(subject)), None, subject, rounds
+        )
+    for one in subject.clients:
         yield _Part(one.name, anatomy(one.graph), one.transfer)
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
-    """How every further graph corresponds to the first."""
+    """Return how every further graph corresponds to the first."""
     first, *others = parts
     return {
-        f"0 {i}": paired(first.found, one.found, _way(first, one))
+        f"0 {i}": paired_operators(first.anatomy, one.anatomy, _way(first, one))
         for i, one in enumerate(others, 1)
     }
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
-    """The transfer from one to the other, or both their transfers from one graph; None: neither."""
-    if other.way and other.way.source == signature(first.found.graph):
+    """Return the transfer between two parts, or both from their common graph; else None."""
+    if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:
         return first.way, other.way

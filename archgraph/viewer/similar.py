@@ -27,17 +27,17 @@ class Products(NamedTuple):
     yy: float
 
 
-def similarity(
+def similarity_overlay(
     graphs: Sequence[Anatomy], ways: Sequence[Way | None], states: Sequence[Sequence[State]]
 ) -> Overlay:
-    """Cosine of each graph's weights with those of the first one that the transfer matches.
+    """Compute the cosine of each graph's weights with the matching ones of the first.
 
     All weights of a part are one vector. The first graph has the mean over the others; a graph of
     which clients have their own versions has the mean over these.
 
     Args:
         graphs: The graphs of a page.
-        ways: For each further graph how it comes from the first; None: it is aligned with it.
+        ways: How each further graph is derived from the first; None to align it instead.
         states: Weights of each graph, of all its versions.
 
     Raises:
@@ -53,20 +53,20 @@ def similarity(
             found=f"weights of {sum(map(bool, states))} of {len(graphs)} graphs",
             expected="those of the first one and of another",
         )
-    for found, versions in zip(graphs, states, strict=True):
+    for parts, versions in zip(graphs, states, strict=True):
         for state in versions:
-            check_update(found.graph, state)
+            check_update(parts.graph, state)
     figures: list[dict[str, Any] | None] = []
     back = []
-    for found, way, versions in zip(others, ways, states[1:], strict=True):
+    for parts, way, versions in zip(others, ways, states[1:], strict=True):
         if not versions:
             figures.append(None)
             continue
-        known = way or align(found.graph, first.graph).transfer
+        known = way or align(parts.graph, first.graph).transfer
         both = itertools.product(states[0], versions)
-        pairs = [_products(mine, theirs, found.graph, known) for mine, theirs in both]
+        pairs = [_products(mine, theirs, parts.graph, known) for mine, theirs in both]
         back += [by_mine for by_mine, _ in pairs]
-        figures.append(_columns(found, [by_theirs for _, by_theirs in pairs]))
+        figures.append(_columns(parts, [by_theirs for _, by_theirs in pairs]))
     figures.insert(0, _columns(first, back))
     negative = any(value < 0 for one in figures if one for value in _values(one))
     return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
@@ -75,13 +75,13 @@ def similarity(
 def _products(
     mine: State, theirs: State, graph: ArchGraph, way: Way
 ) -> tuple[dict[str, Products], dict[str, Products]]:
-    """Products by leaf of the first graph, and by leaf of the other one."""
+    """Return the products by leaf of the first graph, and by leaf of the other one."""
     leaves = {param.name for param in graph.params if param.role == "parameter"}
-    whole, names, transfer = _whole(mine, way)
+    full, names, transfer = _whole(mine, way)
     transfer = transfer.only(leaves)
     by_mine: dict[str, Products] = {}
     by_theirs: dict[str, Products] = {}
-    for name, value in transfer.pull(whole, copy=False, partial=True).items():
+    for name, value in transfer.pull(full, copy=False, partial=True).items():
         source = transfer.entries[name].source
         if source not in names:
             continue
@@ -97,34 +97,34 @@ def _products(
 
 
 def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Transfer]:
-    """A state from which the transfer leads; NaN where the first graph has nothing of it."""
+    """Return a state that the transfer can read; NaN where the first graph lacks an entry."""
     if isinstance(way, Transfer):
         return dict(mine), {name: name for name in mine}, way
     into, transfer = way
     sums, coverage = into.push(mine)
     names = {e.source: name for name, e in into.entries.items() if e.source is not None}
-    whole = {
+    full = {
         name: torch.where(many > 0, sums[name] / many, torch.nan)
         for name in names
         if sums[name].is_floating_point() and (many := coverage[name]) is not None
     }
-    return whole, names, transfer
+    return full, names, transfer
 
 
-def _columns(found: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
-    """The mean cosine of each part."""
+def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
+    """Average the cosine of each part."""
 
     def mean(nodes: Sequence[str]) -> float | None:
-        leaves = dict.fromkeys(k for name in nodes for k in found.graph.node[name].leaves())
+        leaves = dict.fromkeys(k for name in nodes for k in parts.graph.node[name].leaves())
         values = [_cosine([one[k] for k in leaves if k in one]) for one in versions]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known else None
 
-    return by_part(found, mean)
+    return by_part(parts, mean)
 
 
 def _cosine(products: Sequence[Products]) -> float | None:
-    """Of all the values together; None: there are none, or all are zero on one side."""
+    """Compute the cosine over all values; None without values, or if one side is zero."""
     xy, xx, yy = (sum(column) for column in zip(*products, strict=True)) if products else (0, 0, 0)
     return max(-1.0, min(1.0, xy / math.sqrt(xx * yy))) if xx and yy else None
 

@@ -197,10 +197,10 @@ def test_patterns_roles_and_prefixes_find_axes():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"sizes": 0}, "impossible size; found 0; expected a whole number from 1 to 8"),
-        ({"sizes": 9}, "impossible size; found 9; expected a whole number from 1 to 8"),
-        ({"sizes": 2.0}, r"impossible size; found 2\.0"),
-        ({"sizes": True}, "impossible size; found True"),
+        ({"sizes": 0}, "size out of range; found 0; expected a whole number from 1 to 8"),
+        ({"sizes": 9}, "size out of range; found 9; expected a whole number from 1 to 8"),
+        ({"sizes": 2.0}, r"size out of range; found 2\.0"),
+        ({"sizes": True}, "size out of range; found True"),
         ({"shares": 0}, "not a share; found 0; expected a number in"),
         ({"shares": 0.0}, r"not a share; found 0\.0; expected a number in"),
         ({"shares": 1.5}, r"not a share; found 1\.5; .*sizes="),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.calls import region
-from archgraph.capture.export import export
+from archgraph.capture.export import export_program
 from archgraph.capture.inline import inline
 from archgraph.capture.tape import FOLDED, Tape
 from archgraph.capture.trace import Leaves
@@ -43,7 +43,7 @@ X = (torch.randn(4, 3, generator=torch.Generator().manual_seed(1)) * 256).round(
 def inlined(body: Callable[[Any, torch.Tensor], Any]) -> tuple[Tape, Tiny]:
     """The flat tape of a function, and the module that it is the forward of."""
     net = Tiny(body)
-    captured = export(net, (X,), {})
+    captured = export_program(net, (X,), {})
     return inline(captured.program, captured.batch, Leaves.of(net).owner), net
 
 

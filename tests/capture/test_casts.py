@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.capture.casts import cast
+from archgraph.capture.casts import spell_casts
 from archgraph.capture.fold import fold
 from archgraph.capture.tape import REGION, Region
 from archgraph.errors import TraceError
@@ -52,7 +52,7 @@ def with_a_constant(net, x):
 )
 def test_casts_stand_for_autocast(body):
     tape, net = inlined(region(body))
-    tape = cast(fold(tape, ()))
+    tape = spell_casts(fold(tape, ()))
     assert TO in calls(tape)
     expected = net(X)
     for node in tape.graph.nodes:
@@ -73,9 +73,11 @@ def test_what_computes_in_float_by_itself_is_given_casts():
         return (x @ net.weight).sum(-1)
 
     tape, net = inlined(region(total))
-    assert calls(cast(fold(tape, ()))).count(TO) == 2  # those of the product; sums stay as they are
+    assert (
+        calls(spell_casts(fold(tape, ()))).count(TO) == 2
+    )  # those of the product; sums stay as they are
     tape, net = inlined(region(total))
-    tape = cast(fold(with_results(tape, torch.float32), ()))
+    tape = spell_casts(fold(with_results(tape, torch.float32), ()))
     assert calls(tape).count(TO) == 3
     for node in tape.graph.nodes:
         node.meta[REGION] = Region()
@@ -86,15 +88,17 @@ def test_what_computes_in_float_by_itself_is_given_casts():
 
 def test_what_casts_of_arguments_cannot_express_is_refused():
     tape, _ = inlined(region(lambda net, x: (x @ net.weight).sum(-1)))
-    with pytest.raises(TraceError, match="autocast does here what a graph cannot express"):
-        cast(fold(with_results(tape, torch.float64), ()))
+    with pytest.raises(TraceError, match="a graph cannot express what autocast does here"):
+        spell_casts(fold(with_results(tape, torch.float64), ()))
 
 
 def test_a_parameter_is_cast_once_and_an_activation_each_time():
     tape, _ = inlined(region(twice))
-    assert calls(cast(fold(tape, ()))).count(TO) == 2  # x, weight; the product is one already
+    assert (
+        calls(spell_casts(fold(tape, ()))).count(TO) == 2
+    )  # x, weight; the product is one already
 
 
 def test_a_region_that_is_switched_off_casts_nothing():
     tape, _ = inlined(region(twice, enabled=False))
-    assert TO not in calls(cast(fold(tape, ())))
+    assert TO not in calls(spell_casts(fold(tape, ())))

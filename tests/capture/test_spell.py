@@ -7,7 +7,7 @@ import torch
 
 from archgraph.capture.fold import fold
 from archgraph.capture.spell import spell
-from archgraph.capture.writes import functional
+from archgraph.capture.writes import functionalised
 from archgraph.graph.ir import Batch, Leaf, Ref, TensorType
 from archgraph.ops.infer import infer_call
 from tests.capture.tapes import inlined
@@ -15,7 +15,7 @@ from tests.capture.tapes import inlined
 
 def spelt(body):
     tape, _ = inlined(body)
-    return spell(functional(fold(tape, ()), frozenset({"weight"})))
+    return spell(functionalised(fold(tape, ()), frozenset({"weight"})))
 
 
 @pytest.mark.parametrize(

@@ -396,7 +396,7 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
         (["--take", "1.5"], ["--take", "1.5"]),
         (["--widen", "0.5"], ["--widen", "0.5"]),
         (["--narrow", "body=1,2"], ["--narrow"]),
-        (["--deepen", "body=1"], ["body", "impossible depth"]),
+        (["--deepen", "body=1"], ["body", "depth out of range"]),
         (["--split-after", "nobody"], ["nobody"]),
     ):
         refused(call("rewrite", "model.yaml", *wrong, "-o", "kept.yaml"), *words)
@@ -809,7 +809,7 @@ def test_compare_puts_seeds_together(here: Path):
     call("run", "experiment.yaml", "--out", "longer", "--set", "rounds=3")
     differ = call("compare", "runs", "longer").output
     assert "What they differ in" in differ and "quick (rounds=3)" in differ
-    refused(call("compare", "runs", "--json", "--csv"), "can be one only")
+    refused(call("compare", "runs", "--json", "--csv"), "are mutually exclusive")
     refused(call("compare", "nowhere"), "nowhere: not a run folder")
 
 

@@ -232,7 +232,7 @@ MISTAKES = {
     "more blocks than there are": Mistake(
         family("take: 0.5", "shorten: {body: 5}"),
         RUN,
-        "family.yaml:6: clients[1].shorten: body: impossible depth; found 5; expected 1 to 2",
+        "family.yaml:6: clients[1].shorten: body: depth out of range; found 5; expected 1 to 2",
     ),
     "two tiers of one name": Mistake(
         family("name: half", "name: whole"),

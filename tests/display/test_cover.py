@@ -14,7 +14,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display import coverage, draw_family
 from archgraph.display.cover import Cover
-from archgraph.display.gallery import shares
+from archgraph.display.gallery import block_shares
 from archgraph.errors import ArchGraphError
 from archgraph.federation import Family, Tier
 from archgraph.graph.ir import ArchGraph
@@ -53,7 +53,7 @@ def test_a_family_counts_its_members(graph: ArchGraph):
 
 
 def test_what_makes_no_sense_is_refused(graph: ArchGraph):
-    with pytest.raises(ArchGraphError, match="coverage of no clients"):
+    with pytest.raises(ArchGraphError, match="coverage needs at least one client"):
         coverage([])
     smaller = take(graph, 0.5).graph
     with pytest.raises(ArchGraphError, match="start from different global models"):
@@ -97,7 +97,7 @@ def test_the_legend_names_each_client_with_the_figures_of_the_library(graph: Arc
         for figure in (kind.name, str(kind.count), count(spent.parameters), count(spent.macs)):
             assert f">{figure}<" in head
             assert f">{figure}<" in clients or f"<B>{figure}</B>" in clients
-    shown = list(shares(family, coverage(family)))
+    shown = list(block_shares(family, coverage(family)))
     assert [name for _, name, _ in shown] == [b.name for b in structure(graph).blocks]
     whole, held = (sum(math.prod(p.shape) for p in g.params) for g in (graph, small.graph))
     weak = sum(part * math.prod(graph.param[n].shape) for n, part in _parts(family).items())

@@ -19,7 +19,7 @@ from archgraph.display.dot import dot
 from archgraph.display.labels import lines_of
 from archgraph.display.picture import draw, render
 from archgraph.display.pieces import pieces
-from archgraph.display.rows import rows
+from archgraph.display.rows import scene_rows
 from archgraph.display.scene import Scene, scene
 from archgraph.errors import RunError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
@@ -137,7 +137,7 @@ def test_attention_that_is_spelt_out_is_one_box_too(einsum: bool):
 def test_every_box_is_in_one_row_and_every_arrow_goes_on(residual: Net, depths, length: int):
     graph, sections = residual(depths, [8] * len(depths))
     picture = scene(graph, sections, fold=False)
-    parts = rows(picture, length)
+    parts = scene_rows(picture, length)
     assert sorted(n for row in parts for n in row.boxes) == sorted(b.name for b in picture.boxes)
     for group in (g for g in picture.clusters() if g.boxes):
         assert sum(not row.boxes.isdisjoint(group.boxes) for row in parts) == 1

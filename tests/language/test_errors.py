@@ -14,7 +14,7 @@ from archgraph.language import load, load_experiment, load_family, load_model
 from archgraph.language.lowering.build import _Lowering
 from archgraph.language.yaml import parse_document
 from archgraph.limits import LIMITS
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 GOOD = """\
 archgraph: 1
@@ -379,7 +379,7 @@ clients:
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is an unknown key; found 'cuont'; expected one of "
          "name, count, "
-         f"model, choose, owners, {', '.join(rows())}, python; did you mean 'count'?"),
+         f"model, choose, owners, {', '.join(rewrite_rows())}, python; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected 1 or more"),

@@ -16,7 +16,7 @@ from archgraph.language.family import Rewrites
 from archgraph.language.model import AuthoredModel
 from archgraph.language.steps import STEPS
 from archgraph.language.yaml import parse_document
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 
 TOPICS = explained.topics()
 # An image, tokens, words.
@@ -105,7 +105,7 @@ def test_everything_has_a_sentence_and_a_type(name: str) -> None:
         assert option.sentence or alone, option
 
 
-@pytest.mark.parametrize("row", rows().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
 def test_the_example_of_a_rewrite_is_read(row) -> None:
     document = parse_document(TOPICS[row.name].example, "m.yaml")
     assert getattr(document.validate(Rewrites), row.name) is not None
@@ -143,7 +143,7 @@ def test_help_lists_what_may_be_written(name: str, words: list[str]) -> None:
     assert " or ;" not in text and "``" not in text
 
 
-@pytest.mark.parametrize("row", rows().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
 def test_every_key_of_a_rewrite_has_an_example(row) -> None:
     for option in TOPICS[row.name].options:
         example = explained.topic(f"{row.name}.{option.name}").example

@@ -185,7 +185,7 @@ def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
                 _ = found.transfer
             continue
         # The client computes what the whole's cut computes.
-        small = cut(whole, found.widths.kept("client"))
+        small = cut(whole, found.widths.selection("client"))
         state = ag.initial_state(whole, seed=3)
         a = ag.build(client, found.transfer.pull(state)).eval()
         b = ag.build(small.graph, small.transfer.pull(state)).eval()

@@ -146,7 +146,7 @@ def test_grafting_adds_blocks_that_can_be_left_out_again(graph, more):
         try:
             deep = ag.graft(graph, {section.name: depth}, verify=True)
         except RewriteError as error:
-            assert error.message == "no block that can be repeated"
+            assert error.message == "section has no repeatable block"
             continue
         assert infer(deep.graph) == deep.graph
         names = [b.name for b in section.blocks]

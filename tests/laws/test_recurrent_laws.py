@@ -286,7 +286,7 @@ def test_counts_and_initial_values_are_those_of_the_layer(kind, ways, projected)
 
 def test_what_a_recurrent_layer_cannot_do_is_refused_by_name():
     projected = graph_of(Sequence("lstm", proj_size=4))
-    with pytest.raises(RewriteError, match=r"layer: these sizes do not go together; found a proj"):
+    with pytest.raises(RewriteError, match=r"layer: these sizes are incompatible; found a proj"):
         ag.take(projected, sizes={"cell": 3, "hidden": 3})
     graph = graph_of(Sequence("gru", num_layers=2, batch_first=True))
     with pytest.raises(RewriteError, match=r"has aten.gru.input .* which is recurrent: no weights"):

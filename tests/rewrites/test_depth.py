@@ -295,8 +295,8 @@ def test_shallow_drops_from_the_end():
 @pytest.mark.parametrize(
     ("depths", "error", "message"),
     [
-        ({"stage1": 0}, RewriteError, "stage1: impossible depth; found 0; expected 1 to 2"),
-        ({"stage2": 4}, RewriteError, "stage2: impossible depth; found 4; expected 1 to 3"),
+        ({"stage1": 0}, RewriteError, "stage1: depth out of range; found 0; expected 1 to 2"),
+        ({"stage2": 4}, RewriteError, "stage2: depth out of range; found 4; expected 1 to 3"),
         ({"stage2": 0}, RewriteError, "expected 1 to 3; stage2.0 stays: it changes float32"),
         ({"stage3": 1}, GraphError, "no such section; found 'stage3'; expected one of stem, stage"),
     ],
@@ -481,7 +481,7 @@ def test_what_only_training_does_is_lined_up_as_well():
         return ag.trace(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
 
     assert ag.graft(net(2), {"blocks": 3}, like=net(3)).graph == net(3)
-    with pytest.raises(RewriteError, match=r"bodies differ; found aten\.add.* aten\.mul"):
+    with pytest.raises(RewriteError, match=r"blocks differ; found aten\.add.* aten\.mul"):
         ag.graft(net(2), {"blocks": 3}, like=net(3, how=torch.mul))
 
 
@@ -540,9 +540,9 @@ def test_graft_fills_a_gap_in_order():
 @pytest.mark.parametrize(
     ("depths", "like", "message"),
     [
-        ({"stage2": 2}, None, "stage2: impossible depth; found 2; expected at least 3; shorten"),
-        ({"stage2": 5}, (2, 4), "stage2: impossible depth; found 5; expected 3 to 4, as in like"),
-        ({"stem": 2}, None, "stem: no block that can be repeated; found stem, which changes"),
+        ({"stage2": 2}, None, "stage2: depth out of range; found 2; expected at least 3; shorten"),
+        ({"stage2": 5}, (2, 4), "stage2: depth out of range; found 5; expected 3 to 4, as in like"),
+        ({"stem": 2}, None, "stem: section has no repeatable block; found stem, which changes"),
         ({"stage1": 3}, nets.Inverted, "the section does not have a block that computes"),
     ],
 )
@@ -630,7 +630,7 @@ def test_a_block_that_shares_weights_is_not_like_one_that_does_not():
 
     same = ag.graft(net(2, True), {"blocks": 3}, like=net(3, True)).graph
     assert same.state_names == net(3, True).state_names
-    with pytest.raises(RewriteError, match=r"bodies differ; found blocks\.1\.a\.\w+; expected"):
+    with pytest.raises(RewriteError, match=r"blocks differ; found blocks\.1\.a\.\w+; expected"):
         ag.graft(net(2, True), {"blocks": 3}, like=net(3, False))
 
 
@@ -659,7 +659,7 @@ def test_a_block_that_computes_with_another_setting_is_not_like_one():
         return graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
 
     with pytest.raises(
-        RewriteError, match=r"blocks\.1: bodies differ; found aten\.div\.Tensor_mode with .*floor"
+        RewriteError, match=r"blocks\.1: blocks differ; found aten\.div\.Tensor_mode with .*floor"
     ):
         ag.graft(net(2, "floor"), {"blocks": 3}, like=net(3, "trunc"))
 

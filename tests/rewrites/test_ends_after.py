@@ -60,7 +60,9 @@ def test_what_cannot_end(whole):
         RewriteError, match=r"stage1: not a head; found 0; expected an architecture"
     ):
         ag.ends_after(graph, "stage1", 0)
-    with pytest.raises(RewriteError, match=r"stage1: head does not take what the section makes"):
+    with pytest.raises(
+        RewriteError, match=r"stage1: the head's input does not match the section's output"
+    ):
         ag.ends_after(graph, "stage1", ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph)
 
 
@@ -75,9 +77,13 @@ def test_without_a_head_it_ends_at_the_exit_there(whole):
     answers = ag.build(short.graph, short.transfer.pull(pulled)).eval()(x)
     assert all(torch.equal(answers[name], wanted[name]) for name in answers)
     assert not [n for n in short.graph.state_names if n.startswith(("stage3", "fc"))]
-    with pytest.raises(RewriteError, match="stage3: no exit there; found main, stage1, stage2"):
+    with pytest.raises(
+        RewriteError, match="stage3: no exit at this section; found main, stage1, stage2"
+    ):
         ag.ends_after(early.graph, "stage3")
-    with pytest.raises(RewriteError, match="stage1: no exit there; found one answer without"):
+    with pytest.raises(
+        RewriteError, match="stage1: no exit at this section; found one answer without"
+    ):
         ag.ends_after(graph, "stage1")
 
 

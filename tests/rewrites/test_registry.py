@@ -19,7 +19,7 @@ from archgraph.language.help import topic
 from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import parse_document
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.registry import rewrite_table, rows
+from archgraph.rewrites.registry import rewrite_rows, rewrite_table
 from tests import structures as nets
 
 README = Path(__file__).parents[2] / "README.md"
@@ -28,7 +28,7 @@ SAME_FUNCTION = {"deepen", "widen", "add_step_sizes", "add_adapters", "add_scale
 
 def asked(name: str) -> Rewrites:
     """A row's example as a file would say it."""
-    return parse_document(f"{name}: {rows()[name].example}\n", "f.yaml").validate(Rewrites)
+    return parse_document(f"{name}: {rewrite_rows()[name].example}\n", "f.yaml").validate(Rewrites)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def images():
     return ag.trace(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8))
 
 
-@pytest.mark.parametrize("row", rows().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
 def test_the_law_of_each_row_holds(images, row):
     graph, state = images
     result = rewritten(graph, asked(row.name), verify=True)
@@ -64,7 +64,7 @@ def test_narrow_makes_the_graph_of_take_and_keeps_sums(images):
     """Layers sum over dimension 1 of their weights; dimension 0 keeps its first positions."""
     graph, state = images
     narrowed, taken = (rewritten(graph, asked(name)) for name in ("narrow", "take"))
-    assert rows()["narrow"].example == rows()["take"].example
+    assert rewrite_rows()["narrow"].example == rewrite_rows()["take"].example
     assert narrowed.graph == taken.graph
     pulled = narrowed.transfer.pull(state)
     weights = [name for name, value in pulled.items() if value.dim() > 1]
@@ -74,7 +74,7 @@ def test_narrow_makes_the_graph_of_take_and_keeps_sums(images):
         torch.testing.assert_close(pulled[name].sum(1), sums, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("row", rows().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
 def test_a_row_is_a_public_function_of_its_name_with_help(row):
     assert getattr(ag, row.name) is row.load()
     assert row.load().__name__ == row.name
@@ -111,7 +111,7 @@ def test_verify_reaches_the_law(images, monkeypatch):
         rewritten(images.graph, asked("widen"), verify=True)
 
 
-@pytest.mark.parametrize("row", rows().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
 def test_verify_reaches_every_rewrite_with_a_law_to_run(images, row, monkeypatch):
     words = []
 

@@ -19,7 +19,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.language import verdicts
 from archgraph.language.help import topic
-from archgraph.rewrites.registry import rows
+from archgraph.rewrites.registry import rewrite_rows
 from tests import structures as nets
 from tests.cli.terminal import call
 
@@ -106,7 +106,7 @@ def by_steps(name: str, value: Any, graph: ag.ArchGraph) -> ag.Rewritten:
 
 
 def test_every_rewrite_is_among_those_of_the_law():
-    assert list(VALUES) == list(rows())
+    assert list(VALUES) == list(rewrite_rows())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -116,7 +116,7 @@ def test_keywords_a_file_and_the_command_line_make_the_chain(graph, here, seed):
     names = draw.sample(list(VALUES), draw.randint(2, 6))
     asked = {name: VALUES[name] for name in names}
     chain = ag.Rewritten.identity(graph)
-    for name in sorted(names, key=list(rows()).index):
+    for name in sorted(names, key=list(rewrite_rows()).index):
         chain = chain >> by_steps(name, VALUES[name], chain.graph)
     assert ag.rewrite(graph, **asked, verify=True) == chain
     assert in_a_file(asked) == chain
@@ -257,7 +257,7 @@ def test_two_packages_with_a_rewrite_of_one_name_are_refused(monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry()])
     with pytest.raises(ag.SpecError, match=r"take: several packages .*:take, mine:take"):
-        registry.rows.__wrapped__()
+        registry.rewrite_rows.__wrapped__()
 
 
 def test_help_says_that_files_may_name_rewrites():

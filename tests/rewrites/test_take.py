@@ -28,7 +28,7 @@ def test_a_share_of_what_is_pinned_says_why_unless_nothing_is_meant(rewrite, sha
     with pytest.raises(RewriteError) as caught:
         rewrite(graph, share)
     assert str(caught.value).startswith(
-        f"changes nothing: no axis gets another size; found {share}, and pinned: "
+        f"changes nothing: every axis keeps its size; found {share}, and pinned: "
         "0.out (dimension 1 of the model's output), 0.in ("
     )
     assert "allow_nothing=True" in str(caught.value)

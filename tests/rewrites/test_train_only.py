@@ -58,10 +58,10 @@ def test_the_choice_replaces_an_earlier_one_and_survives_text(traced):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("*.adaptor*", r"^\*\.adaptor\*: matches no parameter that can be trained; expected"),
+        ("*.adaptor*", r"^\*\.adaptor\*: matches no trainable parameter; expected"),
         ("fc.wieght", "the nearest are fc.weight, "),
         ("layer1.0.bn1.running_mean", "the nearest are layer1.0.bn1."),
-        ("", "matches no parameter that can be trained"),
+        ("", "matches no trainable parameter"),
     ],
 )
 def test_a_pattern_of_nothing_is_an_error_with_the_nearest_names(traced, pattern, words):

@@ -112,11 +112,11 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"sizes": {"0.out": 3}}, r"impossible size; found 3; .* from 4; take and narrow make"),
+        ({"sizes": {"0.out": 3}}, r"size out of range; found 3; .* from 4; take and narrow make"),
         ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found no 3"),
         ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
-        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number from 1 on"),
-        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 on"),
+        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number of at least 1"),
+        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number of at least 1"),
         ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
         ({"factors": {"0.out": float("nan")}}, r"not a factor"),
         ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),

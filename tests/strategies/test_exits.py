@@ -47,7 +47,7 @@ def test_exits_are_known_by_depth_and_a_network_ends_at_one(early, tiers):
     ]
     assert all(entry.unchanged for entry in short.transfer.entries.values())
     with pytest.raises(
-        ag.RewriteError, match=r"layer2: no exit there; found main, layer2.0, layer1"
+        ag.RewriteError, match=r"layer2: no exit at this section; found main, layer2.0, layer1"
     ):
         ag.ends_after(early.graph, "layer2")
 

@@ -59,7 +59,7 @@ def gap(graph: ag.ArchGraph, tier, mode: Mode = "paper", *, seed=1, approximate=
     grown = found.grown(state, laws.random_state(whole, seed + 1))
     assert grown.keys() == set(whole.state_names)
     assert all(grown[name].shape == whole.param[name].shape for name in grown)
-    return laws.difference(compute(whole, grown), compute(own, state))
+    return laws.relative_difference(compute(whole, grown), compute(own, state))
 
 
 # ---------------------------------------------------------------- growing (Algorithm 2, to-deeper)

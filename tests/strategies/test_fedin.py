@@ -953,7 +953,7 @@ def test_intermediate_layers_that_look_past_the_extractor_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"after": "stem", "before": "middle.0"}, "tier two: both cuts are one"),
+        ({"after": "stem", "before": "middle.0"}, "tier two: both cuts are at the same block"),
         ({"after": "stm"}, "tier two.*no such section or block.*stm.*stem"),
         ({"after": {"tow": "stem"}}, "unknown tier; found tow"),
         ({"after": "fc"}, "tier two"),

@@ -63,7 +63,7 @@ def moved(world, strategy, state, steps, round=1):
 
 
 def test_last_layer_pooler_and_head_belong_to_a_size(world):
-    own = {t.name: prefix(world.graph, world.tiers, t).own for t in world.tiers}
+    own = {t.name: prefix(world.graph, world.tiers, t).private for t in world.tiers}
     head = {"pooler.weight", "pooler.bias", "head.weight", "head.bias"}
     assert own["two"] == head | {"layers.1.weight", "layers.1.bias"}
     assert own["three"] == head | {"layers.2.weight", "layers.2.bias"}
@@ -200,7 +200,7 @@ def test_a_weight_that_the_first_layers_use_too_is_shared(lab):
     section = ag.structure(graph).block("layers.0").section
     tiers = {"two": ag.shorten(graph, {section: 2}), "four": ag.Rewritten.identity(graph)}
     world = lab.make_world(graph, state, tiers, ["two", "four"], examples=[10, 30])
-    own = prefix(world.graph, world.tiers, world.tier("two")).own
+    own = prefix(world.graph, world.tiers, world.tier("two")).private
     assert own == {"layers.1.weight", "layers.1.bias", "pooler.weight", "pooler.bias"}
     strategy = InclusiveFL(beta=0)
     before = strategy.init(world)
@@ -219,7 +219,7 @@ def test_what_is_narrower_belongs_to_a_size_and_so_does_all_behind_it(lab, tower
     tiers = {"thin": thin, "whole": ag.Rewritten.identity(graph)}
     world = lab.make_world(graph, state, tiers, ["thin", "whole"], examples=[30, 10])
     small, large = world.by_size
-    own = prefix(graph, world.tiers, small).own
+    own = prefix(graph, world.tiers, small).private
     assert own == {"pooler.weight", "pooler.bias", "head.weight", "head.bias"}
     assert extra(graph, world.tiers, small, large) == {}
     strategy = InclusiveFL()
@@ -244,7 +244,7 @@ def test_recipfls_small_lenet_shares_its_first_block():
     family = resolve(load_family(SPECS / "families" / "recipfl_mnist.yaml"))
     weak = next(tier for tier in family.clients if tier.name == "weak")
     found = prefix(family.graph, tuple(family.clients), weak)
-    assert set(weak.graph.state_names) - found.own == {
+    assert set(weak.graph.state_names) - found.private == {
         name for name in weak.graph.state_names if name.startswith("block1.")
     }
 

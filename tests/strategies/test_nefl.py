@@ -348,8 +348,8 @@ def test_a_layer_has_a_step_size_for_each_of_its_halves(lab, mixer):
 def test_every_entry_is_either_shared_or_own(lab, family):
     made = submodel(lab.graph, family["small"].graph, family["small"].transfer)
     shared = {name for name, entry in made.transfer.entries.items() if entry.source}
-    assert made.own < set(made.graph.state_names) and not made.unmerged
-    assert set(made.graph.state_names) - made.own < shared
+    assert made.private < set(made.graph.state_names) and not made.unmerged
+    assert set(made.graph.state_names) - made.private < shared
 
 
 def test_without_steps_the_tiers_graph_is_sent(lab, family):
@@ -399,7 +399,7 @@ def test_ode_step_sizes_of_resnet56_start_as_published():
     for member, starts in zip(family.clients, published, strict=True):
         made = submodel(family.graph, member.graph, member.transfer, initial="ode")
         wanted = [float(s) for row in starts.split() for s in row.split(",") if s != "0"]
-        names = [k for k in made.graph.state_names if k in made.own and "step_size" in k]
+        names = [k for k in made.graph.state_names if k in made.private and "step_size" in k]
         entries = (made.transfer.entries[k] for k in names)
         assert [entry.pull(None).item() for entry in entries] == wanted
 

@@ -439,7 +439,7 @@ def test_similarity_of_models_and_of_a_run(folder, tmp_path):
         (["similarity", "{model}", "--state", "{model}"], "is not a safetensors file"),
         (["similarity", "{model}", "--section", "stm"], "no such section; found 'stm'"),
         (["scales", "{model}"], "nothing to compare"),
-        (["scales", "{model}", "--state", "a", "--state", "b"], "--state: is one too many"),
+        (["scales", "{model}", "--state", "a", "--state", "b"], "--state: more files than models"),
     ],
 )
 def test_mistakes_are_told_in_one_line(folder, words, message):

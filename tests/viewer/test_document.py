@@ -12,7 +12,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.display.cover import coverage
-from archgraph.display.labels import parameters
+from archgraph.display.labels import count_parameters
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
 from archgraph.relate.correspond import correspond
@@ -100,7 +100,7 @@ def test_who_feeds_a_block_and_with_which_positions(family):
     cover, graph = coverage(family), family.graph
     for i, block in enumerate(structure(graph).blocks):
         leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
-        sizes = {k: parameters(graph, (k,)) for k in leaves if k in cover}
+        sizes = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
         reach, row = cover.reach(sizes), feeding["blocks"][i]
         assert (reach is None) == (row < 0)
         if reach is not None:

@@ -14,7 +14,7 @@ from archgraph.record.changes import append, parameters
 from archgraph.reports import report
 from archgraph.reports.watch import RunServer
 from archgraph.viewer import view
-from archgraph.viewer.rounds import rounds_of
+from archgraph.viewer.rounds import recorded_rounds
 from tests.reports.test_watch import CONFIG, ask, line
 
 
@@ -62,7 +62,7 @@ def test_the_viewer_follows_the_run_and_loses_nothing_that_is_open(
     page.on("console", lambda message: noise.append(message.text))
     page.on("pageerror", lambda error: noise.append(str(error)))
     page.on("request", lambda sent: asked.add(sent.url))
-    with RunServer(run_folder, viewer=view, rounds=rounds_of) as server:
+    with RunServer(run_folder, viewer=view, rounds=recorded_rounds) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

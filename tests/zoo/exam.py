@@ -24,13 +24,13 @@ from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
 from archgraph.rewrites.cut import cut
 from archgraph.rewrites.laws import (
-    difference,
     evaluated,
     in_float64,
     mask_equals_take,
     random_inputs,
     random_state,
     refuse_empty,
+    relative_difference,
 )
 from tests.nets import Foreign
 from tests.zoo.layers import others, weighted
@@ -342,7 +342,7 @@ def effect(graph: ag.ArchGraph, small: ag.Rewritten) -> float:
     wide, narrow = in_float64(graph), in_float64(small.graph)
     state, inputs = random_state(wide), random_inputs(wide)
     found = evaluated(narrow, small.transfer.pull(state), inputs)
-    return difference(found, evaluated(wide, state, inputs))
+    return relative_difference(found, evaluated(wide, state, inputs))
 
 
 def share(graph: ag.ArchGraph, solved: Any) -> float:

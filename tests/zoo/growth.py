@@ -23,7 +23,7 @@ import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
-from archgraph.rewrites.laws import difference, in_float64, to_float64
+from archgraph.rewrites.laws import in_float64, relative_difference, to_float64
 from archgraph.rewrites.widen import refusals
 from archgraph.states import DimMap, State
 from archgraph.states import Entry as Source
@@ -122,7 +122,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         work = _Function(graph, state, inputs)
     if work is None:
         return exam.report(Report, **found)
-    found["rounding"] = difference(work.expected32, work.expected64)
+    found["rounding"] = relative_difference(work.expected32, work.expected64)
 
     left_free = {a.name for a in ag.axes(graph).free}  # of what may be narrower now
     axes = [a for a in free if a.name not in refused and a.name in left_free]
@@ -311,14 +311,16 @@ class _Function:
         """Largest differences from the original, relative, in float64 and float32."""
         ag.check(rewritten.graph)
         own = rewritten.transfer.pull(self.state32)
-        narrow = difference(self._run(rewritten.graph, own, self.inputs32), self.expected32)
+        narrow = relative_difference(
+            self._run(rewritten.graph, own, self.inputs32), self.expected32
+        )
         return self.moved(rewritten), narrow
 
     def moved(self, rewritten: ag.Rewritten) -> float:
         """Largest difference from the original in float64, relative."""
         own = to_float64(rewritten.transfer).pull(self.state64)
         found = self._run(in_float64(rewritten.graph), own, self.inputs64)
-        return difference(found, self.expected64)
+        return relative_difference(found, self.expected64)
 
     def in_parts(self, parts: Any) -> tuple[float, float]:
         """Differences when the parts run one after the other."""
@@ -338,7 +340,7 @@ class _Function:
                 with torch.no_grad():
                     value = net(**handed)
             expected = self.expected64 if wide else self.expected32
-            gaps.append(difference(tensors(value), expected))
+            gaps.append(relative_difference(tensors(value), expected))
         return gaps[0], gaps[1]
 
 
@@ -461,8 +463,8 @@ def general(reason: str) -> str:
     'aten.layer_norm runs over it: copies must be equally many'
     """
     text = re.sub(r" in [\w.]*(?= (runs|sums) )", "", reason)
-    if text.startswith("no block that can be repeated"):  # stems and heads
-        return "no block that can be repeated"
+    if text.startswith("section has no repeatable block"):  # stems and heads
+        return "section has no repeatable block"
     return re.sub(r"%[\w.]+", "%…", text)
 
 

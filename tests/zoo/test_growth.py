@@ -69,7 +69,7 @@ def test_a_report_survives_json_and_the_table_counts_reasons():
     report = Report(
         kind="transformer", parameters=1_000, free=4, sections=3, alone=Law(3, 1e-16, 1e-7),
         not_wider=(("a.out", "aten.layer_norm in a.b runs over it: uneven"),),
-        not_deeper=(("head", "no block that can be repeated: head, which changes"),),
+        not_deeper=(("head", "section has no repeatable block: head, which changes"),),
         passed=("trace",), failures=(Failure("widen all", "AssertionError: a | b"),),
         narrowed_back=False, notes=("noted",),
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_report_survives_json_and_the_table_counts_reasons():
     page = table([(entry("transformers/bert"), report)], "quick", 2)
     assert "| transformer | 1 | 0 | 4 | 3 | 75.0% | 1e-16 / 1e-07 | 0 of 3 sections |" in page
     assert "| aten.layer_norm runs over it: uneven | 1 | bert |" in page
-    assert "| no block that can be repeated | 1 | bert |" in page
+    assert "| section has no repeatable block | 1 | bert |" in page
     assert "1 of 2 models were not examined" in page and "**differs**" in page
     assert "- transformers/bert: widen all: AssertionError: a \\| b" in page
     assert "- transformers/bert: noted" in page

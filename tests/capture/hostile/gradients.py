@@ -63,12 +63,12 @@ class SquaredOnce(Squared):
         return 2 * x * gradient * ctx.factor, None
 
 
-@body(refused=r"hostile/\w+\.py:\d+: Reversed has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: Reversed defines its own gradient")
 def gradient_reversal(net, x):
     return net.head(Reversed.apply(net.layer(x)))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: Straight has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: Straight defines its own gradient")
 def straight_through_function(net, x):
     return net.head(Straight.apply(net.layer(x)))
 
@@ -118,7 +118,7 @@ def gradient_of_half_of_it(net, x):
     return net.head(torch.cat([y[:, :1].detach(), y[:, 1:]], 1))
 
 
-@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
+@body(refused=r"(layer|head)\.weight: the gradients of the model and its graph differ")
 def frozen_in_forward(net, x):
     net.layer.weight.requires_grad_(False)
     return net.head(net.layer(x))
@@ -155,18 +155,18 @@ def parameter_clipped_through_its_data(net, x):
     return net.head(net.layer(x))
 
 
-@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
+@body(refused=r"(layer|head)\.weight: the gradients of the model and its graph differ")
 def gradient_cleared_in_forward(net, x):
     net.layer.weight.grad = None
     return net.head(net.layer(x))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
+@body(refused=r"hostile/\w+\.py:\d+: the model and its graph compute different results")
 def asks_whether_gradients_are_recorded(net, x):
     return net.layer(x) * (2 if torch.is_grad_enabled() else 1)
 
 
-@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
+@body(refused=r"hostile/\w+\.py:\d+: the model and its graph compute different results")
 def asks_whether_a_result_requires_gradients(net, x):
     y = net.layer(x)
     return net.head(y * 2 if y.requires_grad else y)
@@ -185,7 +185,7 @@ class ScaledGradient(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
-@body(refused=r"hostile/\w+\.py:\d+: ScaledGradient has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: ScaledGradient defines its own gradient")
 def scaled_gradient(net, x):
     return net.head(ScaledGradient.apply(net.layer(x), 0.1))
 
@@ -204,7 +204,7 @@ class NotDifferentiable(torch.autograd.Function):
         return first * 3
 
 
-@body(refused=r"hostile/\w+\.py:\d+: NotDifferentiable has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: NotDifferentiable defines its own gradient")
 def result_marked_as_not_differentiable(net, x):
     a, b = NotDifferentiable.apply(net.layer(x))
     return net.head(a + b)
@@ -299,22 +299,22 @@ class ClampedStraight(torch.autograd.Function):
         return gradient
 
 
-@body(refused=r"hostile/\w+\.py:\d+: ClippedByValue has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: ClippedByValue defines its own gradient")
 def gradient_clipped_by_value(net, x):
     return net.head(ClippedByValue.apply(net.layer(x)))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: ClippedByNorm has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: ClippedByNorm defines its own gradient")
 def gradient_clipped_by_norm(net, x):
     return net.head(ClippedByNorm.apply(net.layer(x)))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: ClampedStraight has a gradient of its own")
+@body(refused=r"hostile/\w+\.py:\d+: ClampedStraight defines its own gradient")
 def clamp_with_a_straight_gradient(net, x):
     return net.head(ClampedStraight.apply(net.layer(x)))
 
 
-@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
+@body(refused=r"(layer|head)\.weight: the gradients of the model and its graph differ")
 def saved_tensors_clamped(net, x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clamp(-60, 60), lambda t: t):
         return net.head(net.layer(x).relu().square())

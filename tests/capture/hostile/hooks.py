@@ -44,7 +44,7 @@ def hook_that_is_a_partial_function(net):
     net.layer.weight.register_hook(functools.partial(times, 2.0))
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def hook_on_an_activation(net, x):
     y = net.layer(x)
     if y.requires_grad:
@@ -75,7 +75,7 @@ def hook_removed_again(net):
     net.layer.register_full_backward_hook(lambda module, before, after: None).remove()
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def hook_on_a_node(net, x):
     y = net.layer(x)
     if y.grad_fn is not None:
@@ -85,7 +85,7 @@ def hook_on_a_node(net, x):
     return net.head(y)
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def pre_hook_on_a_node(net, x):
     y = net.layer(x).relu()
     if y.grad_fn is not None:
@@ -99,7 +99,7 @@ def _accumulator(parameter: torch.Tensor) -> Any:
     return view.grad_fn.next_functions[0][0]
 
 
-@net(refused=r"layer\.weight: the model has another gradient than its graph")
+@net(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def hook_on_an_accumulator(net):
     def double(before: Any, after: Any) -> None:
         net.layer.weight.grad.mul_(2)
@@ -108,7 +108,7 @@ def hook_on_an_accumulator(net):
     net.held.register_hook(double)
 
 
-@net(refused=r"layer\.weight: the model has another gradient than its graph")
+@net(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def pre_hook_on_an_accumulator(net):
     net.held = _accumulator(net.layer.weight)
     net.held.register_prehook(lambda after: (after[0] * 2,))
@@ -129,13 +129,13 @@ def hook_on_several_gradients(net, x):
     return net.head(z)
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def saved_tensors_rounded(net, x):
     with graph.saved_tensors_hooks(lambda t: t.round(), lambda t: t):
         return net.head(net.layer(x).tanh())
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ")
 def saved_tensors_of_half_precision(net, x):
     with graph.saved_tensors_hooks(
         lambda t: (t.dtype, t.half()), lambda saved: saved[1].to(saved[0])

@@ -260,7 +260,7 @@ def default_dtype_asked(net, x):
     return net.layer(x) + torch.ones(3, dtype=torch.get_default_dtype())
 
 
-@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
+@body(refused=r"hostile/\w+\.py:\d+: the model and its graph compute different results")
 def time_of_the_call(net, x):
     return net.layer(x) * (1 + time.time() % 1)
 

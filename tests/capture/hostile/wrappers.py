@@ -155,7 +155,7 @@ def checkpointed(net, x):
     return net.head(checkpoint.checkpoint(net.layer, x, use_reentrant=False))
 
 
-@body(refused=r"layer\.weight: the model has another gradient than its graph.*reentrant")
+@body(refused=r"layer\.weight: the gradients of the model and its graph differ.*reentrant")
 def checkpointed_by_reentering(net, x):
     return net.head(checkpoint.checkpoint(net.layer, x, use_reentrant=True))
 
@@ -316,7 +316,7 @@ def parameter_of_another_class(net):
     net.layer.weight = nn.Parameter(net.layer.weight.detach().as_subclass(Tagged))
 
 
-@net(refused=rf"layer\.weight: is a Doubling, which computes in a way of its own.*{PLACE}")
+@net(refused=rf"layer\.weight: is a Doubling, which defines its own arithmetic.*{PLACE}")
 def parameter_that_computes_otherwise(net):
     net.layer.weight = nn.Parameter(net.layer.weight.detach().as_subclass(Doubling))
 
