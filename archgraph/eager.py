@@ -37,8 +37,8 @@ def without_compiler() -> None:
     sys.meta_path.insert(0, _Undo(hidden))
 
 
-def step(optimiser: torch.optim.Optimizer) -> None:
-    """``optimiser.step()`` with the same bits; hooks of the optimiser are not called."""
+def step_optimiser(optimiser: torch.optim.Optimizer) -> None:
+    """Call ``optimiser.step()`` with the same bits; its hooks are not called."""
     with torch.no_grad():
         inspect.unwrap(type(optimiser).step)(optimiser)
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from archgraph.eager import step
+from archgraph.eager import step_optimiser
 
 WITHOUT = """
 import sys, torch
@@ -58,7 +58,7 @@ def test_a_step_has_the_bits_of_the_optimisers_own(kind, options):
         for net, optimiser in zip(nets, optimisers, strict=True):
             optimiser.zero_grad()
             net(inputs).square().sum().backward()
-        step(optimisers[0])
+        step_optimiser(optimisers[0])
         optimisers[1].step()
     assert all(map(torch.equal, nets[0].parameters(), nets[1].parameters()))
     assert all(p.requires_grad for p in nets[0].parameters())

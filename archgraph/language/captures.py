@@ -124,7 +124,7 @@ def _read(place: Path, model: torch.nn.Module, train: bool) -> Traced | None:
 
     try:
         stored = json.loads(place.read_text("utf-8"))
-        graph = flat.read(parse_document(stored["graph"], str(place)))
+        graph = flat.read_flat(parse_document(stored["graph"], str(place)))
         check(graph)
         sources = stored["sources"]
         nodes = [dataclasses.replace(n, source=sources.get(n.name, "")) for n in graph.nodes]
