@@ -13,7 +13,7 @@ class ArchGraphError(Exception):
 
     Args:
         message: What is wrong, a short fact.
-        where: The place: a path, `file:line`, a node, a parameter, a client.
+        where: A path, `file:line`, a node, a parameter, a client.
         found: What was there.
         expected: What should have been there.
         hint: What to do about it.
@@ -42,7 +42,7 @@ class ArchGraphError(Exception):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was found, what was expected and what to do: for an error that says more of where.
+        """What was found, what was expected and what to do: for an error with another `where`.
 
         >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
         {'found': 3, 'expected': None, 'hint': None}
@@ -61,14 +61,14 @@ class ArchGraphError(Exception):
         return "; ".join(parts)
 
     def within(
-        self, place: str, *, kind: type[ArchGraphError] | None = None, hint: str | None = None
+        self, prefix: str, *, kind: type[ArchGraphError] | None = None, hint: str | None = None
     ) -> ArchGraphError:
-        """The same error, with the place that its own is in put in front.
+        """Return the same error with a place put in front of its own.
 
         Args:
-            place: A client, a tier, a part of a file.
-            kind: Class of the new error; None: that of this one.
-            hint: What to do about it, where that is known here; None: as this one says.
+            prefix: A client, a tier, a part of a file.
+            kind: Class of the new error. Default: the class of this one.
+            hint: What to do about it. Default: the hint of this error.
 
         Example:
             >>> str(RewriteError("cannot be widened", where="fc").within("tier half"))
@@ -76,7 +76,7 @@ class ArchGraphError(Exception):
         """
         return (kind or type(self))(
             self.message,
-            where=": ".join(filter(None, (place, self.where))),
+            where=": ".join(filter(None, (prefix, self.where))),
             found=self.found,
             expected=self.expected,
             hint=hint or self.hint,

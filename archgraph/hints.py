@@ -23,7 +23,7 @@ def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str
 
 
 def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> list[str]:
-    """The most similar valid names, best first.
+    """Return the most similar valid names, best first.
 
     Args:
         name: What was written.
@@ -38,22 +38,22 @@ def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
 
 
 def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> str | None:
-    """The hint of an error: the most similar valid names, or None where none is similar enough.
+    """Suggest the most similar valid names; None if none is similar enough.
 
     >>> nearest("kernal", ["kernel", "stride"]), nearest("x", ["kernel"])
     ("did you mean 'kernel'?", None)
     >>> nearest("conv", ["conv1", "conv2"], count=3)
     "did you mean 'conv2' or 'conv1'?"
     """
-    found = [repr(near) for near in similar(name, names, cutoff=cutoff, count=count)]
-    several = ", ".join(found[:-1]) + " or " if len(found) > 1 else ""
-    return f"did you mean {several}{found[-1]}?" if found else None
+    suggestions = [repr(near) for near in similar(name, names, cutoff=cutoff, count=count)]
+    several = ", ".join(suggestions[:-1]) + " or " if len(suggestions) > 1 else ""
+    return f"did you mean {several}{suggestions[-1]}?" if suggestions else None
 
 
 def unknown(
     name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1
 ) -> dict[str, Any]:
-    """The facts of an error about an unknown name: what was found, what there is, the nearest.
+    """Return the parts of an error about an unknown name: found, expected, and the nearest.
 
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
     'one of kernel, stride'
@@ -98,7 +98,7 @@ EXTRAS = {
 
 
 def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
-    """The error behind one from an import, and what to do about it.
+    """Return the error behind one from an import, and what to do about it.
 
     Packages that import their parts late say that one cannot be imported; why is the error behind.
     """

@@ -13,7 +13,7 @@ Json: TypeAlias = Any
 
 
 def digest(value: Json) -> str:
-    """SHA-256 of a plain value, independent of the order of its keys.
+    """Return the SHA-256 of a plain value, independent of the order of its keys.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -23,7 +23,7 @@ def digest(value: Json) -> str:
 
 
 def by_text(value: object) -> bool:
-    """Whether all keys of a value are text: JSON makes text of others, silently.
+    """Return whether all keys of a value are text: JSON converts others silently.
 
     >>> by_text({"a": [{"b": 1}]}), by_text({"a": [{2: 1}]})
     (True, False)
@@ -37,25 +37,25 @@ def by_text(value: object) -> bool:
             return True
 
 
-def finite(value: Json) -> Json:
-    """A plain value with NaN and infinities, which JSON lacks, as None.
+def json_safe(value: Json) -> Json:
+    """Replace NaN and infinities, which JSON lacks, by None.
 
-    >>> finite({"loss": float("nan"), "steps": [1.0, 2]})
+    >>> json_safe({"loss": float("nan"), "steps": [1.0, 2]})
     {'loss': None, 'steps': [1.0, 2]}
     """
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {key: finite(item) for key, item in value.items()}
+            return {key: json_safe(item) for key, item in value.items()}
         case list() | tuple():
-            return [finite(item) for item in value]
+            return [json_safe(item) for item in value]
         case _:
             return value
 
 
 def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
-    """Where two plain values differ, as ``key: … instead of …``.
+    """Yield where two plain values differ, as ``key: … instead of …``.
 
     >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 instead of 2']

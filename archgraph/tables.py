@@ -37,7 +37,7 @@ class Table:
         right: Columns that hold numbers.
         strong: Rows that sum.
         note: What to know for reading it.
-        short: Columns of names, which give up their middles where there is no room.
+        short: Columns of names, whose middles are cut if there is not enough room.
 
     Example:
         >>> print(Table("Sizes", ("model", "parameters"), (("small", "12K"),), frozenset({1})))
@@ -71,7 +71,7 @@ class Table:
         return self.html().replace("<table>", f"<table>{title}") + note
 
     def html(self) -> str:
-        """The table as an HTML element, without its title and note."""
+        """Render the table as an HTML element, without its title and note."""
         sides = ["number" if i in self.right else "" for i in range(len(self.columns))]
 
         def line(tag: str, texts: Iterable[str]) -> str:
@@ -88,7 +88,7 @@ class Table:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def markdown(self) -> str:
-        r"""The table as Markdown, with its note below.
+        r"""Render the table as Markdown, with its note below.
 
         >>> print(Table("", ("a", "b"), (("x|y", "1"),), frozenset({1})).markdown())
         | a | b |
@@ -125,7 +125,7 @@ class Table:
         yield self._drawn(last, apart, width, title, self.note)
 
     def _bands(self, width: int, apart: str) -> list[list[int]]:
-        """Columns that stand side by side."""
+        """Group columns that fit side by side."""
         bands: list[list[int]] = [[]]
         for column in range(len(self.columns)):
             band = [*bands[-1], column]
@@ -136,11 +136,11 @@ class Table:
         return bands
 
     def _least(self, columns: Iterable[int], apart: str, width: int) -> int:
-        """Width that columns need at least."""
+        """Return the least width that columns need."""
         return sum(self._room(i, apart, width)[0] + _GAP for i in columns) - 1
 
     def _room(self, column: int, apart: str, width: int) -> tuple[int, int]:
-        """The least and the largest useful width of a column."""
+        """Return the least and the largest useful width of a column."""
         texts = [self._head(column, apart)]
         texts += [self._text(row[column], column, apart) for row in self.rows]
         lines = [line for text in texts for line in text.split("\n")]
@@ -152,7 +152,7 @@ class Table:
         return min(most, least, 2 * width // 5), most
 
     def _widths(self, columns: Sequence[int], apart: str, width: int) -> dict[int, int]:
-        """Widths of columns side by side.
+        """Return the widths of columns side by side.
 
         Names that would give up their middles get what there is to spare, then the others get
         equal parts of it.
@@ -217,7 +217,7 @@ class Table:
 
 
 def count(number: float) -> str:
-    """A count in at most four characters.
+    """Render a count in at most four characters.
 
     >>> count(999), count(1000), count(73856), count(11_689_512), count(1.8e9)
     ('999', '1k', '73.9k', '11.7M', '1.8G')
@@ -232,12 +232,12 @@ def count(number: float) -> str:
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
-    """A number of things.
+    """Render a number with its noun.
 
     Args:
         number: How many.
         noun: What one of them is called.
-        several: What several are called; None: with an s.
+        several: The plural. Default: the noun with an s.
 
     >>> plural(1, "round"), plural(0, "client"), plural(2, "entry", "entries")
     ('1 round', '0 clients', '2 entries')
@@ -246,7 +246,7 @@ def plural(number: int, noun: str, several: str | None = None) -> str:
 
 
 def console() -> Console:
-    """A console of rich on standard output; a file or a pipe has as many columns as ``COLUMNS``."""
+    """Return a rich console on standard output; a file or pipe is ``COLUMNS`` wide."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _width())
@@ -276,30 +276,30 @@ class _Cell:
         head = head_length(self.names, width)
         for line in self.lines:
             if self.names:
-                yield Text(shortened(line, width, head), no_wrap=True)
+                yield Text(elided(line, width, head), no_wrap=True)
             else:
                 yield Text(" ".join(" ".join(folded(word, width)) for word in line.split(" ")))
 
 
 def folded(word: str, width: int) -> list[str]:
-    """A word in pieces of at most ``width`` characters, broken behind punctuation where there is.
+    """Split a word into pieces of at most ``width`` characters, after punctuation if possible.
 
     >>> folded("fashion_mnist_heterofl", 16), folded("abcdef", 4)
     (['fashion_mnist_', 'heterofl'], ['abcd', 'ef'])
     """
     pieces = []
     while len(word) > width > 0:
-        marks = [place + 1 for place in range(width) if word[place] in "_-./:"]
+        marks = [position + 1 for position in range(width) if word[position] in "_-./:"]
         end = marks[-1] if marks else width
         pieces.append(word[:end])
         word = word[end:]
     return [*pieces, word]
 
 
-def shortened(text: str, width: int, head: int) -> str:
-    """A text of at most ``width`` characters; ``…`` replaces what follows the first ``head``.
+def elided(text: str, width: int, head: int) -> str:
+    """Shorten a text to ``width`` characters; ``…`` replaces what follows the first ``head``.
 
-    >>> shortened("encoder.layer.11.heads", 12, 3)
+    >>> elided("encoder.layer.11.heads", 12, 3)
     'enc…11.heads'
     """
     if len(text) <= width or width < 1:
@@ -309,10 +309,10 @@ def shortened(text: str, width: int, head: int) -> str:
 
 @functools.cache
 def head_length(names: tuple[str, ...], width: int) -> int:
-    """How many characters to keep before the ``…`` so that shortened names stay different."""
+    """Return how many characters to keep before the ``…`` so that names stay different."""
     half = max(width - 1, 0) // 2
     different = set(names)
     for head in (*range(half, -1, -1), *range(half + 1, width)):
-        if len({shortened(name, width, head) for name in different}) == len(different):
+        if len({elided(name, width, head) for name in different}) == len(different):
             return head
     return half

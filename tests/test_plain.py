@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from archgraph.plain import differences, digest, finite
+from archgraph.plain import differences, digest, json_safe
 
 
 def test_identity_ignores_the_order_of_keys_and_sees_every_value():
@@ -12,7 +12,7 @@ def test_identity_ignores_the_order_of_keys_and_sees_every_value():
 
 
 def test_json_has_no_nan():
-    assert finite({"a": [float("inf"), (1, float("nan"))], "b": "nan"}) == {
+    assert json_safe({"a": [float("inf"), (1, float("nan"))], "b": "nan"}) == {
         "a": [None, [1, None]],
         "b": "nan",
     }

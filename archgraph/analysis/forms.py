@@ -28,7 +28,7 @@ from archgraph.graph.ir import (
     per_graph,
     refs,
 )
-from archgraph.graph.passes import reached
+from archgraph.graph.passes import reachable
 from archgraph.ops.schema import schema
 from archgraph.ops.table import base, growth, row
 
@@ -210,7 +210,7 @@ class _Reading:
     def __init__(self, of: Forms, entry: str, ends: Sequence[str], far: set[str]) -> None:
         self.of, self.graph, self.entry = of, of.graph, entry
         self.ends = [of.through(end) for end in ends]
-        region = reached(self.ends, self._uses, of._at.keys() - far - {entry})
+        region = reachable(self.ends, self._uses, of._at.keys() - far - {entry})
         self.key: dict[str, str] = {}  # of equal keys for equal computations
         for name in sorted(region, key=of._at.__getitem__):
             text = self._line(name, self._keyed, lambda leaf: "")
@@ -307,7 +307,7 @@ class _Reading:
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)
-        below = reached([self.of.through(value.name)], self._uses, self.key)
+        below = reachable([self.of.through(value.name)], self._uses, self.key)
         return {leaf for name in below for leaf in self.graph.node[name].leaves()}
 
     def _line(self, name: str, ref: Callable[[str], str], leaf: Callable[[str], str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from archgraph.analysis.axes import axes
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, per_graph, refs, walk
-from archgraph.graph.passes import reached, specialise
+from archgraph.graph.passes import reachable, specialise
 from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.ops.table import row
 
@@ -144,7 +144,7 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
     if not isinstance(evaluated.outputs, Record):
         return ()
     depth = {
-        name: len(reached(refs(value), lambda node: evaluated.node[node].uses()))
+        name: len(reachable(refs(value), lambda node: evaluated.node[node].uses()))
         for name, value in evaluated.outputs.fields
     }
     return tuple(sorted(depth, key=lambda name: (depth[name], name == "main")))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs, show
-from archgraph.graph.passes import reached
+from archgraph.graph.passes import reachable
 from archgraph.ops.table import row
 
 PieceKind = Literal["step", "residual", "dense", "parallel"]
@@ -115,14 +115,14 @@ class Stream:
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
         """Return the operators that some need, themselves included; optionally within a part."""
-        return reached(names, self.preds.__getitem__, inside)
+        return reachable(names, self.preds.__getitem__, inside)
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
-        reached = set(names)
+        reachable = set(names)
         for n in self.graph.nodes:
-            if n.name not in reached and any(p in reached for p in self.preds[n.name]):
-                reached.add(n.name)
-        return reached
+            if n.name not in reachable and any(p in reachable for p in self.preds[n.name]):
+                reachable.add(n.name)
+        return reachable
 
     def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
         """Choose the input whose stream and towers are cut best.

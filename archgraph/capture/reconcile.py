@@ -23,9 +23,9 @@ from archgraph.graph.ir import (
     in_mode,
     refs,
     replace,
-    same,
+    same_value,
 )
-from archgraph.graph.passes import reached
+from archgraph.graph.passes import reachable
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
@@ -131,7 +131,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     return OneMode(
         tuple((k, rename(v, False)) for k, v in evaluated.inputs),
         tuple(nodes),
-        before if same(before, after) else Mode(after, before),
+        before if same_value(before, after) else Mode(after, before),
         updates,
         constants,
         evaluated.fixed,
@@ -157,7 +157,7 @@ def _only_drawn(trained: OneMode) -> set[str]:
     """Return draws of training whose numbers no result needs, but that later draws follow."""
     by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
-    live = reached(ends, lambda name: by_name[name].uses())
+    live = reachable(ends, lambda name: by_name[name].uses())
     return {n.name for n in trained.nodes if n.name not in live and table.draws(n.op) and n.args}
 
 
@@ -199,7 +199,7 @@ def _all_constants(
 
 def _join(left: Value, right: Value) -> Value:
     """Join a value of evaluation and one of training."""
-    if same(left, right):
+    if same_value(left, right):
         return left
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
         return tuple(_join(x, y) for x, y in zip(left, right, strict=True))
@@ -228,7 +228,7 @@ def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
     """Yield the branches that only one mode has, each with its place."""
     by_name = {n.name: n for n in trained.nodes}
     # What reaches the output; the rest only moves buffers.
-    live = reached(refs(trained.outputs), lambda name: by_name[name].uses())
+    live = reachable(refs(trained.outputs), lambda name: by_name[name].uses())
 
     def mode(pair: NodePair) -> str:
         left, right = pair

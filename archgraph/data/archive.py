@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES, File
-from archgraph.data.folder import UNREADABLE, check_head, decoded
+from archgraph.data.folder import UNREADABLE, check_head, decode_image
 from archgraph.data.images import image_dataset
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset
@@ -26,8 +26,8 @@ PIXELS = 3 * 32 * 32
 """Bytes of an image once it is decoded."""
 
 
-def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """A data set of PNG images in one archive, `train/CLASS/NAME.png` and `test/CLASS/NAME.png`.
+def read_archive(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
+    """Read PNG images from one archive, `train/CLASS/NAME.png` and `test/CLASS/NAME.png`.
 
     Within a split classes take turns, so that its first examples are of all classes.
 
@@ -37,32 +37,34 @@ def read(source: Source, files: Mapping[str, File], limit: int | None) -> Datase
     """
     (file,) = files.values()
     where = str(file.path)
-    found: dict[str, dict[str, dict[str, bytes]]] = {
+    images: dict[str, dict[str, dict[str, bytes]]] = {
         part: {label: {} for label in source.labels} for part in PARTS
     }
     with file.opened() as stream:
         for (part, label, name), content in _images(stream, where):
-            if label not in found[part]:
+            if label not in images[part]:
                 raise DataError(
                     "class is not known",
                     where=f"{where}: {part}/{label}/{name}",
                     found=label,
                     expected=", ".join(source.labels),
                 )
-            found[part][label][name] = content
-    train, test = (_split(source, found[part], f"{where}: {part}", limit) for part in PARTS)
+            images[part][label][name] = content
+    train, test = (_split(source, images[part], f"{where}: {part}", limit) for part in PARTS)
     return image_dataset(source, train, test, limit)
 
 
 def _images(stream: BinaryIO, where: str) -> Iterator[tuple[tuple[str, str, str], bytes]]:
-    """Part, class and name of each image with its content, as the archive holds them."""
+    """Yield part, class and name of each image with its content, in the order of the archive."""
     total = 0
     try:
+        # As a stream: one pass in the archive's order, nothing is unpacked to disk.
         with tarfile.open(fileobj=stream, mode="r|gz") as archive:
             for member in archive:
                 part, label, name = ("", "", *PurePosixPath(member.name).parts)[-3:]
                 image = name.endswith(ENDING) and not name.startswith(".")
                 if part in PARTS and image and member.isfile():
+                    # A small file may decode to more than it occupies.
                     total += max(member.size, PIXELS)
                     if total > MOST_BYTES:
                         raise DataError(
@@ -85,25 +87,25 @@ def _images(stream: BinaryIO, where: str) -> Iterator[tuple[tuple[str, str, str]
 
 
 def _split(
-    source: Source, found: Mapping[str, Mapping[str, bytes]], where: str, limit: int | None
+    source: Source, contents: Mapping[str, Mapping[str, bytes]], where: str, limit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Images and classes of one part, `[example, channel, height, width]` and `[example]`."""
+    """Decode images and classes of a part, `[example, channel, height, width]` and `[example]`."""
     turns = sorted(
         (turn, source.labels.index(label), name)
-        for label, images in found.items()
+        for label, images in contents.items()
         for turn, name in enumerate(sorted(images))
     )[:limit]
     if not turns:
         raise DataError("holds no images", where=where, expected=f"CLASS/NAME{ENDING}")
     pictures = torch.empty(len(turns), *source.shape, dtype=torch.uint8)
-    for place, (_, target, name) in enumerate(turns):
+    for row, (_, target, name) in enumerate(turns):
         label = source.labels[target]
-        pictures[place] = _decoded(source, found[label][name], f"{where}/{label}/{name}")
+        pictures[row] = _decoded(source, contents[label][name], f"{where}/{label}/{name}")
     return pictures, torch.tensor([target for _, target, _ in turns])
 
 
 def _decoded(source: Source, content: bytes, where: str) -> Tensor:
-    """One image, `[channel, height, width]`; grey ones get three equal channels."""
+    """Decode one image, `[channel, height, width]`; grey ones get three equal channels."""
     height, width = source.shape[1:]
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
@@ -115,7 +117,7 @@ def _decoded(source: Source, content: bytes, where: str) -> Tensor:
                     found=f"{image.height} × {image.width}",
                     expected=f"{height} × {width}",
                 )
-            return decoded(image, None, colour=True)
+            return decode_image(image, None, colour=True)
     except UNREADABLE as error:
         raise DataError(
             "image cannot be read",

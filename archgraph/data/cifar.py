@@ -17,8 +17,8 @@ from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 
 
-def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """A data set of batches; those beyond the limit are not read."""
+def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
+    """Read a data set of CIFAR batches; those beyond the limit are not read."""
 
     def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
         images: list[np.ndarray] = []
@@ -106,9 +106,12 @@ def read_cifar_batch(
         or data.ndim != 2
         or data.shape[1] != 3 * 32 * 32
     ):
-        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data)
+        content_type = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data)
         raise DataError(
-            "CIFAR batch without images", where=where, found=found, expected="uint8 (n, 3072) data"
+            "CIFAR batch without images",
+            where=where,
+            found=content_type,
+            expected="uint8 (n, 3072) data",
         )
     if (
         not isinstance(labels, list)

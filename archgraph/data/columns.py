@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.rows import check_apart, numbered
+from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
 
@@ -213,7 +213,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             continue
         if kind is None:
             column.check_category(meant)
-        codes, names = numbered(column.texts())
+        codes, names = number_classes(column.texts())
         if len(names) > MOST_CATEGORIES:
             raise DataError(
                 "has too many values for a category",
@@ -293,9 +293,9 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
             first.check_category(
                 f"a class to be predicted is written target: {{classes: {first.name}}}"
             )
-        return numbered(texts)
+        return number_classes(texts)
     _check_written(first, texts)
-    return numbered(texts, _integer)
+    return number_classes(texts, _integer)
 
 
 def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:

@@ -43,7 +43,7 @@ def _named(spec: NamedData, **more: Any) -> dict[str, Any]:
 
 
 def _both(read: Callable[[Any], Dataset]) -> Door:
-    """Own data is read for a check, too: only so is it known whether it is sound."""
+    """Read the user's data for a check too: there is no other way to know whether it is valid."""
     return Door(read, read)
 
 
@@ -52,24 +52,24 @@ READERS: Mapping[type[DataSpec], Door] = {
         lambda spec: load_dataset(**_named(spec, root=spec.root)),
         lambda spec: stand_in(**_named(spec)),
     ),
-    PythonData: _both(function.read),
-    FolderData: _both(folder.read),
+    PythonData: _both(function.read_function),
+    FolderData: _both(folder.read_folder),
     TableData: _both(table.read),
-    HuggingFaceData: _both(huggingface.read),
-    TextData: _both(text.read),
+    HuggingFaceData: _both(huggingface.read_huggingface),
+    TextData: _both(text.read_text),
 }
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
-    """The data that an experiment names.
+    """Return the data that an experiment names.
 
     Args:
-        spec: What it says; files are found from anywhere.
-        task: What is learned; so a target is read as that where the file does not say what it is.
-        check: Without the files of known data sets: zeros of their form stand in for them.
+        spec: The `data` of the experiment, with absolute paths.
+        task: What is learned: how a target is read if the file does not say.
+        check: Use zeros in the form of known data sets, without reading their files.
 
     Raises:
-        DataError: If it names none, or they are missing, damaged, or not of one form.
+        DataError: If no data is named, or files are missing, damaged or differ in form.
         SpecError: If it names Python code that may not, or cannot, be imported.
 
     Example:
@@ -79,10 +79,10 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
     door = READERS.get(type(spec))
     if door is None:
         raise DataError(
-            "does not say which data",
+            "must name the data",
             where="data",
             expected=f"one of {', '.join(DOORS)}",
-            hint="in Python it may be given: ag.run(..., data=...)",
+            hint="in Python, pass it: ag.run(..., data=...)",
         )
     spec = as_learned(spec, task)
     return door.check(spec) if check else door.read(spec)

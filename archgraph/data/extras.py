@@ -9,7 +9,7 @@ from archgraph.errors import DataError
 
 
 def extra(module: str, name: str, where: str) -> Any:
-    """A module of an optional package.
+    """Import a module of an optional package.
 
     Args:
         module: Its name.

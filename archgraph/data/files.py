@@ -19,7 +19,7 @@ from archgraph.errors import DataError
 
 ROOT_VARIABLE = "ARCHGRAPH_DATA"
 
-# No file of any data set here is larger; a compressed file that is was made to fill the memory.
+# Larger than any file of the known sets: a compressed file beyond it is a decompression bomb.
 MOST_BYTES = 1 << 30
 
 
@@ -31,15 +31,16 @@ class File:
     published: Published | None
 
     def read(self) -> bytes:
-        """The decompressed content, complete and verified."""
+        """Return the decompressed content, complete and verified."""
+        # One byte more than allowed is read, so that a bomb is noticed without unpacking it.
         most = MOST_BYTES if self.published is None else self.published.bytes
         try:
             with _open(self.path) as stream:
                 content = stream.read(most + 1)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            found = str(error) or type(error).__name__
+            problem = str(error) or type(error).__name__
             expected = "a complete file" if self.published is None else f"{most} bytes"
-            raise self._bad("data file cannot be read", found, expected) from error
+            raise self._bad("data file cannot be read", problem, expected) from error
         if len(content) > most:
             expected = f"{most} bytes" if self.published else f"at most {most} bytes"
             raise self._bad("data file too long", f"more than {most} bytes", expected)
@@ -49,7 +50,7 @@ class File:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The stream of an archive as it is stored, verified and at its beginning."""
+        """Open an archive as it is stored, verified and at its beginning."""
         try:
             with self.path.open("rb") as stream:
                 if self.published is not None:
@@ -73,9 +74,9 @@ class File:
     def _check_sum(self, digest: hashlib._Hash, published: Published) -> None:
         if (md5 := digest.hexdigest()) != published.md5:
             stored = published.gz or published.archive
-            found = f"MD5 {md5} of the {'stored' if stored else 'decompressed'} content"
+            actual = f"MD5 {md5} of the {'stored' if stored else 'decompressed'} content"
             more = ", or pass verify=False for a file of your own"
-            raise self._bad("wrong checksum", found, published.md5, more)
+            raise self._bad("wrong checksum", actual, published.md5, more)
 
     def _bad(self, message: str, found: str, expected: str, more: str = "") -> DataError:
         hint = f"fetch the file again{more}"
@@ -83,11 +84,12 @@ class File:
 
 
 def _md5(content: bytes = b"") -> hashlib._Hash:
+    # Against damage, not attackers: MD5 is what authors publish.
     return hashlib.md5(content, usedforsecurity=False)
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """The decompressed stream of a plain, `.gz` or `.xz` file."""
+    """Open the decompressed stream of a plain, `.gz` or `.xz` file."""
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
     if path.suffix == ".xz":
@@ -96,11 +98,11 @@ def _open(path: Path) -> io.BufferedIOBase:
 
 
 def located(source: Source, root: str | Path | None, *, verify: bool = True) -> dict[str, File]:
-    """The files of a data set, all from one folder; of several the one that has most of them.
+    """Locate the files of a data set in one folder; of several, the one that has most of them.
 
     Args:
         source: The data set.
-        root: Folder below which it is looked for; None: what `ARCHGRAPH_DATA` names.
+        root: Folder below which to search. Default: what `ARCHGRAPH_DATA` names.
         verify: Whether to compare the files with the published ones.
 
     Raises:
@@ -108,22 +110,22 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
     """
     root = _root(source, root)
     best: tuple[Path, dict[str, File]] = (root / source.folders[0], {})
-    for place in (*(root / folder for folder in source.folders), root):
+    for folder in (*(root / name for name in source.folders), root):
         files = {
             name: File(path, published if verify else None)
             for name, published in source.files.items()
-            if (path := _stored(place / name, published)) is not None
+            if (path := _stored(folder / name, published)) is not None
         }
         if len(files) > len(best[1]):
-            best = place, files
-    place, files = best
+            best = folder, files
+    folder, files = best
     missing = [name for name in source.files if name not in files]
     if missing:
         archives = all(source.files[name].archive for name in missing)
         origin = f"; they are published at {source.published}" if source.published else ""
         raise DataError(
             "data file missing",
-            where=str(place),
+            where=str(folder),
             found=f"{len(files)} of {len(source.files)} files of {source.name}",
             expected=", ".join(missing) + ("" if archives else " (plain, .gz or .xz)"),
             hint=f"put the original files there; nothing is downloaded{origin} (searched below "
@@ -133,7 +135,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
 
 
 def lacking(source: Source, root: str | Path | None) -> str | None:
-    """What to fetch of a data set that is not below the root folder; None: it is there.
+    """Say which files of a data set to fetch; None if all are below the root folder.
 
     Example:
         >>> from archgraph.data.source import source
@@ -174,16 +176,16 @@ def _root(source: Source, root: str | Path | None) -> Path:
 
 
 def _stored(path: Path, published: Published) -> Path | None:
-    """The file as it is stored: plain, `.gz` or `.xz`; as published where that is compared."""
+    """Return the file as stored: plain, `.gz` or `.xz`; as published where that is compared."""
     endings = ("",) if published.archive else (".gz",) if published.gz else ("", ".gz", ".xz")
     candidates = (path.with_name(path.name + ending) for ending in endings)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def decoded(content: bytes, where: str, hint: str = "fetch the file again") -> str:
-    """Bytes as UTF-8 text, without the mark that some programs begin it with."""
+def decode_text(content: bytes, where: str, hint: str = "fetch the file again") -> str:
+    """Decode UTF-8 text, without the byte-order mark that some programs write first."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        found = f"byte 0x{content[error.start]:02x} at position {error.start}"
-        raise DataError("is not UTF-8 text", where=where, found=found, hint=hint) from error
+        problem = f"byte 0x{content[error.start]:02x} at position {error.start}"
+        raise DataError("is not UTF-8 text", where=where, found=problem, hint=hint) from error

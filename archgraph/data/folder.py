@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES
-from archgraph.data.rows import SHARE, Records, dataset_of_rows, numbered, parted
+from archgraph.data.rows import SHARE, Records, dataset_of_rows, number_classes, parted
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
@@ -36,30 +36,30 @@ UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 MOST_PIXELS = 2**26
 
 
-def read(spec: FolderData) -> Dataset:
-    """The images, each class by the name of its folder, classes in the order of their names.
+def read_folder(spec: FolderData) -> Dataset:
+    """Read a folder of images: the folder of each is its class, classes in order of their names.
 
     Raises:
         DataError: If a folder is empty, a file is not an image, or images differ in size and no
             size is asked for.
     """
     root = Path(spec.folder)
-    whole = (root / TRAIN).is_dir() or (root / TEST).is_dir()
-    if not whole:
+    split = (root / TRAIN).is_dir() or (root / TEST).is_dir()
+    if not split:
         rows, labels = _read({"": _listed(root)}, spec)
         train, test = parted(rows[""], spec.test or SHARE, "data.test")
         return dataset_of_rows(root.name, "image", train, test, labels=labels)
     if spec.test is not None:
         raise DataError(
-            "has a folder of test images already",
+            "conflicts with the folder of test images",
             where="data.test",
-            found=f"{spec.test:g}, beside {root / TEST}",
+            found=f"test: {spec.test:g} and {root / TEST}",
             expected="one of them",
         )
     for part in (TRAIN, TEST):
         if not (root / part).is_dir():
             raise DataError(
-                "has one part only",
+                "has only one of the two splits",
                 where=WHERE,
                 found=f"no folder {root / part}",
                 expected=f"{TRAIN}/ and {TEST}/, or a folder for each class",
@@ -78,22 +78,22 @@ def read(spec: FolderData) -> Dataset:
 
 
 def _listed(folder: Path) -> list[tuple[str, Path]]:
-    """Class and file of each image, in order; hidden files are passed over."""
-    found = []
+    """Return class and file of each image, in order; hidden files are skipped."""
+    pairs = []
     classes = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     if not classes:
         raise DataError("holds no classes", where=str(folder), expected="a folder for each class")
-    for place in classes:
-        if not place.is_dir():
+    for directory in classes:
+        if not directory.is_dir():
             raise DataError(
                 "is not a folder of a class",
-                where=str(place),
+                where=str(directory),
                 found="a file",
                 expected="a folder for each class, with its images",
             )
-        files = sorted(p for p in place.iterdir() if not p.name.startswith("."))
+        files = sorted(p for p in directory.iterdir() if not p.name.startswith("."))
         if not files:
-            raise DataError("a class has no images", where=str(place), expected="at least one")
+            raise DataError("a class has no images", where=str(directory), expected="at least one")
         for file in files:
             if file.suffix.lower() not in FORMATS or not file.is_file():
                 raise DataError(
@@ -103,14 +103,14 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
                     expected=", ".join(FORMATS),
                     hint="move it elsewhere",
                 )
-            found.append((place.name, file))
-    return found
+            pairs.append((directory.name, file))
+    return pairs
 
 
 def _read(
     parts: dict[str, list[tuple[str, Path]]], spec: FolderData
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The images of each part, all of one size and number of channels; and the classes."""
+    """Read the images of each part, all of one size and number of channels; and the classes."""
     listed = [pair for files in parts.values() for pair in files]
     heads = [_head(file) for _, file in listed]
     colour = spec.colour
@@ -136,7 +136,7 @@ def _read(
             expected=f"at most {MOST_BYTES:,} bytes",
             hint="write a smaller size",
         )
-    targets, labels = numbered([name for name, _ in listed])
+    targets, labels = number_classes([name for name, _ in listed])
     rows, start = {}, 0
     for part, files in parts.items():
         pictures = _pictures([file for _, file in files], size, colour)
@@ -146,22 +146,22 @@ def _read(
 
 
 def _pictures(files: Sequence[Path], size: tuple[int, int], colour: bool) -> Tensor:
-    """Images, uint8 ``[image, channel, height, width]``."""
+    """Read images as uint8 ``[image, channel, height, width]``."""
     pictures = torch.empty(len(files), 3 if colour else 1, *size, dtype=torch.uint8)
-    for place, file in enumerate(files):
+    for row, file in enumerate(files):
         try:
             with Image.open(file, formats=list(set(FORMATS.values()))) as opened:
-                image = decoded(opened, size, colour)
+                image = decode_image(opened, size, colour)
         except UNREADABLE as error:
             raise _damaged(file, error) from error
-        pictures[place] = image
+        pictures[row] = image
     return pictures
 
 
-def decoded(image: Image.Image, size: tuple[int, int] | None, colour: bool) -> Tensor:
-    """An image upright, in one or three channels, scaled if need be: ``[channel, height, width]``.
+def decode_image(image: Image.Image, size: tuple[int, int] | None, colour: bool) -> Tensor:
+    """Decode an image, upright, in one or three channels, scaled: ``[channel, height, width]``.
 
-    >>> decoded(Image.new("L", (3, 2), 7), None, colour=False).shape
+    >>> decode_image(Image.new("L", (3, 2), 7), None, colour=False).shape
     torch.Size([1, 2, 3])
     """
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
@@ -172,10 +172,11 @@ def decoded(image: Image.Image, size: tuple[int, int] | None, colour: bool) -> T
 
 
 def _head(file: Path) -> tuple[tuple[int, int], str]:
-    """Height and width of an image as it is seen, and what its pixels are, without reading them."""
+    """Return height and width of an upright image, and its pixel mode, without reading pixels."""
     try:
         with Image.open(file, formats=list(set(FORMATS.values()))) as image:
             width, height = image.size
+            # EXIF's orientation: from 5 on the image is turned by 90°.
             turned = image.getexif().get(0x0112, 1) >= 5
             mode = image.mode
             check_head(image, str(file))
@@ -206,7 +207,7 @@ def check_head(image: Image.Image, where: str) -> None:
             where=where,
             found=image.mode,
             expected="grey or colour with 8 bits",
-            hint="convert it, or read the images by a function of your own: data: {python: …}",
+            hint="convert it, or read the images with your own function: data: {python: …}",
         )
 
 

@@ -23,15 +23,15 @@ FORMS = (
 )
 DRAWN_ANEW = (
     "{where}: items differ from one read to the next (random crops, noise); they were read once, "
-    "so all rounds see the same values; `local: {{augment: …}}` crops and mirrors images anew"
+    "so all rounds see the same values; use `local: {{augment: …}}` for random crops and flips"
 )
-READ_AGAIN = 16  # items of a split
+READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
 # The only input of a model may be called anything.
 INPUT = "input"
 
 
 def dataset_of(value: object, name: str = "data") -> Dataset:
-    """A data set from what Python code has.
+    """Return a data set from tensors, arrays or torch datasets.
 
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
     examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
@@ -43,7 +43,7 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
             items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or arrays. Several
             inputs are a mapping by name. ``train`` may be a mapping of clients to such: then it is
             partitioned already.
-        name: What it is called, and where errors are.
+        name: Name of the data set, also in errors.
 
     Raises:
         DataError: If it is something else, its examples differ in shape or type, or a number is not
@@ -63,7 +63,7 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
     train, test = value
     rows = (
         _together(
-            [(client, _rows(own, f"{name}: train: {client}")) for client, own in train.items()],
+            [(client, _rows(part, f"{name}: train: {client}")) for client, part in train.items()],
             f"{name}: train",
         )
         if isinstance(train, Mapping)
@@ -76,7 +76,7 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
     elif not first.is_floating_point():
         kind = "text"
     data = dataset_of_rows(name, kind, rows, _rows(test, f"{name}: test"))
-    # Once all is read: what is read again may draw from generators of its own.
+    # Only after everything is read: a second read may advance the data set's own generators.
     splits = {"train": list(train.values())[:4] if isinstance(train, Mapping) else [train]}
     changing = [
         split
@@ -88,20 +88,22 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
 
 
 def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
-    """The rows of all clients, one client after the other."""
+    """Concatenate the rows of all clients, one client after the other."""
     if not parts:
-        raise DataError("has no clients", where=where, expected="clients by name, with their data")
+        raise DataError(
+            "lists no clients", where=where, expected="clients by name, with their data"
+        )
     for client, rows in parts:
         if not len(rows):
             where = f"{where}: {client}"
             raise DataError("a client has no examples", where=where, expected="at least one each")
     (_, first), *others = parts
     for client, rows in others:
-        if (found := _form(rows)) != (expected := _form(first)):
+        if (form := _form(rows)) != (expected := _form(first)):
             raise DataError(
                 "differs in form from the first client's data",
                 where=f"{where}: {client}",
-                found=found,
+                found=form,
                 expected=expected,
             )
     return Records(
@@ -112,13 +114,13 @@ def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
 
 
 def _form(rows: Records) -> str:
-    """Type and shape of a row's inputs and target, in words."""
-    named = {**rows.inputs, "target": rows.targets}
-    return ", ".join(f"{k} {_dtype(v)} {list(v.shape[1:])}" for k, v in named.items())
+    """Describe type and shape of a row's inputs and target."""
+    tensors = {**rows.inputs, "target": rows.targets}
+    return ", ".join(f"{k} {_dtype(v)} {list(v.shape[1:])}" for k, v in tensors.items())
 
 
 def _rows(value: object, where: str) -> Records:
-    """One split, or one client's part of it."""
+    """Return the rows of one split, or of one client's part of it."""
     if isinstance(value, DataLoader):
         raise DataError(
             "is a DataLoader",
@@ -146,30 +148,31 @@ def _rows(value: object, where: str) -> Records:
             found=_what(value),
             expected="a torch dataset, or a pair (inputs, targets) of tensors",
         )
-    named = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
-    made = {
-        str(k): _input(v, f"{where}: {k}" if len(named) > 1 else where) for k, v in named.items()
+    by_name = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
+    tensors = {
+        str(k): _input(v, f"{where}: {k}" if len(by_name) > 1 else where)
+        for k, v in by_name.items()
     }
-    wanted = _target(targets, f"{where}: targets")
-    for key, rows in made.items():
-        if rows.dim() == 0 or wanted.dim() == 0 or len(rows) != len(wanted):
+    target_rows = _target(targets, f"{where}: targets")
+    for key, rows in tensors.items():
+        if rows.dim() == 0 or target_rows.dim() == 0 or len(rows) != len(target_rows):
             raise DataError(
                 "inputs and targets differ in number",
                 where=where,
-                found=f"{key} {list(rows.shape)}, targets {list(wanted.shape)}",
+                found=f"{key} {list(rows.shape)}, targets {list(target_rows.shape)}",
                 expected="[example, ...] each",
             )
-    return Records(made, wanted)
+    return Records(tensors, target_rows)
 
 
 def _pair(item: Any, where: str) -> tuple[Any, Any]:
-    """Input and target of an item, or of all items."""
+    """Return input and target of an item, or of all items."""
     if not isinstance(item, tuple | list) or len(item) != 2:
-        found = f"{len(item)} values" if isinstance(item, tuple | list) else _what(item)
+        problem = f"{len(item)} values" if isinstance(item, tuple | list) else _what(item)
         raise DataError(
-            "is not a pair of input and target",
+            "is not a pair (input, target)",
             where=where,
-            found=found,
+            found=problem,
             expected="(input, target)",
             hint="several inputs are a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
@@ -178,7 +181,7 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
 
 
 def _items(value: Any, where: str) -> tuple[Any, Any]:
-    """Inputs and targets of a torch dataset, item by item."""
+    """Read inputs and targets of a torch dataset, item by item."""
     inputs: dict[str | None, list[Any]] = collections.defaultdict(list)
     targets = []
     for position in range(len(value)):
@@ -194,29 +197,30 @@ def _items(value: Any, where: str) -> tuple[Any, Any]:
         for key, part in one.items():
             inputs[key].append(part)
         targets.append(target)
-    made = {key: _stack(parts, where) for key, parts in inputs.items()}
-    return made[None] if None in made else made, _stack(targets, f"{where}: targets")
+    stacked = {key: _stack(parts, where) for key, parts in inputs.items()}
+    return stacked[None] if None in stacked else stacked, _stack(targets, f"{where}: targets")
 
 
 def _item(item: Any, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
-    """Inputs of an item by name, None where there is one without a name; and its target."""
+    """Return an item's inputs by name (None for a single input without one), and its target."""
     one, target = _pair(item, where)
-    named = one.items() if isinstance(one, Mapping) else ((None, one),)
-    inputs = {key: _array(part, where) for key, part in named}
+    parts = one.items() if isinstance(one, Mapping) else ((None, one),)
+    inputs = {key: _array(part, where) for key, part in parts}
     return inputs, _array(target, f"{where}: target")
 
 
 def _drawn_anew(value: Any) -> bool:
-    """Whether items are others when they are read again (random crops, noise).
+    """Return whether items change from one read to the next (random crops, noise).
 
-    Some are read from other random states. These are restored, so that a run keeps its bits.
+    Some items are read again under other seeds; the random state is restored, so that a run
+    stays reproducible.
     """
     places = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
     reads = []
     for seed in range(3):
         with isolated(torch.Generator().manual_seed(seed)):
             try:
-                reads.append([_item(value[place], "") for place in places])
+                reads.append([_item(value[position], "") for position in places])
             except Exception:  # whatever the user's dataset raises: it can be read once
                 return True
     return any(
@@ -244,19 +248,15 @@ def _stack(parts: list[Tensor], where: str) -> Tensor:
 
 
 def _by_item(value: object) -> bool:
-    """Whether it has examples by position; a ``TensorDataset`` of its own kind may change them."""
+    """Return whether examples have positions; a subclass of ``TensorDataset`` may change them."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-    whole = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
-    return listed and not whole and not _stacked(value)
-
-
-def _stacked(value: object) -> bool:
-    """Whether it holds all examples at once: a tensor, an array, a table of pandas."""
-    return hasattr(value, "__array__")
+    complete = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
+    # What converts to an array (a tensor, a pandas table) has all examples at once.
+    return listed and not complete and not hasattr(value, "__array__")
 
 
 def _array(value: Any, where: str) -> Tensor:
-    """A tensor of what has values: a tensor, an array, a number, an image of Pillow."""
+    """Convert a tensor, an array, a number or a Pillow image to a tensor."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     picture = hasattr(value, "getbands")
@@ -272,7 +272,7 @@ def _array(value: Any, where: str) -> Tensor:
 
 
 def _input(value: Any, where: str) -> Tensor:
-    """Inputs as a model takes them: floating point numbers float32, integers as they are."""
+    """Return inputs as a model takes them: floating point as float32, integers unchanged."""
     rows = _array(value, where)
     if rows.is_floating_point():
         return _single(rows, where)
@@ -282,13 +282,13 @@ def _input(value: Any, where: str) -> Tensor:
 
 
 def _target(value: Any, where: str) -> Tensor:
-    """Targets in one of the three types that they may have."""
+    """Return targets in one of their three types."""
     rows = _array(value, where)
     if rows.dtype == torch.bool and rows.dim() in (0, 2):
         return rows
     if rows.dtype == torch.bool:
         raise DataError(
-            "are true or false, without an axis of labels",
+            "are booleans without an axis of labels",
             where=where,
             found=f"{_dtype(rows)} {list(rows.shape)}",
             expected="classes, or labels [example, label]",
@@ -299,17 +299,17 @@ def _target(value: Any, where: str) -> Tensor:
         return rows.to(torch.int64)
     if rows.dim() == 2 and rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all()):
         raise DataError(
-            "are 0 and 1 as floating point numbers",
+            "are floating point numbers, all 0 or 1",
             where=where,
             found=f"{_dtype(rows)} {list(rows.shape)}",
-            expected="classes, labels, or numbers to be predicted",
+            expected="classes (int), labels (bool), or other numbers to predict",
             hint="for one class each: targets.argmax(1); for several labels: targets.bool()",
         )
     return _single(rows, where)
 
 
 def _single(rows: Tensor, where: str) -> Tensor:
-    """Finite numbers as float32, which most of them survive."""
+    """Return finite numbers as float32; refuse those that most of the rounding would merge."""
     single = _finite(rows.to(torch.float32), where)
     if rows.dtype == torch.float64 and rows.dim():
         check_apart(rows, single, where)

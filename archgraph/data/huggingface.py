@@ -21,7 +21,7 @@ from torch import Tensor
 from archgraph.data.columns import MOST_VALUES, Column, clients, target_columns, targets
 from archgraph.data.extras import extra
 from archgraph.data.files import MOST_BYTES
-from archgraph.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decoded
+from archgraph.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decode_image
 from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
 from archgraph.data.values import Dataset, InputKind
 from archgraph.errors import DataError
@@ -30,12 +30,12 @@ from archgraph.language.data import HuggingFaceData
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
-# Of a split, or of a file beside the one that names it.
+# The name of a split, or of a file in the same folder: a path could lead out of the set.
 BARE = re.compile(r"\w[\w.-]*")
 
 
-def read(spec: HuggingFaceData) -> Dataset:
-    """The rows of its splits, in their order.
+def read_huggingface(spec: HuggingFaceData) -> Dataset:
+    """Read the rows of a saved set's splits, in their order.
 
     Raises:
         DataError: If it is not such a set, a column is not there, or examples differ in shape.
@@ -48,28 +48,29 @@ def read(spec: HuggingFaceData) -> Dataset:
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError(
-            "has a split `test` already",
+            "conflicts with the split `test`",
             where="data.test",
-            found=f"{spec.test:g}, beside a split of {len(splits[TEST])} rows",
+            found=f"test: {spec.test:g} and a split of {len(splits[TEST])} rows",
             expected="one of them",
         )
+    # As Arrow values: the set's own features would decode by code that it chooses.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
-    made = {name: _input(path, column, tables) for name, column in inputs.items()}
-    wanted, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
-    owned = None
+    tensors = {name: _input(path, column, tables) for name, column in inputs.items()}
+    target_rows, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
+    owners = None
     if spec.client is not None:
-        owned = clients(_column(path, spec.client, tables))
-    rows = Records(made, wanted, owned)
+        owners = clients(_column(path, spec.client, tables))
+    rows = Records(tensors, target_rows, owners)
     if TEST in splits:
-        whole, count = np.arange(len(rows)), len(splits[TRAIN])
-        train, test = rows.at(whole[:count]), rows.at(whole[count:])
+        positions, count = np.arange(len(rows)), len(splits[TRAIN])
+        train, test = rows.at(positions[:count]), rows.at(positions[count:])
     else:
         train, test = parted(rows, spec.test or SHARE, "data.test")
-    return dataset_of_rows(path.name, _kind(made), train, test, labels=labels)
+    return dataset_of_rows(path.name, _kind(tensors), train, test, labels=labels)
 
 
 def _splits(path: Path) -> Mapping[str, Any]:
-    """The splits by name: `train`, then `test` where there is one."""
+    """Load the splits by name: `train`, then `test` if there is one."""
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     if size > MOST_BYTES:
         raise DataError(
@@ -84,7 +85,7 @@ def _splits(path: Path) -> Mapping[str, Any]:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            "is not a set that was saved on disk",
+            "is not a saved data set",
             where=WHERE,
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected="the folder that `dataset.save_to_disk(folder)` wrote",
@@ -92,7 +93,7 @@ def _splits(path: Path) -> Mapping[str, Any]:
     splits = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
     if TRAIN not in splits:
         raise DataError(
-            "has no split to train on", where=WHERE, found=", ".join(splits), expected=TRAIN
+            "lacks the training split", where=WHERE, found=", ".join(splits), expected=TRAIN
         )
     used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
     values = sum(len(split) * len(split.column_names) for split in used.values())
@@ -114,14 +115,14 @@ def _check_files(path: Path) -> None:
 
 
 def _named(file: Path, keys: Sequence[str]) -> list[str]:
-    """Names that a file of the set holds; none, if it is not there or not such a file."""
+    """Return the names that a file of the set holds; none if it is missing or another file."""
     try:
         content = json.loads(file.read_bytes())
-        found = [name for key in keys for name in content.get(key) or ()]
+        entries = [name for key in keys for name in content.get(key) or ()]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return []  # the package says what is wrong
+        return []  # loading it fails later, with the package's own message
     names: list[str] = []
-    for entry in found:
+    for entry in entries:
         name = entry.get("filename") if isinstance(entry, Mapping) else entry
         if not (isinstance(name, str) and BARE.fullmatch(name)):
             raise DataError(
@@ -138,18 +139,20 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
 def _check_columns(
     splits: Mapping[str, Any], inputs: Mapping[str, str], asked: Sequence[str], client: str | None
 ) -> None:
-    """Raise unless the columns are there, and none of them is both seen and predicted."""
-    wanted = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
+    """Raise unless the columns are there, and no input is also the target or the client."""
+    required = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
     for split in splits.values():
         columns = split.column_names
-        for key, name in [*wanted, *([("client", client)] if client is not None else [])]:
+        for key, name in [*required, *([("client", client)] if client is not None else [])]:
             if name not in columns:
                 where = f"data.{key}"
                 raise DataError("the set has no such column", where=where, **unknown(name, columns))
     both = [name for name in inputs.values() if name in (*asked, client)]
     if both or not inputs:
         raise DataError(
-            "is both seen by models and predicted, or the client" if both else "names no column",
+            "cannot be an input and also the target or the client"
+            if both
+            else "must name a column",
             where="data.inputs",
             found=both[0] if both else "none",
         )
@@ -163,7 +166,7 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
         for other in others:
             if other != first:
                 raise DataError(
-                    "splits have other names of classes, or another order",
+                    "splits differ in the names or the order of classes",
                     where=f"data.{key}",
                     found=f"{name}: {TEST}: {listed(other, 5) or 'none'}",
                     expected=f"{listed(first, 5) or 'none'}, as {TRAIN} has it",
@@ -172,7 +175,7 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Names of the classes that a feature, or each of its items, is; none, if it is a number."""
+    """Return the class names of a feature, or of its items; none if it is a number."""
     while hasattr(feature, "feature"):
         feature = feature.feature
     return tuple(getattr(feature, "names", None) or ())
@@ -186,7 +189,7 @@ def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
 def _targets(
     target: Any, asked: Sequence[str], known: Mapping[str, Any], path: Path, tables: Sequence[Any]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets and names of classes: those of the set, where it names them."""
+    """Return targets and names of classes: those of the set, where it names them."""
     columns = [_column(path, name, tables) for name in asked]
     first = columns[0].cells[0] if columns[0].cells else None
     if isinstance(first, list):  # a class for each token or pixel
@@ -198,7 +201,7 @@ def _targets(
 
 
 def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
-    """A column as models take it: images, or numbers of any shape ``[row, ...]``."""
+    """Return a column as models take it: images, or numbers of any shape ``[row, ...]``."""
     column = _column(path, name, tables)
     if column.cells and isinstance(column.cells[0], Mapping):
         return _images(column)
@@ -206,13 +209,13 @@ def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
 
 
 def _stacked(column: Column) -> Tensor:
-    """Numbers of equal shape: integers int64, others float32."""
+    """Stack numbers of equal shape: integers as int64, others as float32."""
     parts = []
     for row, cell in enumerate(column.cells):
         try:
             parts.append(np.asarray(cell))
         except ValueError:
-            parts.append(np.empty(0, object))
+            parts.append(np.empty(0, object))  # ragged: refused below as not made of numbers
         part, first = parts[-1], parts[0]
         if part.dtype.kind not in "biuf":
             raise DataError(
@@ -244,9 +247,9 @@ def _stacked(column: Column) -> Tensor:
 
 
 def _images(column: Column) -> Tensor:
-    """Images whose files are inside the set, uint8 ``[row, channel, height, width]``."""
+    """Decode images stored inside the set, uint8 ``[row, channel, height, width]``."""
     places = [f"{column.place(row)}: {column.name}" for row in range(len(column.cells))]
-    opened = [_opened(cell, place) for place, cell in zip(places, column.cells, strict=True)]
+    opened = [_opened(cell, where) for where, cell in zip(places, column.cells, strict=True)]
     colour = any(image.mode in COLOUR for image in opened)
     total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
     if total > MOST_BYTES:
@@ -257,15 +260,15 @@ def _images(column: Column) -> Tensor:
             expected=f"at most {MOST_BYTES:,} bytes",
         )
     pictures: list[Tensor] = []
-    for place, image in zip(places, opened, strict=True):
+    for where, image in zip(places, opened, strict=True):
         try:
-            pictures.append(decoded(image, None, colour))
+            pictures.append(decode_image(image, None, colour))
         except UNREADABLE as error:
-            raise DataError("image cannot be read", where=place, found=str(error)) from error
+            raise DataError("image cannot be read", where=where, found=str(error)) from error
         if pictures[-1].shape != pictures[0].shape:
             raise DataError(
                 "images differ in size",
-                where=place,
+                where=where,
                 found=" × ".join(map(str, pictures[-1].shape[1:])),
                 expected=f"{' × '.join(map(str, pictures[0].shape[1:]))}, as the first row has it",
                 hint="scale them before they are saved",
@@ -274,7 +277,7 @@ def _images(column: Column) -> Tensor:
 
 
 def _opened(cell: Any, where: str) -> Image.Image:
-    """An image whose pixels are not read yet."""
+    """Open an image without reading its pixels."""
     content = cell.get("bytes") if isinstance(cell, Mapping) else None
     if not isinstance(content, bytes):
         raise DataError(

@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 def image_dataset(
     source: Source, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], limit: int | None
 ) -> Dataset:
-    """A data set from the images and classes of both splits, at most `limit` of each."""
+    """Build a data set from the images and classes of both splits, at most `limit` of each."""
     images, _ = train = train[0][:limit], train[1][:limit]
     mean, std = channel_statistics(images)
     return Dataset(
@@ -43,8 +43,8 @@ def check_classes(targets: np.ndarray, classes: int, where: str) -> None:
         )
 
 
-def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """A data set of which each split is a file of images and a file of their classes."""
+def read_images(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
+    """Read a data set whose splits are a file of images and a file of their classes each."""
 
     def part(names: Collection[str]) -> tuple[Tensor, Tensor]:
         pictures, classes = (files[name] for name in names)
@@ -101,4 +101,5 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
             expected=f"{size} bytes for shape {shape}",
             hint="fetch the file again",
         )
+    # Copied, since torch warns about arrays that it cannot write to.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

@@ -23,7 +23,7 @@ def stand_in(
     vocabulary: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> Dataset:
-    """A data set with the form of the real one: as many examples, zeros, classes in turn.
+    """Return zeros in the form of a known set: as many examples, classes in turn.
 
     Of text, the first example contains the last word of the vocabulary; that of a tokenizer is not
     known before its folder is read.
@@ -62,6 +62,7 @@ def _images(chosen: Source, limit: int | None) -> Dataset:
 
     def split(published: int) -> Split:
         count = _most(published, limit)
+        # A view that repeats one value: a check needs shapes, not memory.
         images = torch.zeros(1, dtype=torch.uint8).expand(count, *chosen.shape)
         targets = torch.arange(count) % classes
         return Split(images, targets, torch.zeros(channels), torch.ones(channels))
@@ -85,10 +86,10 @@ def _pairs(chosen: Source, limit: int | None, length: int, words: int) -> Datase
 
     def split(published: int) -> Split:
         count = _most(published, limit)
-        whole = torch.ones(1, dtype=torch.int16).expand(count, length)
+        ones = torch.ones(1, dtype=torch.int16).expand(count, length)
         halves = (torch.arange(length) * 2 >= length).to(torch.int16).expand(count, length)
         targets = torch.arange(count) % len(LABELS)
-        return Split(_tokens(count, length, words), targets, beside={mask: whole, types: halves})
+        return Split(_tokens(count, length, words), targets, beside={mask: ones, types: halves})
 
     train, test = map(split, chosen.examples)
     return Dataset(chosen.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS)
@@ -99,7 +100,7 @@ def _most(published: int, limit: int | None) -> int:
 
 
 def _tokens(count: int, length: int, words: int) -> Tensor:
-    """The first word everywhere, and once the last: ``[example, position]``."""
+    """Return the first word everywhere, and the last word once: ``[example, position]``."""
     tokens = torch.zeros(count, length, dtype=torch.int32)
     tokens[:1, :1] = words - 1
     return tokens

@@ -11,9 +11,14 @@ from archgraph.data.source import DATASETS, Source, source
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 
-IMAGES = {"idx": images.read, "cifar": cifar.read, "mat": matlab.read, "tar": archive.read}
+IMAGES = {
+    "idx": images.read_images,
+    "cifar": cifar.read_cifar,
+    "mat": matlab.read,
+    "tar": archive.read_archive,
+}
 BPTT = 64
-"""Length of a window of running text, in tokens, where nothing is said."""
+"""Default length of a window of running text, in tokens."""
 PAIRS = {"pairs": pairs.halves, "sick": pairs.sick, "multinli": pairs.multinli}
 FORMATS = (*IMAGES, "words", *PAIRS)
 """Formats that a data set may be in; see :class:`archgraph.data.source.Source`."""
@@ -39,8 +44,8 @@ def load_dataset(
         limit: Keep at most the first so many examples of each split; the normalisation is that of
             the kept train examples.
         bptt: Length of a window of running text, in tokens.
-        length: Tokens of a pair of sentences, its three marks and padding among them; None: 128.
-        vocabulary: Most tokens of the vocabulary that is learned from the train pairs; None: 8192.
+        length: Tokens of a pair of sentences, its three marks and padding among them. Default: 128.
+        vocabulary: Most tokens of the vocabulary learned from the train pairs. Default: 8192.
         tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
         verify: Compare sizes and MD5 checksums with the published files. False reads your own files
             in the same format; everything else is still checked.
@@ -66,7 +71,7 @@ def load_dataset(
     if chosen.format in IMAGES:
         return IMAGES[chosen.format](chosen, files, limit)
     if chosen.format == "words":
-        return words.read(chosen, files, limit, bptt)
+        return words.read_words(chosen, files, limit, bptt)
     train, test = PAIRS[chosen.format](chosen, files)
     if not (train and test):
         raise DataError(
@@ -92,7 +97,7 @@ def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> No
             f"is not an option of {chosen.name}",
             where="data.bptt",
             found=bptt,
-            expected="it with running text: " + ", ".join(texts),
+            expected="a set of running text: " + ", ".join(texts),
         )
     for option, value in options.items():
         if value is not None and chosen.format not in PAIRS:
@@ -101,13 +106,12 @@ def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> No
                 f"is not an option of {chosen.name}",
                 where=f"data.{option}",
                 found=value,
-                expected="it with pairs of sentences: " + ", ".join(paired),
+                expected="a set of sentence pairs: " + ", ".join(paired),
             )
     if options["tokenizer"] is not None and options["vocabulary"] is not None:
         raise DataError(
-            "names a second vocabulary",
+            "conflicts with data.tokenizer, which has its own vocabulary",
             where="data.vocabulary",
-            found=f"a learned one of {options['vocabulary']} tokens "
-            f"and that of {options['tokenizer']}",
+            found=f"vocabulary {options['vocabulary']} and tokenizer {options['tokenizer']}",
             expected="one of them",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from archgraph.data.files import MOST_BYTES, File, decoded
+from archgraph.data.files import MOST_BYTES, File, decode_text
 from archgraph.data.sentences import INPUTS, Encode, SentencePair
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset, Split
@@ -26,7 +26,7 @@ PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 
 
 def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
+    """Cut a published *development* set of MNLI or SNLI in two: neither is the published split.
 
     The training pairs of MNLI are read from its archive, as `multinli`. About four in
     five pairs are for training, the others for testing; which, the premise alone decides (its
@@ -42,14 +42,14 @@ def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
 
 
 def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
+    """Read SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
     (file,) = files.values()
     parts = read_sick(file.read(), str(file.path))
     return parts["TRAIN"], parts["TEST"]
 
 
 def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """MultiNLI's training pairs and its matched development set, from the published archive.
+    """Read MultiNLI's training pairs and matched development set from the published archive.
 
     Pairs without a label that most annotators agree on (`-`) are left out, as everywhere.
 
@@ -74,7 +74,7 @@ def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
 
 
 def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePair]:
-    """The labelled pairs of one file of MultiNLI's archive, line by line."""
+    """Read the labelled pairs of one file of MultiNLI's archive, line by line."""
     if name not in archive.namelist():
         raise DataError("archive holds no such file", where=where, expected=name)
     size = archive.getinfo(name).file_size
@@ -93,7 +93,7 @@ def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePai
 def pair_dataset(
     source: Source, parts: PairsBySplit, limit: int | None, length: int, encode: Encode
 ) -> Dataset:
-    """A data set of encoded pairs, at most `limit` of each part."""
+    """Build a data set of encoded pairs, at most `limit` of each part."""
 
     def split(pairs: Sequence[SentencePair]) -> Split:
         arrays = encode(pairs)
@@ -121,12 +121,12 @@ def read_pairs(content: bytes, where: str) -> list[SentencePair]:
 def _read_lines(
     lines: Iterable[str | bytes], where: str, keys: Sequence[str], unlabelled: str = ""
 ) -> list[SentencePair]:
-    """The pairs of JSON objects, one a line, with these keys; those without a label left out."""
+    """Read pairs from JSON objects, one a line, with these keys; unlabelled ones are left out."""
     pairs = []
     for number, line in enumerate(lines, 1):
         try:
-            found = json.loads(line)
-            premise, hypothesis, label = (found[key] for key in keys)
+            record = json.loads(line)
+            premise, hypothesis, label = (record[key] for key in keys)
             if not (unlabelled and label == unlabelled):
                 pairs.append(_pair(premise, hypothesis, label))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -153,12 +153,12 @@ def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
         raise DataError(
             "columns missing", where=f"{where}:1", found=", ".join(header[:4]), expected=missing[0]
         )
-    places = [header.index(name) for name in columns]
+    positions = [header.index(name) for name in columns]
     parts: dict[str, list[SentencePair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
     for number, line in enumerate(lines[1:], 2):
         try:
             fields = line.split("\t")
-            premise, hypothesis, label, part = (fields[place].strip() for place in places)
+            premise, hypothesis, label, part = (fields[column].strip() for column in positions)
             parts[part].append(_pair(premise, hypothesis, label.lower()))
         except (ValueError, KeyError, IndexError) as error:
             raise DataError(
@@ -171,8 +171,8 @@ def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
 
 
 def _lines(content: bytes, where: str) -> list[str]:
-    """Lines of a UTF-8 text."""
-    text = decoded(content, where)
+    """Return the lines of a UTF-8 text."""
+    text = decode_text(content, where)
     return text.removesuffix("\n").split("\n") if text else []
 
 

@@ -53,7 +53,7 @@ def allot(
 
     Raises:
         DataError: Scheme or parameter is unknown; a share is of an unknown kind, is not in (0, 1],
-            leaves nothing to the others or something without an owner; or there is no such split.
+            leaves nothing to the others or some examples unassigned; or the split is impossible.
 
     Example:
         >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
@@ -67,7 +67,7 @@ def allot(
     labels, tiers, shares = _labels(np.asarray(targets), scheme), list(tiers), dict(shares or {})
     _check_shares(shares, tiers)
     order = spread(labels, seed) if shares else np.arange(0)
-    owned: dict[int, np.ndarray] = {}
+    parts_by_client: dict[int, np.ndarray] = {}
     total, start = 0.0, 0
     for name, share in shares.items():
         total += share
@@ -82,14 +82,14 @@ def allot(
                 expected=f"at least one for each of its {len(members)} clients",
             )
         parts = np.array_split(order[start:stop], len(members))
-        owned |= zip(members, map(np.sort, parts), strict=True)
+        parts_by_client |= zip(members, map(np.sort, parts), strict=True)
         start = stop
-    others = [client for client in range(len(tiers)) if client not in owned]
-    if others or not owned:
+    others = [client for client in range(len(tiers)) if client not in parts_by_client]
+    if others or not parts_by_client:
         rest = np.sort(order[start:]) if shares else np.arange(len(labels))
         cut = _cut(labels[rest], others, scheme, seed, params)
-        owned |= {client: rest[part] for client, part in zip(others, cut, strict=True)}
-    return tuple(owned[client] for client in range(len(tiers)))
+        parts_by_client |= {client: rest[part] for client, part in zip(others, cut, strict=True)}
+    return tuple(parts_by_client[client] for client in range(len(tiers)))
 
 
 def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
@@ -98,7 +98,7 @@ def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
         where = f"{WHERE}.shares.{name}"
         if name not in tiers:
             raise DataError(
-                "share of an unknown kind of client",
+                "unknown kind of client",
                 where=where,
                 found=repr(name),
                 expected=_list(dict.fromkeys(tiers)),
@@ -107,30 +107,33 @@ def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
         if not 0 < share <= 1:
             raise DataError("share out of range", where=where, found=share, expected="in (0, 1]")
     total, all_shared = sum(shares.values()), set(tiers) <= set(shares)
-    whole = math.isclose(total, 1)
-    if shares and ((total > 1 and not whole) or all_shared != whole):
+    complete = math.isclose(total, 1)
+    if shares and ((total > 1 and not complete) or all_shared != complete):
         raise DataError(
             "shares do not add up",
             where=f"{WHERE}.shares",
             found=f"{total:g}",
-            expected="1, since every kind of client has one"
+            expected="1, since every kind of client has a share"
             if all_shared
             else "less than 1, since others share the rest",
         )
 
 
 def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
-    """What schemes see: one class per example, windows of text, or rows that are all alike."""
+    """Return what a scheme divides by: a class per example, text windows, or zeros for all."""
     integral = targets.dtype.kind in "iu"
     if targets.ndim == 1 and integral:
         return targets
     if targets.ndim == 0:
         raise DataError(
-            "targets of unknown shape", where=WHERE, found=targets.shape, expected="[example, ...]"
+            "targets must have an axis of examples",
+            where=WHERE,
+            found=targets.shape,
+            expected="[example, ...]",
         )
     if scheme in SCHEMES and scheme not in CLASSLESS:
         raise DataError(
-            "the targets are not one class per example, by which examples could be divided",
+            "the scheme divides examples by class, and the targets are not one class per example",
             where=f"{WHERE}.scheme",
             found=scheme,
             expected=" or ".join(CLASSLESS),
@@ -139,7 +142,7 @@ def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
 
 
 def spread(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Positions in an order of which every stretch has the classes of the whole; text as it is.
+    """Return an order in which every stretch has all classes in proportion; text stays as it is.
 
     >>> spread(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
     array([False, False,  True, False, False,  True])
@@ -158,13 +161,14 @@ def spread(labels: np.ndarray, seed: int) -> np.ndarray:
 def _cut(
     labels: np.ndarray, clients: Sequence[int], scheme: str, seed: int, params: Mapping[str, Any]
 ) -> tuple[np.ndarray, ...]:
-    """The parts of some clients, who are called by their ids where one goes wrong."""
+    """Cut the examples among clients; errors name the clients by their ids."""
     count = len(clients)
     if scheme not in SCHEMES:
         raise DataError(
             "unknown scheme", where=f"{WHERE}.scheme", found=repr(scheme), expected=_list(SCHEMES)
         )
     assign = SCHEMES[scheme]
+    # The parameters of a scheme follow labels, clients and seed.
     options = dict(list(inspect.signature(assign).parameters.items())[3:])
     for key in params:
         if key not in {"min_size", *options}:
@@ -185,14 +189,14 @@ def _cut(
             expected=f"1…{len(labels) // least} clients of at least {least} of the "
             f"{len(labels)} examples",
         )
-    own_options = {key: value for key, value in params.items() if key in options}
+    scheme_options = {key: value for key, value in params.items() if key in options}
     try:
-        parts = assign(labels, count, seed, **own_options)
+        parts = assign(labels, count, seed, **scheme_options)
     except ValueError as error:
         raise DataError(
-            "no such partition",
+            "the partition cannot be drawn",
             where=WHERE,
-            found=f"{scheme} among {count} clients, {dict(params)}: {error}",
+            found=f"{scheme} for {count} clients, {dict(params)}: {error}",
             hint="choose fewer clients, a larger alpha or a smaller min_size",
         ) from error
     for client, part in zip(clients, parts, strict=True):
@@ -208,7 +212,7 @@ def _cut(
 
 
 def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> np.ndarray:
-    """Number of targets of each class, int64 `[class]`; empty where targets are not classes.
+    """Count the targets of each class, int64 `[class]`; empty where targets are not classes.
 
     Example:
         >>> class_histogram(np.array([2, 0, 2, -100]), classes=4)
@@ -227,7 +231,7 @@ def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> 
 def local_test_indices(
     test_targets: torch.Tensor | np.ndarray, class_histogram: torch.Tensor | np.ndarray
 ) -> np.ndarray:
-    """Positions of the test examples whose class the client owns (FedFA's local test sets).
+    """Return positions of the test examples whose class the client owns (FedFA's local tests).
 
     Args:
         test_targets: Class of each test example, `[example]`; those of -100 are left out.
@@ -240,22 +244,22 @@ def local_test_indices(
         >>> local_test_indices(np.array([0, 1, 2, 0]), np.array([5, 0, 1]))
         array([0, 2, 3])
     """
-    labels, owned = np.asarray(test_targets), np.asarray(class_histogram) > 0
-    if labels.ndim != 1 or owned.ndim != 1:
+    labels, has_class = np.asarray(test_targets), np.asarray(class_histogram) > 0
+    if labels.ndim != 1 or has_class.ndim != 1:
         raise DataError(
             "local test sets need one class per example",
-            found=f"targets {labels.shape}, histogram {owned.shape}",
+            found=f"targets {labels.shape}, histogram {has_class.shape}",
             expected="[example] and [class]",
         )
     counted = np.flatnonzero(labels != IGNORED)
     labels = labels[counted]
-    if len(labels) and (labels.min() < 0 or labels.max() >= len(owned)):
+    if len(labels) and (labels.min() < 0 or labels.max() >= len(has_class)):
         raise DataError(
             "test class outside the histogram",
             found=f"{labels.min()}…{labels.max()}",
-            expected=f"0…{len(owned) - 1}",
+            expected=f"0…{len(has_class) - 1}",
         )
-    return counted[owned[labels]]
+    return counted[has_class[labels]]
 
 
 def _list(names: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Rows of the user's own, from wherever they come: what becomes of them is the same for all.
+"""Rows of user data, treated the same way whatever their source.
 
-Some are set aside for tests, classes get numbers, images and columns their statistics, and rows
-that belong to clients stay theirs. So the same rows give the same data set, whether they come from
-tensors, a table, a folder or a function.
+A share is set aside for tests, classes get numbers, images and columns get their statistics, and
+rows keep their clients. So the same rows give the same data set, whether they come from tensors, a
+table, a folder or a function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 
 SHARE = 0.2
-"""Share of rows that is set aside for tests where nothing is said."""
+"""Default share of rows that is set aside for tests."""
 MOST_CLASSES = 2**20
 MOST_COMPARED = 2**22  # values, of the first rows
 NOISE = 1e-12  # of a column's values: rounding errors that may vanish
@@ -34,7 +34,7 @@ class Records:
         inputs: Inputs of a model by name, in order, ``[row, ...]`` each; one alone may be called
             anything.
         targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
-        clients: The client that each row belongs to; None: no client is recorded.
+        clients: The client that each row belongs to. Default: no clients are recorded.
     """
 
     inputs: Mapping[str, Tensor]
@@ -42,11 +42,11 @@ class Records:
     clients: tuple[Hashable, ...] | None = None
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.targets)
 
     def at(self, positions: np.ndarray) -> Records:
-        """Some of the rows, in this order."""
+        """Return the rows at these positions, in this order."""
         chosen = torch.from_numpy(positions)
         clients = self.clients and tuple(self.clients[i] for i in positions)
         inputs = {name: rows[chosen] for name, rows in self.inputs.items()}
@@ -54,13 +54,13 @@ class Records:
 
 
 def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
-    """Rows to train and to test on: the share of every client's rows, classes in proportion.
+    """Split rows for training and testing: a share of each client's, classes in proportion.
 
     The draw does not depend on the seed of a run, so that all runs are tested on the same rows.
     Every client keeps at least one row to train on.
 
     Raises:
-        DataError: If there is no row left to train or to test on.
+        DataError: If no row is left to train or to test on.
 
     Example:
         >>> rows = Records({"x": torch.arange(10.0)}, torch.arange(10) % 2)
@@ -72,9 +72,9 @@ def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
     classed = labels.ndim == 1 and labels.dtype == np.int64
     labels = labels if classed else np.zeros(len(rows), np.int64)
     chosen = []
-    for own in owners(rows, len(rows)).values():
-        count = min(round(share * len(own)), len(own) - 1)
-        chosen.append(own[spread(labels[own], 0)[: max(count, 0)]])
+    for positions in owners(rows, len(rows)).values():
+        count = min(round(share * len(positions)), len(positions) - 1)
+        chosen.append(positions[spread(labels[positions], 0)[: max(count, 0)]])
     test = np.sort(np.concatenate(chosen))
     train = np.setdiff1d(np.arange(len(rows)), test)
     if not (len(train) and len(test)):
@@ -120,23 +120,24 @@ common, or use their logarithms
     """
     if not exact.numel():
         return
+    # The first rows are enough: sorting all of a large table would take longer than reading it.
     some = max(MOST_COMPARED // max(exact[:1].numel(), 1), 64)
     before, after = (x[:some].flatten(1).sort(0).values for x in (exact[:, None], rounded[:, None]))
     least, most = before[:1].amin(0), before[-1:].amax(0)
-    told, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
+    distinct, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
     spread = most - least > NOISE * torch.maximum(least.abs(), most.abs())
-    for place in torch.nonzero((left * 2 <= told) & spread)[:1, 0].tolist():
+    for column in torch.nonzero((left * 2 <= distinct) & spread)[:1, 0].tolist():
         raise DataError(
             "values become equal when they are rounded to 32 bits",
-            where=f"{where}: {names[place]}" if names else where,
-            found=f"{left[place]} different ones of {told[place]}",
+            where=f"{where}: {names[column]}" if names else where,
+            found=f"{left[column]} different ones of {distinct[column]}",
             expected="values that 32 bits tell apart",
             hint=hint,
         )
 
 
 def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
-    """Positions of each client's rows, clients in the order of their first; all, if none is said.
+    """Return positions of each client's rows, clients by first appearance; all under None.
 
     >>> rows = Records({}, torch.zeros(3), ("b", "a", "b"))
     >>> {client: own.tolist() for client, own in owners(rows, 3).items()}
@@ -144,21 +145,21 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
     """
     if rows.clients is None:
         return {None: np.arange(count)}
-    found: dict[Hashable, list[int]] = {}
+    by_client: dict[Hashable, list[int]] = {}
     for position, client in enumerate(rows.clients):
-        found.setdefault(client, []).append(position)
-    return {client: np.array(own, np.int64) for client, own in found.items()}
+        by_client.setdefault(client, []).append(position)
+    return {client: np.array(positions, np.int64) for client, positions in by_client.items()}
 
 
-def numbered(
+def number_classes(
     names: Sequence[str], order: Callable[[str], str | int] = str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers of classes in the order of their names, or of what these mean; and the names.
+    """Return numbers of classes in the order of their names (or by ``order``), and the names.
 
     Example:
-        >>> numbered(["b", "a", "b"])
+        >>> number_classes(["b", "a", "b"])
         (tensor([1, 0, 1]), ('a', 'b'))
-        >>> numbered(["10", "9"], int)[1]
+        >>> number_classes(["10", "9"], int)[1]
         ('9', '10')
     """
     known = sorted(set(names), key=order)
@@ -175,7 +176,7 @@ def dataset_of_rows(
     labels: tuple[str, ...] = (),
     statistics: tuple[Tensor, Tensor] | None = None,
 ) -> Dataset:
-    """A data set of rows; images are normalised by their train split, as those of known sets are.
+    """Build a data set of rows; images are normalised by their train split, like known sets.
 
     Args:
         name: What it is called.
@@ -207,9 +208,9 @@ def dataset_of_rows(
         mean, std = statistics or (None, None)
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
-    found = _classes(name, train.targets, test.targets)
-    classes = len(labels) or found
-    own = {} if train.clients is None else owners(train, len(train))
+    counted = _classes(name, train.targets, test.targets)
+    classes = len(labels) or counted
+    by_client = {} if train.clients is None else owners(train, len(train))
     return Dataset(
         name,
         kind,
@@ -219,12 +220,12 @@ def dataset_of_rows(
         split(test),
         labels or tuple(map(str, range(classes or 0))),
         tuple(train.inputs) if others else (),
-        {str(client): positions for client, positions in own.items()},
+        {str(client): positions for client, positions in by_client.items()},
     )
 
 
 def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
-    """Number of classes that targets speak of; None: they are numbers."""
+    """Return the number of classes of the targets; None if they are numbers."""
     if train.is_floating_point():
         return None
     if train.dtype == torch.bool:
@@ -232,7 +233,7 @@ def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
     real = train[train != IGNORED]
     if not len(real) or bool((real == real[0]).all()):
         raise DataError(
-            "there is one class only",
+            "all targets are the same class",
             where=f"{where}: train",
             found=f"class {int(real[0])}" if len(real) else "none",
             expected="two or more",

@@ -4,8 +4,7 @@ Each scheme draws exactly what the partitioner of flwr-datasets draws from the s
 that a partition means here what it means on Flower, without the five seconds that its import takes;
 `whole`, which Flower does not have, draws nothing.
 A scheme takes the class of each example, the number of clients, a seed and its own parameters; it
-answers with each client's positions, ascending, and raises ValueError where there is no such
-partition.
+returns each client's positions, ascending, and raises ValueError if the partition is impossible.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ATTEMPTS = 11
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """A random order cut into equal runs; text stays in order (``IidPartitioner``).
+    """Cut a random order into equal runs; text stays in order (``IidPartitioner``).
 
     >>> [part.tolist() for part in iid(np.zeros((5, 2)), clients=2, seed=0)]
     [[0, 1, 2], [3, 4]]
@@ -43,7 +42,7 @@ def dirichlet(
     min_size: int = 10,
     balanced: bool = False,
 ) -> ShardIndices:
-    """Shares of each class drawn from Dir(alpha) over the clients (``DirichletPartitioner``).
+    """Draw shares of each class from Dir(alpha) over the clients (``DirichletPartitioner``).
 
     All is drawn again until every client has ``min_size`` examples; ``balanced`` gives no more to
     clients above the average.
@@ -52,7 +51,7 @@ def dirichlet(
     random = np.random.default_rng(seed)
     classes = [np.flatnonzero(labels == value) for value in np.unique(labels)]
     for _ in range(ATTEMPTS):
-        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, np.int64)
         for members in classes:
             shares = random.dirichlet(np.full(clients, float(alpha)))
@@ -62,17 +61,17 @@ def dirichlet(
                 shares = shares / sum(shares.tolist())
             ends = (np.cumsum(shares) * len(members)).astype(int)[:-1]
             for client, part in enumerate(np.split(members, ends)):
-                owned[client].append(part)
+                parts[client].append(part)
                 sizes[client] += len(part)
         if sizes.min() >= min_size:
-            return _ascending(map(np.concatenate, owned))
+            return _ascending(map(np.concatenate, parts))
     raise ValueError(f"after {ATTEMPTS} draws a client has {sizes.min()} examples")
 
 
 def equal_dirichlet(
     labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5
 ) -> ShardIndices:
-    """Equal sizes, a mixture of classes per client (``InnerDirichletPartitioner``).
+    """Give clients equal sizes and a mixture of classes each (``InnerDirichletPartitioner``).
 
     Clients in random order take one example after the other, of a class drawn from their mixture;
     a class without examples leaves all mixtures (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1
@@ -84,11 +83,11 @@ def equal_dirichlet(
     mixtures = random.dirichlet(np.full(len(values), float(alpha)), size=clients)
     stacks = [np.flatnonzero(labels == value).tolist() for value in values]
     room = [len(part) for part in np.array_split(labels, clients)]
-    owned: list[list[int]] = [[] for _ in range(clients)]
+    parts: list[list[int]] = [[] for _ in range(clients)]
     open_clients, steps = list(range(clients)), _cumulative(mixtures)
     for _ in range(len(labels)):
         client = open_clients[random.integers(len(open_clients))]
-        while len(owned[client]) == room[client]:
+        while len(parts[client]) == room[client]:
             open_clients.remove(client)
             client = open_clients[random.integers(len(open_clients))]
         while True:
@@ -101,8 +100,8 @@ def equal_dirichlet(
             with np.errstate(invalid="ignore"):  # 0 / 0: a mixture of nothing is refused above
                 mixtures = mixtures / mixtures.sum(axis=1, keepdims=True)
             steps = _cumulative(mixtures)
-        owned[client].append(stacks[chosen].pop())
-    return _ascending(np.array(part, np.int64) for part in owned)
+        parts[client].append(stacks[chosen].pop())
+    return _ascending(np.array(part, np.int64) for part in parts)
 
 
 def classes(
@@ -112,7 +111,7 @@ def classes(
     per_client: int = 2,
     assignment: str = "first-deterministic",
 ) -> ShardIndices:
-    """Some classes per client, each shared equally by its owners (``PathologicalPartitioner``).
+    """Give each client some classes, shared equally by owners (``PathologicalPartitioner``).
 
     ``first-deterministic`` gives client i the class i modulo their number and draws the others;
     ``random`` draws all; ``deterministic`` counts on from i. A class may be left without an owner.
@@ -126,18 +125,18 @@ def classes(
         raise ValueError(f"assignment={assignment!r} is not one of {', '.join(_ASSIGNMENTS)}")
     random = np.random.default_rng(seed)
     choose = _ASSIGNMENTS[assignment]
-    wanted = [choose(random, client, len(values), per_client) for client in range(clients)]
-    owned: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    chosen = [choose(random, client, len(values), per_client) for client in range(clients)]
+    parts: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in range(clients)]
     for number, value in enumerate(values):
-        owners = [client for client in range(clients) if number in wanted[client]]
+        owners = [client for client in range(clients) if number in chosen[client]]
         members = np.flatnonzero(labels == value)
         if len(owners) > len(members):
             raise ValueError(
                 f"class {value} has {plural(len(members), 'example')} for {len(owners)} clients"
             )
         for client, part in zip(owners, np.array_split(members, len(owners) or 1), strict=False):
-            owned[client].append(part)
-    return _ascending(map(np.concatenate, owned))
+            parts[client].append(part)
+    return _ascending(map(np.concatenate, parts))
 
 
 def _first_fixed(random: np.random.Generator, client: int, count: int, size: int) -> list[int]:
@@ -170,7 +169,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _cumulative(mixtures: np.ndarray) -> np.ndarray:
-    """Upper ends of the classes in [0, 1), a row per client: how numpy's ``choice`` draws."""
+    """Return upper ends of classes in [0, 1), a row per client: how numpy's ``choice`` draws."""
     ends = mixtures.cumsum(axis=1)
     with np.errstate(invalid="ignore"):
         return ends / ends[:, -1:]
@@ -180,10 +179,10 @@ def _ascending(parts: Iterable[np.ndarray]) -> ShardIndices:
     return tuple(np.sort(part).astype(np.int64) for part in parts)
 
 
-def whole(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """Every example for each client: models trained side by side on the same data.
+def all_examples(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
+    """Give every example to each client: models trained side by side on the same data.
 
-    >>> [part.tolist() for part in whole(np.zeros(3), clients=2, seed=0)]
+    >>> [part.tolist() for part in all_examples(np.zeros(3), clients=2, seed=0)]
     [[0, 1, 2], [0, 1, 2]]
     """
     return tuple(np.arange(len(labels)) for _ in range(clients))
@@ -194,5 +193,5 @@ SCHEMES: Mapping[str, Callable[..., ShardIndices]] = {
     "dirichlet": dirichlet,
     "equal_dirichlet": equal_dirichlet,
     "classes": classes,
-    "whole": whole,
+    "whole": all_examples,
 }

@@ -50,17 +50,17 @@ class SentencePair(NamedTuple):
     target: int
 
 
-def words(text: str) -> list[str]:
-    """Words and signs of a text, in lower case.
+def split_words(text: str) -> list[str]:
+    """Return words and signs of a text, in lower case.
 
-    >>> words("Don't stop, now!")
+    >>> split_words("Don't stop, now!")
     ['don', "'", 't', 'stop', ',', 'now', '!']
     """
     return _WORD.findall(text.lower())
 
 
 def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, int]:
-    """Numbers of the most frequent words of some pairs, behind :data:`MARKS`.
+    """Return the numbers of the most frequent words of some pairs, after :data:`MARKS`.
 
     Equally frequent words stand in alphabetical order, so that a vocabulary is a function of the
     sentences alone.
@@ -84,14 +84,17 @@ def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, 
             expected=f"more than the {len(MARKS)} marks",
         )
     count = collections.Counter(
-        word for pair in pairs for text in (pair.premise, pair.hypothesis) for word in words(text)
+        word
+        for pair in pairs
+        for text in (pair.premise, pair.hypothesis)
+        for word in split_words(text)
     )
     order = sorted(count, key=lambda word: (-count[word], word))
     return {word: number for number, word in enumerate((*MARKS, *order[: size - len(MARKS)]))}
 
 
 def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
-    """Pairs as arrays, by the numbers of a vocabulary; unknown words are ``[UNK]``.
+    """Return a function that encodes pairs by a vocabulary; unknown words are ``[UNK]``.
 
     A pair that is too long loses its last words, the longer sentence first.
 
@@ -122,25 +125,25 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
         shape = len(pairs), length
         ids = torch.full(shape, pad, dtype=small)
         mask, types = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
-        for place, pair in enumerate(pairs):
+        for row, pair in enumerate(pairs):
             first, second = (
-                [vocabulary.get(word, unknown) for word in words(text)]
+                [vocabulary.get(word, unknown) for word in split_words(text)]
                 for text in (pair.premise, pair.hypothesis)
             )
-            kept, others = shortened(len(first), len(second), length - 3)
-            row = [begin, *first[:kept], end, *second[:others], end]
-            ids[place, : len(row)] = torch.tensor(row, dtype=small)
-            mask[place, : len(row)] = 1
-            types[place, kept + 2 : len(row)] = 1
+            first_length, second_length = truncated_lengths(len(first), len(second), length - 3)
+            tokens = [begin, *first[:first_length], end, *second[:second_length], end]
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=small)
+            mask[row, : len(tokens)] = 1
+            types[row, first_length + 2 : len(tokens)] = 1
         return dict(zip(INPUTS, (ids, mask, types), strict=True))
 
     return encode
 
 
-def shortened(first: int, second: int, room: int) -> tuple[int, int]:
-    """Lengths of two sentences once the longer one has lost words, one by one, until both fit.
+def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the lengths of two sentences after the longer one lost words until both fit.
 
-    >>> shortened(4, 3, 10), shortened(9, 3, 10), shortened(9, 8, 11)
+    >>> truncated_lengths(4, 3, 10), truncated_lengths(9, 3, 10), truncated_lengths(9, 8, 11)
     ((4, 3), (7, 3), (6, 5))
     """
     if first + second <= room:
@@ -153,7 +156,7 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
-    """Pairs as arrays, by the tokenizer in a folder: that of a pretrained model.
+    """Return a function that encodes pairs by the tokenizer of a pretrained model's folder.
 
     Args:
         folder: What ``save_pretrained`` wrote, or what was published with a model: files of this
@@ -161,15 +164,15 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         length: As in :func:`encoder`.
 
     Raises:
-        DataError: If there is no such folder, no tokenizer in it, or transformers is not installed.
+        DataError: If the folder or its tokenizer is missing, or transformers is not installed.
     """
     _check_length(length)
-    place = Path(folder).expanduser()
-    if not place.is_dir():
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         raise DataError(
             "tokenizer folder missing",
             where="data.tokenizer",
-            found=f"no folder {place}",
+            found=f"no folder {path}",
             expected="the folder of a pretrained model's tokenizer",
             hint="nothing is downloaded",
         )
@@ -184,12 +187,12 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         ) from error
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(place), local_files_only=True, trust_remote_code=False
+            str(path), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever a damaged file makes it raise
         raise DataError(
             "the folder does not hold a tokenizer",
-            where=str(place),
+            where=str(path),
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
         ) from error

@@ -65,7 +65,7 @@ class Source:
         words: Number of different words of the train text, with the marks of pairs; 0: not known.
         key: What a CIFAR batch calls its labels.
         shipped: Its files are beside this one.
-        published: Where its authors offer the files; empty: not there any more.
+        published: Where its authors offer the files; empty if they no longer do.
     """
 
     __pydantic_config__ = _STRICT
@@ -96,7 +96,7 @@ DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml
 
 @functools.cache
 def source(name: str) -> Source:
-    """What is known of a data set.
+    """Return the row of a known data set.
 
     Raises:
         DataError: If there is none of that name.

@@ -23,7 +23,7 @@ from archgraph.data.columns import (
     targets,
 )
 from archgraph.data.extras import extra
-from archgraph.data.files import MOST_BYTES, decoded
+from archgraph.data.files import MOST_BYTES, decode_text
 from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
@@ -157,7 +157,7 @@ def _table(path: Path, separator: str) -> dict[str, Column]:
 
 def _csv(path: Path, separator: str) -> dict[str, Column]:
     """Columns of a CSV file: text, whose first line names them."""
-    text = decoded(path.read_bytes(), str(path), "save it as UTF-8")
+    text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[Sequence[str]] = []
     lines: list[int] = []

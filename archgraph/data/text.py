@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from archgraph.data.files import MOST_BYTES, decoded
+from archgraph.data.files import MOST_BYTES, decode_text
 from archgraph.data.values import Dataset
 from archgraph.data.words import UNKNOWN, token_windows, words_of
 from archgraph.errors import DataError
@@ -17,8 +17,8 @@ SHARE = 0.1
 MOST_TEXT = MOST_BYTES >> 5  # each character becomes an object of Python's and a number
 
 
-def read(spec: TextData) -> Dataset:
-    """The text as windows of consecutive characters or words, each with the next ones.
+def read_text(spec: TextData) -> Dataset:
+    """Read text as windows of consecutive characters or words, each with the next ones.
 
     Raises:
         DataError: If it is not UTF-8, or shorter than one window to train and one to test on.
@@ -37,7 +37,7 @@ def read(spec: TextData) -> Dataset:
 
 
 def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> tuple[str, ...]:
-    """Tokens of the training text, as they first occur; then `<unk>`, if any other token occurs.
+    """Return the training text's tokens by first occurrence; `<unk>` last, if others occur.
 
     Args:
         train: The training text.
@@ -65,5 +65,5 @@ def _tokens(path: Path, by: str) -> list[str]:
             found=f"{size:,} bytes",
             expected=f"at most {MOST_TEXT:,} bytes",
         )
-    text = decoded(path.read_bytes(), str(path), "save it as UTF-8")
+    text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     return list(text) if by == "character" else words_of(text)

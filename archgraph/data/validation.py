@@ -26,10 +26,10 @@ def hold_out(
 
     Args:
         shares: Positions of each client's examples.
-        spec: How many; None: none.
+        spec: Shares to hold out. Default: nothing is held out.
         seed: Of the choice.
-        ordered: Whether examples follow one another (windows of a text): then the last ones of
-            clients are taken, by the server too, not random ones between others.
+        ordered: Whether examples are consecutive (windows of a text): then the last ones of each
+            client are taken, by the server too, instead of a random choice.
 
     Raises:
         DataError: If a client would have nothing to train on, or nothing to hold out.
@@ -44,31 +44,31 @@ def hold_out(
         return shares, np.arange(0)
     random = np.random.default_rng([seed, len(shares)])
     everything = np.sort(np.concatenate(shares))
-    taken = np.arange(0)
+    server = np.arange(0)
     if spec.server is not None:
         count = _count(spec.server, len(everything))
-        taken = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
-    held, rest = [taken], []
+        server = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
+    parts, rest = [server], []
     for client, share in enumerate(shares):
-        left = np.setdiff1d(share, taken)
+        left = np.setdiff1d(share, server)
         if spec.clients is not None:
             count = _count(spec.clients, len(share))
             order = left[::-1] if ordered else random.permutation(left)
-            held.append(order[:count])
+            parts.append(order[:count])
             left = np.sort(order[count:])
         if not len(left):
             raise DataError(
-                "has nothing to train on beside what is held out",
+                "is left without examples to train on",
                 where=f"validation: client {client}",
                 found=plural(len(share), "example"),
                 expected="two or more, and a smaller share",
             )
         rest.append(left)
-    return tuple(rest), np.sort(np.concatenate(held))
+    return tuple(rest), np.sort(np.concatenate(parts))
 
 
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
-    """All positions, those at the ends of shares first: as much of every share at any point."""
+    """Return all positions, ends of shares first: as much of every share at any point."""
     left = [np.arange(len(share))[::-1] / len(share) for share in shares]
     return np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
 
@@ -77,8 +77,8 @@ def _count(share: float, examples: int) -> int:
     return max(round(share * examples), 1)
 
 
-def part_of(split: Split, at: np.ndarray) -> Split:
-    """Some examples of a split."""
+def subset(split: Split, at: np.ndarray) -> Split:
+    """Return some examples of a split."""
     chosen = torch.from_numpy(at)
     beside = {name: more[chosen] for name, more in split.beside.items()}
     return dataclasses.replace(
@@ -87,8 +87,8 @@ def part_of(split: Split, at: np.ndarray) -> Split:
 
 
 def held_out(data: Dataset, at: np.ndarray) -> Dataset:
-    """The data with the held-out examples in the place of those to test on."""
-    return dataclasses.replace(data, test=part_of(data.train, at))
+    """Return the data with the held-out examples instead of those to test on."""
+    return dataclasses.replace(data, test=subset(data.train, at))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Selection:
 
     @classmethod
     def of(cls, spec: ValidationSpec, learning: LearningTask) -> Selection:
-        """The selection of an experiment.
+        """Return the selection of an experiment.
 
         Raises:
             SpecError: If its metric is not measured.
@@ -121,7 +121,7 @@ class Selection:
         return cls(spec, metric, more)
 
     def figure(self, line: Mapping[str, Json]) -> float | None:
-        """The figure of a round; None: it was not measured, or is not finite.
+        """Return the figure of a round; None if it was not measured or is not finite.
 
         Raises:
             RunError: If the models do not have it.
@@ -141,19 +141,19 @@ class Selection:
         return None if value is None else float(value)
 
     def best(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
-        """The best round, the first of equals; None: none was measured."""
-        found = {line["round"]: self.figure(line) for line in lines}
-        known = {number: value for number, value in found.items() if value is not None}
+        """Return the best round, the first of equals; None if none was measured."""
+        figures = {line["round"]: self.figure(line) for line in lines}
+        known = {number: value for number, value in figures.items() if value is not None}
         if not known:
             return None
         return (max if self.more else min)(known, key=lambda number: known[number])
 
     def chosen(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
-        """The best round, where the run ends with it."""
+        """Return the best round, if the run ends with it."""
         return self.best(lines) if self.spec.keep == "best" else None
 
     def exhausted(self, lines: Sequence[Mapping[str, Json]]) -> str:
-        """Why the run ends here; empty where it goes on."""
+        """Say why the run ends here; empty if it goes on."""
         best, patience = self.best(lines), self.spec.patience
         if patience is None:
             return ""

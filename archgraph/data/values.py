@@ -73,11 +73,11 @@ class Split:
                 )
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Return the number of examples."""
         return len(self.inputs)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """The chosen examples as a model takes them: images float32 and normalised, tokens int64.
+        """Return examples as a model takes them: images float32 and normalised, tokens int64.
 
         Args:
             indices: Positions in this split, in the wanted order; a slice copies least.
@@ -95,7 +95,7 @@ class Split:
         return inputs.to(mean.dtype, copy=True).sub_(mean).div_(std).float(), targets
 
     def examples(self, indices: Indices) -> tuple[tuple[Tensor, ...], Tensor]:
-        """As :meth:`batch`, with all inputs in their order.
+        """Return the same as :meth:`batch`, with all inputs in their order.
 
         Example:
             >>> ids = torch.tensor([[2, 7, 0]], dtype=torch.int16)
@@ -108,14 +108,14 @@ class Split:
         return (inputs, *(_whole(more[chosen]) for more in self.beside.values())), targets
 
     def with_only(self, names: Collection[str]) -> Split:
-        """The split with these of the further inputs."""
+        """Return the split with only these of the further inputs."""
         beside = {name: more for name, more in self.beside.items() if name in names}
         return Split(self.inputs, self.targets, self.mean, self.std, beside)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples to train and to test on, with what is known of their inputs and targets.
+    """Examples to train and to test on, and the form of their inputs and targets.
 
     Attributes:
         name: What it is called: in `DATASETS`, or after the file or the code that it is from.
@@ -129,7 +129,7 @@ class Dataset:
         inputs: Name of each input in order, where there are several: that of `Split.inputs`, then
             those of `Split.beside`.
         owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
-            says whose they are; empty: a partition shares them out.
+            assigns them; empty if a partition does.
         notes: What a run should say of them.
 
     Example:
@@ -177,7 +177,7 @@ class Dataset:
         return self.train.mean is None and not self.train.inputs.is_floating_point()
 
     def with_only(self, names: Collection[str]) -> Dataset:
-        """The data set with its first input, and those of the others that are named.
+        """Return the data set with its first input and those further inputs whose names are listed.
 
         Example:
             >>> ids = torch.zeros(1, 3, dtype=torch.int16)
@@ -187,16 +187,16 @@ class Dataset:
             >>> data.with_only({"types"}).inputs
             ('ids', 'types')
         """
-        kept = tuple(n for i, n in enumerate(self.inputs) if i == 0 or n in names)
+        chosen = tuple(n for i, n in enumerate(self.inputs) if i == 0 or n in names)
         return dataclasses.replace(
             self,
-            train=self.train.with_only(kept),
-            test=self.test.with_only(kept),
-            inputs=kept,
+            train=self.train.with_only(chosen),
+            test=self.test.with_only(chosen),
+            inputs=chosen,
         )
 
     def __repr__(self) -> str:
-        """One line: what it is and how much of it there is."""
+        """Render one line: what it is and how much of it there is."""
         classes = "" if self.classes is None else f", {self.classes} classes"
         clients = f" of {len(self.owners)} clients" if self.owners else ""
         return (
@@ -206,7 +206,7 @@ class Dataset:
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of uint8 images `[example, channel, …]`.
+    """Return mean and standard deviation per channel of uint8 images `[example, channel, …]`.
 
     A constant channel gets the deviation 1, so that normalising it gives zeros.
 
@@ -249,7 +249,7 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
             "targets are of another type",
             where=where,
             found=str(targets.dtype),
-            expected="float32, since there are no classes"
+            expected="float32, since the data has no classes"
             if classes is None
             else f"int64 (or bool, for several at once), since there are {classes} classes",
         )
@@ -276,29 +276,29 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
 
 def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -> None:
     """Raise unless clients own every training example once, and each client at least one."""
-    for client, own in owners.items():
-        if len(own) == 0:
+    for client, positions in owners.items():
+        if len(positions) == 0:
             raise DataError(
                 "a client has no examples", where=where, found=client, expected="at least one each"
             )
     if owners:
-        owned = np.sort(np.concatenate(list(owners.values())))
-        if not np.array_equal(owned, np.arange(examples)):
+        assigned = np.sort(np.concatenate(list(owners.values())))
+        if not np.array_equal(assigned, np.arange(examples)):
             raise DataError(
                 "clients do not own every training example exactly once",
                 where=where,
-                found=f"{len(owned)} positions, {len(np.unique(owned))} different",
+                found=f"{len(assigned)} positions, {len(np.unique(assigned))} different",
                 expected=f"each of 0…{examples - 1} once",
             )
 
 
 def _whole(inputs: Tensor) -> Tensor:
-    """Integers of any size, and flags, as int64."""
+    """Return integers of any size, and flags, as int64."""
     return inputs if inputs.is_floating_point() else inputs.to(torch.int64)
 
 
 def _as_index(indices: Indices) -> Tensor | slice:
-    """What a tensor can be indexed with."""
+    """Convert positions to what a tensor can be indexed with."""
     if isinstance(indices, slice | Tensor):
         return indices
     return torch.as_tensor(np.asarray(indices, dtype=np.int64))

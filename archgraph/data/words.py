@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from archgraph.data.files import File, decoded
+from archgraph.data.files import File, decode_text
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
@@ -15,8 +15,8 @@ UNKNOWN = "<unk>"
 """Stands for words outside the vocabulary."""
 
 
-def read(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
-    """A data set of one file per split; the vocabulary is that of the train text."""
+def read_words(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
+    """Read a data set of one file per split; the vocabulary is that of the train text."""
     train, test = (read_tokens(files[name].read(), str(files[name].path)) for name in source.files)
     vocabulary = tuple(dict.fromkeys(train))
     places = [str(files[name].path) for name in source.files]
@@ -31,7 +31,7 @@ def token_windows(
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
-    """Tokens to train and to test on as windows of consecutive ones, each with the next ones.
+    """Cut tokens to train and test on into windows of consecutive ones, each with the next ones.
 
     Args:
         name: What the data set is called.
@@ -42,7 +42,7 @@ def token_windows(
         limit: At most so many windows of each.
 
     Raises:
-        DataError: If a token is not in the vocabulary, which has no `<unk>`, or there is no window.
+        DataError: If a token is unknown and the vocabulary lacks `<unk>`, or no window fits.
     """
     number = {token: i for i, token in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN)
@@ -87,11 +87,11 @@ def read_tokens(content: bytes, where: str) -> list[str]:
         >>> read_tokens(b"a b\n\n", "example")
         ['a', 'b', '<eos>', '<eos>']
     """
-    return words_of(decoded(content, where))
+    return words_of(decode_text(content, where))
 
 
 def words_of(text: str) -> list[str]:
-    """Words between blanks, with `<eos>` at the end of every line."""
+    """Return words between blanks, with `<eos>` at the end of every line."""
     # Only "\n" ends a line and only blanks part words: str.splitlines() and str.split() know more.
     lines = text.removesuffix("\n").split("\n") if text else []
     return [word for line in lines for word in (*filter(None, line.split(" ")), "<eos>")]

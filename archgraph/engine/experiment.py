@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from archgraph.data import Dataset, Split
-from archgraph.data.validation import Selection, held_out, part_of
+from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import malicious
 from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
@@ -88,7 +88,7 @@ class Experiment:
         """The examples that clients train on: all that are not held out."""
         if not len(self.held):
             return self.data.train
-        return part_of(self.data.train, np.unique(np.concatenate(self.shares)))
+        return subset(self.data.train, np.unique(np.concatenate(self.shares)))
 
     @functools.cached_property
     def validating(self) -> Experiment:

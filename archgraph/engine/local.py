@@ -26,10 +26,10 @@ from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState
 from archgraph.language import ExperimentSpec, load_experiment
-from archgraph.language.consent import given
+from archgraph.language.consent import consent_given
 from archgraph.language.experiment import LOCAL, installed_engines
 from archgraph.language.flat import dump
-from archgraph.plain import Json, finite
+from archgraph.plain import Json, json_safe
 from archgraph.record.folder import RunRecord, reserved, resumable
 from archgraph.record.points import frame
 from archgraph.record.progress import bars, idle, table, troubles
@@ -191,7 +191,7 @@ def run(
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:
             engine = installed_engines()[prepared.engine.kind].load()
-            start = functools.partial(engine, data=data, python=python or given())
+            start = functools.partial(engine, data=data, python=python or consent_given())
         return start(
             prepared,
             out=folder,
@@ -225,7 +225,7 @@ def execute(
         checkpoint = None
         if out is not None:
             rounds, device = experiment.world.rounds, experiment.world.device
-            facts = finite({**experiment.facts, "rounds": rounds})
+            facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
                 loop.record, checkpoint, lines = RunRecord.resume(
                     out, experiment.text, facts, after=resume_from, device=device
@@ -240,7 +240,7 @@ def execute(
                 loop.go_on(checkpoint, lines)
         rounds = experiment.world.rounds
         past = () if checkpoint is None else tuple(loop.lines)
-        settings = finite(experiment.facts)
+        settings = json_safe(experiment.facts)
         loop.trackers = Trackers([*trackers, *_by_default(trackers, progress)])
         stack.callback(loop.trackers.end)
         loop.trackers.begin(Beginning(name, experiment.world.rounds, settings, out, past))

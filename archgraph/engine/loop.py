@@ -22,7 +22,7 @@ from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
-from archgraph.plain import Json, finite
+from archgraph.plain import Json, json_safe
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
 from archgraph.record.checkpoint import Checkpoint
@@ -191,7 +191,7 @@ class Loop:
             "record": self._recording,
             "total": time.perf_counter() - began,
         }
-        line = finite(line)
+        line = json_safe(line)
         self.lines.append(line)
         self._select(line)
         if self.record is not None:

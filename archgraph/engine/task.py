@@ -22,7 +22,7 @@ from archgraph.federation.metrics import (
     TargetForm,
     aligned,
 )
-from archgraph.language.python import imported
+from archgraph.language.python import import_named
 from archgraph.language.task import TaskSpec
 
 
@@ -154,7 +154,7 @@ def _named(targets: Tensor | torch.dtype) -> str:
 
 
 def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    found = imported(name, torch.nn.Module, "task.objective")
+    found = import_named(name, torch.nn.Module, "task.objective")
     if not callable(found):
         raise SpecError("is not callable", where="task.objective", found=type(found).__name__)
     return found

@@ -10,7 +10,7 @@ from archgraph.engine.recalibration import as_tested
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState, State
-from archgraph.plain import finite
+from archgraph.plain import json_safe
 from archgraph.record.client import KeptByClient
 from archgraph.record.folder import RunRecord
 
@@ -45,7 +45,7 @@ def trained(
         raise RunError("not a run folder", where=str(place), found="no run.yaml")
     setup = prepare(place / "run.yaml", data_root=data_root, data=data, python=python)
     best = setup.selection.chosen if setup.selection is not None else None
-    checkpoint = RunRecord.last(place, finite(setup.facts), best)
+    checkpoint = RunRecord.last(place, json_safe(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
     kept = {client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()}

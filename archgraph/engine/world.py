@@ -44,7 +44,7 @@ from archgraph.federation.family import Family, resolve
 from archgraph.graph.ir import Ref
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, allowed, load_experiment
-from archgraph.language.aggregate import AggregateSpec, part_of
+from archgraph.language.aggregate import AggregateSpec, rounded_share
 from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
@@ -411,7 +411,7 @@ def _check_rules(rules: AggregateSpec, clients: int) -> None:
         )
     if rules.krum is None:
         return
-    malicious = part_of(rules.krum.malicious, clients)
+    malicious = rounded_share(rules.krum.malicious, clients)
     if clients < 2 * malicious + 3:
         raise RunError(
             "too few clients in a round for Krum",

@@ -10,7 +10,7 @@ from archgraph.language.local import AugmentOptions
 
 
 def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generator) -> Tensor:
-    """A minibatch of images, every one shifted and mirrored by itself.
+    """Shift and mirror a minibatch of images at random, each image independently.
 
     Args:
         images: ``[batch, channel, height, width]``.

@@ -22,7 +22,7 @@ SERVES: Mapping[str, str] = {
 
 
 def strategy_table() -> Table:
-    """Every installed strategy: its paper and year, what its clients may be, presets, options.
+    """Return every installed strategy: paper and year, what its clients may be, presets, options.
 
     Raises:
         SpecError: If one cannot be imported.

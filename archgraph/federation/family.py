@@ -60,7 +60,7 @@ class Family:
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
     def table(self) -> Table:
-        """A row per architecture: how many clients run it, parameters, MACs."""
+        """Return a row per architecture: how many clients run it, parameters, MACs."""
         counts = {kind.name: str(kind.count) for kind in self.clients}
         rows = tuple((k, counts.get(k, ""), *sizes(graph)) for k, graph in self.models.items())
         columns = ("model", "clients", "parameters", "MACs")
@@ -73,7 +73,7 @@ class Family:
 
 
 def sizes(graph: ArchGraph) -> tuple[str, str]:
-    """Parameters and MACs of an architecture, as a table shows them."""
+    """Render parameters and MACs of an architecture for a table."""
     spent = cost(graph)
     return count(spent.parameters), count(spent.macs)
 
@@ -82,7 +82,7 @@ _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 
 def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
-    """The graphs and transfers of a family.
+    """Build the graphs and transfers of a family.
 
     Args:
         spec: As :func:`archgraph.language.load_family` reads it.
@@ -133,9 +133,9 @@ class _Resolver:
                 graph = self.joined()
         elif source is not None:
             model = self.source(source, ("model",))
-            whole, own = load_model(model, self.choices(model))
-            graph, state = self.changed(whole, self.spec.weights.get(("model",), own))
-        made: dict[str, tuple[Rewritten, State | None]] = {}
+            global_graph, stored = load_model(model, self.choices(model))
+            graph, state = self.changed(global_graph, self.spec.weights.get(("model",), stored))
+        resolved: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
             if member.name == GLOBAL:
@@ -149,11 +149,11 @@ class _Resolver:
             recipe = repr(member.model_dump(exclude={"name", "count", "owners"}))
             if self.weights_of(index) is not None:
                 recipe = f"{index}: {recipe}"
-            if recipe not in made:
-                made[recipe] = self.member(member, graph, model, ("clients", index))
+            if recipe not in resolved:
+                resolved[recipe] = self.member(member, graph, model, ("clients", index))
                 with self.located(("clients", index)):
-                    _trains_with(made[recipe][0], graph)
-            part, weights = made[recipe]
+                    _trains_with(resolved[recipe][0], graph)
+            part, weights = resolved[recipe]
             tiers.append(
                 Tier(
                     name=member.name,
@@ -169,12 +169,12 @@ class _Resolver:
     def member(
         self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place
     ) -> tuple[Rewritten, State | None]:
-        """A member's architecture from the global one, and the weights that its model brings."""
+        """Return a member's architecture, made from the global one, and its model's own weights."""
         start, weights = self.start(member, model, place)
         if start is None:
             lead = Rewritten.identity(graph)
         elif self.spec.model is None:
-            lead = initialised(graph, start)
+            lead = initialised(graph, start)  # no global model to take weights from
         else:
             with self.located(place):
                 lead = Rewritten(start, align(start, graph).transfer)
@@ -182,7 +182,7 @@ class _Resolver:
         return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:
-        """The least architecture that contains every member's model."""
+        """Return the least architecture that contains every member's model."""
         starts = (
             self.start(member, None, ("clients", index))[0]
             for index, member in enumerate(self.spec.clients)
@@ -190,7 +190,7 @@ class _Resolver:
         return join(start for start in starts if start is not None).graph
 
     def source(self, source: str | dict[str, Any], place: Place) -> Document:
-        """A model file, or a model written in place."""
+        """Read a model file, or return an inline model."""
         if not isinstance(source, str):
             return self.spec.document_of(place).sub(place)
         if source not in self.read:
@@ -198,11 +198,11 @@ class _Resolver:
         return self.read[source]
 
     def weights_of(self, index: int) -> State | None:
-        """Weights of a member's model that no file holds."""
+        """Return the weights of a member's model that were passed in Python."""
         return self.spec.weights.get(("clients", index, "model"))
 
     def choices(self, model: Document) -> dict[str, int]:
-        """Choices of the global model: the file's, else the largest that any client makes."""
+        """Return the global model's choices: the file's, else the largest that a client makes."""
         if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
             return {}
         # A client that says nothing runs what is written, or more.
@@ -215,13 +215,13 @@ class _Resolver:
     def start(
         self, member: MemberSpec, model: Document | None, place: Place
     ) -> tuple[ArchGraph | None, State | None]:
-        """The architecture that a member starts from, None: the global one; weights it brings."""
+        """Return the architecture that a member starts from (None: the global one), and weights."""
         if member.model is not None:
             source = repr(member.model)
             if source not in self.models:
                 self.models[source] = load_model(self.source(member.model, (*place, "model")))
-            start, own = self.models[source]
-            return start, self.spec.weights.get((*place, "model"), own)
+            start, stored = self.models[source]
+            return start, self.spec.weights.get((*place, "model"), stored)
         if member.choose is None or model is None:
             return None, None
         with self.located((*place, "choose")):
@@ -229,19 +229,19 @@ class _Resolver:
         return self.changed(chosen, None)
 
     def changed(self, graph: ArchGraph, state: State | None) -> tuple[ArchGraph, State | None]:
-        """The family's model after what is done to it first."""
+        """Apply the family's change of its model."""
         change = self.chain(self.spec.change, graph, ("change",))
         return change.graph, None if state is None else change.transfer.pull(state)
 
     def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
-        """Rewrites, whose errors point at their keys."""
+        """Apply rewrites; errors point at their keys."""
         return rewritten(
             graph, rewrites, where=lambda key: self.spec.document_of(place).where((*place, key))
         )
 
     @contextlib.contextmanager
     def located(self, place: Place) -> Iterator[None]:
-        """Errors inside point at the line of the family that asked for it."""
+        """Point errors at the line of the family that asked for it."""
         try:
             yield
         except ArchGraphError as error:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def checked_family(
-    spec: FamilySpec, place: Path, cache: dict[str, Any]
+    spec: FamilySpec, path: Path, cache: dict[str, Any]
 ) -> tuple[str, Family | None]:
     """Resolve a family, once for all files that use it.
 
     Args:
         spec: The family.
-        place: Where it stands: its file, or the file that holds it.
+        path: Its file, or the file that contains it.
         cache: What one check of many files shares; ``families`` is ours.
 
     Returns:
@@ -36,14 +36,14 @@ def checked_family(
     """
     families: dict[Path, tuple[str, Family | None] | ArchGraphError]
     families = cache.setdefault("families", {})
-    if place not in families:
+    if path not in families:
         clients = plural(sum(member.number for member in spec.clients), "client")
         text = f"{clients} on {plural(len(spec.clients), 'architecture')}"
         try:
-            families[place] = _resolved(spec, text)
+            families[path] = _resolved(spec, text)
         except ArchGraphError as error:
-            families[place] = error
-    result = families[place]
+            families[path] = error
+    result = families[path]
     if isinstance(result, ArchGraphError):
         raise result
     return result

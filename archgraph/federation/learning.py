@@ -30,7 +30,7 @@ class Loss(Protocol):
     """A loss of predictions and targets."""
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The mean over all targets; ``none``: one value for each target."""
+        """Return the mean loss over all targets; with ``none``, one value per target."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Standardised:
     std: Tensor
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of predictions and standardised targets."""
+        """Return the loss between predictions and standardised targets."""
         mean, std = self.mean.to(targets.device), self.std.to(targets.device)
         return self.loss(predictions, (targets - mean) / std, reduction)
 
     def restored(self, predictions: Tensor) -> Tensor:
-        """Predictions in the targets' own units."""
+        """Convert predictions to the targets' own units."""
         said = predictions.squeeze(-1) if predictions.dim() == self.mean.dim() + 2 else predictions
         return said * self.std.to(said.device) + self.mean.to(said.device)
 
@@ -79,7 +79,7 @@ class TargetType(NamedTuple):
     words: str
 
     def of(self, targets: Tensor) -> bool:
-        """Whether targets are of this type."""
+        """Return whether targets are of this type."""
         return targets.dtype == self.dtype and self.least <= targets.dim() <= self.most
 
 
@@ -89,7 +89,7 @@ class LearningTask:
 
     Attributes:
         name: Its name in a file.
-        targets: What targets it learns; None: any.
+        targets: What targets it learns; None for any.
         form: What a target is.
         loss: What training minimises.
         metrics: What tests measure beside the loss.
@@ -126,8 +126,8 @@ class LearningTask:
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
         """
-        found = {metric.name: metric.higher_is_better for metric in self.measured}
-        return {self.judge: found[self.judge], **found}
+        directions = {metric.name: metric.higher_is_better for metric in self.measured}
+        return {self.judge: directions[self.judge], **directions}
 
     @property
     def measured(self) -> tuple[AnyMetric, ...]:
@@ -139,16 +139,16 @@ class LearningTask:
         return (*self.metrics, Metric("loss", False, rows, mean))
 
     def says(self, classes: int) -> str:
-        """What a prediction is, in words."""
+        """Describe what a prediction is."""
         words = {"classes": f"a logit for each of {classes} classes", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")
 
     def predictions(self, outputs: Any, predict: Predict | None = None) -> Tensor:
-        """What a model says: ``[batch, ..., classes]``, or in the shape of the targets."""
+        """Return predictions ``[batch, ..., classes]``, or in the shape of the targets."""
         return self._classes_last((predict or self.predict)(outputs))
 
     def beside(self, outputs: Any, predict: Predict | None = None) -> list[Tensor]:
-        """Further predictions that a model gives, in the same form."""
+        """Return further predictions that a model gives, in the same form."""
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
 
@@ -156,7 +156,7 @@ class LearningTask:
         return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
 
     def counts(self, targets: Tensor) -> Tensor:
-        """How many targets of each example count, ``[example]``.
+        """Count the targets of each example that are not ignored, ``[example]``.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -196,7 +196,7 @@ def _alike(target: Shape, classes: int) -> tuple[Shape, ...]:
 
 
 def any_shape(target: Shape, classes: int) -> tuple[Shape, ...]:
-    """No rule."""
+    """Accept any shape: no rule is known."""
     return ()
 
 

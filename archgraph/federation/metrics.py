@@ -20,7 +20,7 @@ TargetForm = Literal["classes", "labels", "values", "any"]
 IGNORED = -100
 """A class that counts for nothing."""
 
-_LARGEST_EXPONENT = 700.0  # of a float
+_LARGEST_EXPONENT = 700.0  # exp overflows a float at 709.8
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Metric:
 
     Attributes:
         name: Its name in records.
-        higher_is_better: Whether more is better; None: neither.
+        higher_is_better: Whether more is better; None if neither is.
         rows: From predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
         value: From the rows of examples, and how many targets these have, to the figure.
@@ -66,7 +66,7 @@ AnyMetric = Metric | DerivedMetric
 
 
 def derived(figures: Mapping[str, float], metrics: tuple[AnyMetric, ...]) -> dict[str, float]:
-    """The figures with those that are computed from them.
+    """Return the figures with those that are computed from them.
 
     >>> derived({"loss": 0.0}, (METRICS["perplexity", "classes"],))
     {'loss': 0.0, 'perplexity': 1.0}
@@ -98,43 +98,44 @@ def _label_hits(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _overlaps(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Per example: targets of each class that were hit, then those predicted or true."""
+    """Count per example: hits of each class, then the union of predicted and true."""
     classes, examples = predictions.shape[-1], len(targets)
     said, true = (x.reshape(examples, -1) for x in (predictions.argmax(-1), targets))
-    kept = true != IGNORED
+    valid = true != IGNORED
+    # One bincount for all examples: class c of example i is counted in bin i · classes + c.
     offset = torch.arange(examples, device=true.device)[:, None] * classes
 
     def counted(values: Tensor, where: Tensor) -> Tensor:
         at = (values + offset)[where]
         return torch.bincount(at, minlength=examples * classes).view(examples, classes)
 
-    hit = counted(true, kept & (said == true))
-    either = counted(true, kept) + counted(said, kept) - hit
+    hit = counted(true, valid & (said == true))
+    either = counted(true, valid) + counted(said, valid) - hit
     return torch.cat([hit, either], 1)
 
 
 def _mean_iou(rows: Tensor, count: int) -> float:
-    """Over the classes that were predicted or true somewhere."""
+    """Return the mean IoU over the classes that occur in predictions or targets."""
     hit, either = rows.double().sum(0).chunk(2)
-    seen = either > 0
-    return float((hit[seen] / either[seen]).mean()) if bool(seen.any()) else 0.0
+    occurring = either > 0
+    return float((hit[occurring] / either[occurring]).mean()) if bool(occurring.any()) else 0.0
 
 
 def _decisions(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Per example: labels rightly found, wrongly found, missed."""
+    """Count per example: true positives, false positives, false negatives."""
     said, true = predictions > 0, targets > 0.5
     parts = (said & true, said & ~true, ~said & true)
     return torch.stack([_per_example(part) for part in parts], 1)
 
 
 def _f1(rows: Tensor, count: int) -> float:
-    """Of all labels together (micro): 2·found / (2·found + wrong + missed)."""
-    found, wrong, missed = rows.double().sum(0).tolist() if len(rows) else (0.0,) * 3
-    return 2 * found / max(2 * found + wrong + missed, 1.0)
+    """Return the micro-averaged F1 score: 2·tp / (2·tp + fp + fn)."""
+    hits, wrong, missed = rows.double().sum(0).tolist() if len(rows) else (0.0,) * 3
+    return 2 * hits / max(2 * hits + wrong + missed, 1.0)
 
 
 def aligned(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Predictions in the shape of their targets: ``[batch, 1]`` are as good as ``[batch]``."""
+    """Return predictions in the shape of their targets: ``[batch, 1]`` counts as ``[batch]``."""
     if predictions.dim() == targets.dim() + 1 and predictions.shape[-1] == 1:
         return predictions.squeeze(-1)
     return predictions
@@ -149,13 +150,13 @@ def _distances(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _pairs(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Per example: its predictions, then its targets."""
+    """Concatenate each example's predictions and targets."""
     rows = [x.double().reshape(len(x), -1) for x in (aligned(predictions, targets), targets)]
     return torch.cat(rows, 1)
 
 
 def _r2(rows: Tensor, count: int) -> float:
-    """1 - residual / total sum of squares, the mean over outputs; 0 where targets are constant."""
+    """Return 1 - residual / total sum of squares, mean over outputs; 0 for constant targets."""
     if not len(rows):
         return 0.0
     said, true = rows.chunk(2, 1)
@@ -193,7 +194,7 @@ METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
 
 
 def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Of logits ``[batch, ..., classes]`` and classes ``[batch, ...]``; 0 if no target counts."""
+    """Return the loss of logits ``[batch, ..., classes]``; 0 if all targets are ignored."""
     loss = nn.functional.cross_entropy(
         predictions.reshape(-1, predictions.shape[-1]),
         targets.reshape(-1),
@@ -206,14 +207,14 @@ def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean")
 
 
 def binary_cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Of logits and 0 or 1 for each label, both ``[batch, label]``."""
+    """Return the loss of logits and 0 or 1 for each label, both ``[batch, label]``."""
     return nn.functional.binary_cross_entropy_with_logits(
         predictions, targets.to(predictions.dtype), reduction=reduction
     )
 
 
 def squared_error(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Of numbers ``[batch, ...]``."""
+    """Return the loss of numbers ``[batch, ...]``."""
     return nn.functional.mse_loss(
         aligned(predictions, targets), targets.to(predictions.dtype), reduction=reduction
     )

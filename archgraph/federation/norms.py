@@ -27,11 +27,11 @@ class NormPolicy:
     name: NormName
 
     def kept(self, graph: ArchGraph) -> frozenset[str]:
-        """Entries that stay with the client: for ``Task.kept``."""
+        """Return the entries that stay with the client: for ``Task.kept``."""
         return frozenset(statistics(graph)) if self.personal else frozenset()
 
     def left_out(self, graph: ArchGraph) -> frozenset[str]:
-        """Entries that are not merged into the global state: for ``Task.skip``."""
+        """Return the entries that are not merged into the global state: for ``Task.skip``."""
         match self.name:
             case "local" | "static":
                 return frozenset(statistics(graph))
@@ -75,12 +75,12 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
         if slot.name not in names:
             continue
         sent, expected = tensors.get(slot.name), (slot.shape, slot.torch_dtype)
-        found = None if sent is None else (tuple(sent.shape), sent.dtype)
-        if sent is None or found != expected:
+        form = None if sent is None else (tuple(sent.shape), sent.dtype)
+        if sent is None or form != expected:
             raise RejectedUpdate(
                 "statistics do not fit the model",
                 where=f"{where}: {slot.name}",
-                found=found,
+                found=form,
                 expected=expected,
             )
         if slot.name in variances(graph) and sent.numel() and float(sent.min()) < 0:

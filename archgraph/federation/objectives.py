@@ -17,7 +17,7 @@ class Objective(Protocol):
     """What local training minimises."""
 
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
-        """Mean loss over the minibatch, a scalar with gradient."""
+        """Return the mean loss over the minibatch, a scalar with gradient."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class TaskLoss:
         mask_absent: Set the logits of classes that the client has no example of to 0 before the
             loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
             without classes have none to set.
-        predict: Which output of the model is meant; None: the one that the task names.
+        predict: Which output of the model is meant. Default: the one that the task names.
     """
 
     mask_absent: bool = False
     predict: Predict | None = None
 
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
-        """Mean over all targets (positions of a text, or pixels, count one by one).
+        """Return the mean over all targets (each position of a text or pixel counts).
 
         Auxiliary predictions add their losses with the weight that the task gives them.
         """
@@ -53,7 +53,7 @@ class TaskLoss:
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
-    """Logits ``[..., classes]`` with those of absent classes set to 0.
+    """Set the logits ``[..., classes]`` of absent classes to 0.
 
     Args:
         logits: Logits, last axis classes.
@@ -82,4 +82,4 @@ class Penalty(Protocol):
     """A term of the loss that sees the parameters (proximal terms, FedDyn)."""
 
     def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
-        """Value of the term, a scalar with gradient."""
+        """Return the value of the term, a scalar with gradient."""

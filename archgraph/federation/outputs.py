@@ -23,8 +23,8 @@ class Logits:
     """The predictions among a model's outputs.
 
     Attributes:
-        output: Key or position of the output; None: the only one, or the one called ``logits``. A
-            model that gives one tensor means that one, so models may give more in training.
+        output: Key or position of the output. Default: the one called ``logits``, or the only one.
+            A model that returns one tensor in eval may return more in training.
 
     Example:
         >>> import torch
@@ -37,7 +37,7 @@ class Logits:
     output: str | int | None = None
 
     def __call__(self, outputs: Any) -> Tensor:
-        """Take them.
+        """Select the predictions.
 
         Raises:
             RunError: If it is not clear which output is meant.
@@ -45,32 +45,34 @@ class Logits:
         key = self.output
         if isinstance(outputs, Tensor):
             return outputs
-        named: dict[Any, Any] = {}
+        by_name: dict[Any, Any] = {}
         if isinstance(outputs, Mapping):
-            named = dict(outputs)
+            by_name = dict(outputs)
         elif isinstance(outputs, Sequence):
             fields = getattr(outputs, "_fields", range(len(outputs)))
-            named = dict(zip(fields, outputs, strict=True))
-        if key is None:
-            key = "logits" if "logits" in named else next(iter(named)) if len(named) == 1 else None
-        if isinstance(key, int) and key not in named:
-            key = dict(enumerate(named)).get(key, key)
-        found = named.get(key)
-        names = ", ".join(map(str, named)) or type(outputs).__name__
-        if isinstance(found, Tensor):
-            return found
-        if isinstance(found, Mapping):  # the outputs of a network that has exits beside its own
-            return Logits()(found)
+            by_name = dict(zip(fields, outputs, strict=True))
+        if key is None and len(by_name) == 1:
+            key = next(iter(by_name))
+        elif key is None and "logits" in by_name:
+            key = "logits"
+        if isinstance(key, int) and key not in by_name:
+            key = dict(enumerate(by_name)).get(key, key)
+        value = by_name.get(key)
+        names = ", ".join(map(str, by_name)) or type(outputs).__name__
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, Mapping):  # a network with exits returns a mapping per exit
+            return Logits()(value)
         raise RunError(
-            "no logits among the outputs of the model",
+            "the model's outputs contain no logits",
             found=names,
             expected="one tensor, one called logits" if self.output is None else self.output,
-            hint="say which: `output:` of the task, or Logits(output=...)",
+            hint="name the output: `output:` of the task, or Logits(output=...)",
         )
 
 
 def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
-    """The predictions among a model's outputs beside its main ones, in their order.
+    """Return the predictions in a model's outputs beside its main ones, in order.
 
     Example:
         >>> import torch
@@ -85,11 +87,12 @@ def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
     if isinstance(outputs, Tensor):
         return []
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    # By identity: an exit may have the same values as the main output.
     return [value for item in values for value in _predictions(item) if value is not main]
 
 
 def _predictions(value: Any) -> Iterator[Tensor]:
-    """The predictions in one output: itself, those of a list, the logits among named ones."""
+    """Yield the predictions in one output: a tensor, a list of them, or named logits."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -42,7 +42,7 @@ class PairwiseProducts:
         return frozenset(self._stored)
 
     def of(self, clients: Sequence[int]) -> Tensor:
-        """``⟨Δ_i, Δ_j⟩`` of clients whose updates have the same entries, float64.
+        """Return ``⟨Δ_i, Δ_j⟩`` of clients whose updates have the same entries, float64.
 
         Shapes:
             ``[client, client]``
@@ -52,6 +52,7 @@ class PairwiseProducts:
             for start in range(0, first.shape[0], PIECE):
                 stop = min(start + PIECE, first.shape[0])
                 rows = [self._spill.rows(self._stored[c][name], start, stop) for c in clients]
+                # float64: differences of large sums decide which updates agree.
                 piece = torch.stack(rows).double()
                 matrix += piece @ piece.T
         return matrix

@@ -12,12 +12,12 @@ from archgraph.federation.strategy import Strategy
 from archgraph.hints import import_cause, unknown
 from archgraph.language.experiment import installed_strategy, strategy_options
 from archgraph.language.mistakes import in_words
-from archgraph.language.python import imported
+from archgraph.language.python import import_named
 from archgraph.plain import Json
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """The strategy of a name.
+    """Return the strategy class of a name.
 
     Args:
         name: An entry point of the group ``archgraph.strategies``, or ``package.module:Class``,
@@ -33,7 +33,7 @@ def find_strategy(name: str) -> type[Strategy]:
         archgraph.errors.SpecError: strategy: unknown strategy; found 'fedav'; expected one of ...
     """
     if ":" in name:
-        return _checked(imported(name, Strategy, "strategy.python"), name)
+        return _checked(import_named(name, Strategy, "strategy.python"), name)
     entry = installed_strategy(name)
     try:
         return _checked(entry.load(), entry.value)
@@ -48,7 +48,7 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def _checked(strategy: object, name: str) -> type[Strategy]:
-    """A class that is a strategy, and a dataclass, so that its options are known."""
+    """Check that a class is a complete strategy."""
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise SpecError(
             "is not a strategy",
@@ -67,7 +67,7 @@ def _checked(strategy: object, name: str) -> type[Strategy]:
 
 
 def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
-    """A strategy with options as a spec gives them: plain values, checked field by field.
+    """Build a strategy from plain options, checked field by field.
 
     Args:
         name: Name of the strategy.
@@ -84,28 +84,28 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     import pydantic
 
     cls = find_strategy(name)
-    place = "strategy" if ":" in name else f"strategy.{name}"
-    given = dict(options or {})
-    preset = given.pop("preset", None)
+    prefix = "strategy" if ":" in name else f"strategy.{name}"
+    chosen = dict(options or {})
+    preset = chosen.pop("preset", None)
     if preset is not None:
         if preset not in cls.presets:
             raise SpecError(
                 "unknown preset",
-                where=f"{place}.preset",
+                where=f"{prefix}.preset",
                 **unknown(str(preset), cls.presets),
             )
-        given = {**cls.presets[preset], **given}
+        chosen = {**cls.presets[preset], **chosen}
     fields = {field.name: field for field in strategy_options(cls)}
-    for key in given:
+    for key in chosen:
         if key not in fields:
             raise SpecError(
                 "unknown option",
-                where=f"{place}.{key}",
+                where=f"{prefix}.{key}",
                 **unknown(key, fields),
             )
     types = typing.get_type_hints(cls)
     values = {}
-    for key, value in given.items():
+    for key, value in chosen.items():
         try:
             # JSON's strictness: 1 is a float, "1" and True are not; a list is a tuple.
             text = json.dumps(value)
@@ -115,12 +115,12 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             if isinstance(error, pydantic.ValidationError):
                 expected = in_words(error.errors()[0]["msg"])
             raise SpecError(
-                "wrong value", where=f"{place}.{key}", found=repr(value), expected=expected
+                "wrong value", where=f"{prefix}.{key}", found=repr(value), expected=expected
             ) from None
     try:
         strategy = cls(**values)
         Strategy.__post_init__(strategy)  # also where the class has one that does not call it
         return strategy
     except SpecError as error:
-        error.where = f"{place}.{error.where}" if error.where else place
+        error.where = f"{prefix}.{error.where}" if error.where else prefix
         raise

@@ -1,4 +1,4 @@
-"""A bounded uniform sample of all rows that ever came: a server's data set of features."""
+"""A bounded uniform sample of all rows received so far: a server's data set of features."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from archgraph.states import State
 
 
 def reservoir(
-    old: State, new: State, seen: int, capacity: int, generator: torch.Generator
+    old: State, new: State, earlier: int, capacity: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """A uniform sample of at most ``capacity`` of all rows that ever came (Vitter, algorithm R).
+    """Sample at most ``capacity`` of all rows so far, uniformly (Vitter, algorithm R).
 
     Args:
         old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
         new: Rows that arrive.
-        seen: Rows that came before.
+        earlier: Number of rows before these.
         capacity: Rows to hold at most.
-        generator: Source of chance.
+        generator: Source of randomness.
 
     Example:
         >>> from archgraph.federation import seeded
@@ -27,12 +27,12 @@ def reservoir(
         [0.0, 1.0, 2.0]
     """
     count = len(next(iter(new.values())))
-    numbers = torch.arange(seen, seen + count)
+    numbers = torch.arange(earlier, earlier + count)
     chance = torch.rand(count, generator=generator, dtype=torch.float64)
     drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
     # Of rows that fall into one slot the last one stays.
     slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
-    filled, size = min(seen, capacity), min(seen + count, capacity)
+    filled, size = min(earlier, capacity), min(earlier + count, capacity)
     at = torch.tensor(list(slots), dtype=torch.int64)
     rows = torch.tensor(list(slots.values()), dtype=torch.int64)
     result = {}

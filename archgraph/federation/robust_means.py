@@ -15,7 +15,7 @@ import torch
 
 from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.state import ServerState
-from archgraph.language.aggregate import AggregateSpec, KrumOptions, part_of
+from archgraph.language.aggregate import AggregateSpec, KrumOptions, rounded_share
 from archgraph.states import Merger, State
 from archgraph.states.pool import Pool
 from archgraph.states.robust import krum
@@ -60,7 +60,7 @@ def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) 
     for pool in pools:
         for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
             total += part
-    malicious = part_of(options.malicious, len(clients))
+    malicious = rounded_share(options.malicious, len(clients))
     keep = min(options.keep, len(clients) - malicious)  # of a round in which some were refused
     return [clients[place] for place in krum(squares, counts, malicious, keep)]
 

@@ -19,7 +19,7 @@ class Shard:
         inputs: Arguments of the model for all examples, ``[example, ...]`` each.
         targets: Classes ``[example]``, or tokens ``[example, position]``.
         histogram: Targets per class.
-        ids: What each example is known by, ``[example]``; None: its position.
+        ids: A stable id of each example, ``[example]``. Default: its position.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -38,7 +38,7 @@ class Shard:
         return len(self.targets)
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """One pass in an order drawn from the generator; None: in the order of the data.
+        """Yield minibatches of one pass, in a drawn order; without a generator in data order.
 
         A remainder of one example joins the batch before it: batch statistics need two.
         """
@@ -56,7 +56,7 @@ class Shard:
 
 
 def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Consecutive pieces of a size; a remainder of one joins the piece before it.
+    """Split into consecutive pieces of a size; a remainder of one joins the piece before it.
 
     >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
     ([3, 4], [3, 3, 2])

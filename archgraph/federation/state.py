@@ -29,7 +29,7 @@ class ServerState:
     values: Mapping[str, Json] = field(default_factory=dict)
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """Tensors below a path, without it.
+        """Return the tensors below a path, by the rest of their names.
 
         >>> import torch
         >>> ServerState({"global/w": torch.ones(1), "h/w": torch.zeros(1)}).group("global")
@@ -39,11 +39,11 @@ class ServerState:
         return {k[len(prefix) :]: v for k, v in self.tensors.items() if k.startswith(prefix)}
 
     def with_group(self, name: str, tensors: State) -> ServerState:
-        """The state with all tensors below a path replaced."""
+        """Return the state with all tensors below a path replaced."""
         prefix = f"{name}/"
         others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
 
     def with_values(self, **values: Json) -> ServerState:
-        """The state with some plain values replaced."""
+        """Return the state with some plain values replaced."""
         return ServerState(self.tensors, {**self.values, **values})

@@ -35,7 +35,7 @@ class Evaluated:
         clients: Whose local test data it is tested on, beside the global test data.
         statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
             over training data first.
-        predict: From outputs to predictions (a mean over exits, say); None: the task's output.
+        predict: From outputs to predictions (a mean over exits, say). Default: the task's output.
         kept: Overlay each client's kept entries (personal layers) before testing on its data.
         program: Run on each client's training data before testing on its data (fine-tuning).
         states: Weights of a client's own version by its id, made when asked for; ``state`` then is
@@ -53,7 +53,7 @@ class Evaluated:
     states: Callable[[int], State] | None = None
 
     def __repr__(self) -> str:
-        """One line, without its tensors."""
+        """Render one line, without the tensors."""
         who = f", clients {', '.join(map(str, self.clients[:6]))}" if self.clients else ""
         more = ", …" if len(self.clients) > 6 else ""
         return f"<Evaluated {self.name}: {plural(len(self.state), 'tensor')}{who}{more}>"
@@ -67,12 +67,12 @@ class Evaluated:
 def option(
     default: T, *, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> T:
-    """A field of a strategy that is a number in a range; None is in every range.
+    """Declare a field of a strategy as a number in a range; None is in every range.
 
     Args:
-        default: What it is where nothing is said.
+        default: The default value.
         least: The smallest value.
-        above: What it has to exceed.
+        above: A value that it has to exceed.
         most: The largest value.
 
     Example:
@@ -93,8 +93,9 @@ def option(
         bounds.append((f"at most {most}", lambda value: value <= most))
     words = ", ".join(text for text, _ in bounds)
     checks = [(words, holds) for _, holds in bounds]
-    made: T = field(default=default, metadata={"range": checks})
-    return made
+    # In the metadata, where `__post_init__` checks it and `archgraph help` prints it.
+    declared: T = field(default=default, metadata={"range": checks})
+    return declared
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ class Strategy(ABC):
     """
 
     paper: ClassVar[str] = ""
-    """Short title of the paper; empty: none."""
+    """Short title of the paper."""
 
     year: ClassVar[int | None] = None
     """Of the paper."""
 
     serves: ClassVar[Serves] = ()
-    """What the paper's clients are, in the words of ``SERVES``; empty: not said."""
+    """What the paper's clients are, in the words of ``SERVES``."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {}
     """Named option values, where sources use one name for different algorithms."""
@@ -150,29 +151,29 @@ class Strategy(ABC):
 
     @abstractmethod
     def init(self, world: World) -> ServerState:
-        """State before the first round.
+        """Return the state before the first round.
 
         Raises:
             RunError: If the method cannot serve this world.
         """
 
     def survey(self, world: World, state: ServerState) -> Iterable[Task]:
-        """Tasks that clients do once before the first round (architecture search)."""
+        """Return tasks that clients do once before the first round (architecture search)."""
         return ()
 
     def surveyed(self, world: World, state: ServerState, results: Iterable[Result]) -> ServerState:
-        """State after the survey."""
+        """Return the state after the survey."""
         return state
 
     def begin(
         self, world: World, state: ServerState, round: int, sampled: Sequence[int]
     ) -> ServerState:
-        """State at the beginning of a round, before anything is sent: what the round draws."""
+        """Return the state at the beginning of a round, before sending: draw for it here."""
         return state
 
     @abstractmethod
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
-        """What a sampled client is to do in this round."""
+        """Return the task of a sampled client in this round."""
 
     def examine(self, world: World, result: Result) -> State | None:
         """Look at what came from a client, before the server takes any of it.
@@ -182,7 +183,7 @@ class Strategy(ABC):
         there as they were when that process was started, in this round or an earlier one.
 
         Returns:
-            That, as tensors by name: ``result.findings`` of ``receive``; None: nothing.
+            Tensors by name, which ``receive`` gets as ``result.findings``; None for none.
 
         Raises:
             RejectedUpdate: If it is not what was asked for; the round goes on without this client.
@@ -191,7 +192,7 @@ class Strategy(ABC):
 
     @final
     def examined(self, world: World, result: Result) -> Result:
-        """The result with what :meth:`examine` finds in it.
+        """Return the result with the findings of :meth:`examine`.
 
         Raises:
             RejectedUpdate: As :meth:`examine`.
@@ -203,11 +204,11 @@ class Strategy(ABC):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """State after a round. ``results`` is a stream: one update is in memory at a time.
+        """Return the state after a round. ``results`` is a stream: one update in memory at a time.
 
         There may be fewer results than clients were sampled, or none.
         """
 
     @abstractmethod
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """The models that the method answers for, one at a time."""
+        """Yield the models to evaluate, one at a time."""

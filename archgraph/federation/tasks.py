@@ -42,10 +42,10 @@ class ClientData(Protocol):
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Targets per class, label or word; empty where there are no classes."""
+        """Targets per class, label or word; empty if targets are not classes."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """One pass in an order drawn from the generator; None: in the order of the data.
+        """Yield minibatches of one pass, in a drawn order; without a generator in data order.
 
         A remainder of one example joins the batch before it: batch statistics need two.
         """
@@ -59,14 +59,14 @@ class Model(NamedTuple):
 
 
 class Progress(Protocol):
-    """Told after every step of local training."""
+    """A callback after every step of local training."""
 
     def __call__(self, *, epoch: int, step: int, loss: float) -> None:
-        """Take note; epochs and steps count from 0, steps over all epochs."""
+        """Record a step; epochs and steps count from 0, steps over all epochs."""
 
 
 def silent(*, epoch: int, step: int, loss: float) -> None:
-    """A :class:`Progress` that takes no note."""
+    """Ignore the step: the default :class:`Progress`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Work:
     learning: LearningTask = CLASSIFICATION
 
     def copied(self) -> Work:
-        """The same work with tensors and values of its own: a program may write in place."""
+        """Return a copy with its own tensors and values: a program may write in place."""
         return replace(
             self,
             state=_copied(self.state),
@@ -153,7 +153,7 @@ class Program(Protocol):
     """What a client does with its work: a frozen dataclass, so that it pickles and prints."""
 
     def __call__(self, work: Work) -> Outcome:
-        """Do it."""
+        """Run the program on a client."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Task:
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
-        tier: Which architecture this is, for the record; empty: the client's own.
+        tier: Name of the architecture, for the record. Default: the client's tier.
     """
 
     client: int
@@ -189,7 +189,7 @@ class Task:
     transfer: Transfer | None = None
 
     def result(self, outcome: Outcome, examples: int) -> Result:
-        """What the server sees of an outcome: all but what stays with the client."""
+        """Return the part of an outcome that the server sees: private entries are left out."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.kept},

@@ -27,7 +27,7 @@ from archgraph.states.updates import finite
 def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
-    """The optimiser for one round; its state does not outlive the round."""
+    """Return the optimiser for one round; its state does not outlive the round."""
     lr = local.lr_at(round, rounds)
     if local.optimiser == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=local.weight_decay)
@@ -70,7 +70,7 @@ def compiling(on: bool) -> Iterator[None]:
 
 
 def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
-    """The model as a module with a copy of its state; on the work's device, or the given one.
+    """Build a module with a copy of the state, on the work's device or the one passed.
 
     Images' channels lie last in memory: convolutions take that faster, and values are the same.
     """
@@ -84,7 +84,7 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """State of a module as it travels: on the CPU, detached, contiguous."""
+    """Return the state of a module for sending: on the CPU, detached, contiguous."""
     return {k: v.cpu().contiguous() for k, v in detached_state(module).items()}
 
 
@@ -95,7 +95,7 @@ def descend(
     *,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
 ) -> dict[str, float]:
-    """Local training: minimise a loss over the client's data with its options.
+    """Minimise a loss over the client's data: local training with the client's options.
 
     Args:
         work: Data, options, randomness, progress.
@@ -114,7 +114,7 @@ def descend(
     data = work.data
     if work.local.fraction < 1:
         data = _drawn(data, math.ceil(work.local.fraction * data.examples), work.generator)
-    step = seen = 0
+    step = trained_on = 0
     number, total, count = 0.0, 0.0, 0
     for epoch in range(work.local.epochs):
         total, count = 0.0, 0
@@ -123,6 +123,7 @@ def descend(
             if work.local.augment is not None:
                 inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
             examples = Examples(inputs, batch.targets.to(work.device), batch.ids)
+            # Not `steps.zero_grad()`: it imports torch's compiler, which takes seconds.
             for parameter in trained:
                 parameter.grad = None
             value = loss(examples)
@@ -137,20 +138,20 @@ def descend(
                 nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
             steps.step()
             size = len(batch.ids)
-            total, count, seen = total + number * size, count + size, seen + size
+            total, count, trained_on = total + number * size, count + size, trained_on + size
             work.progress(epoch=epoch, step=step, loss=number)
             step += 1
     # A gradient that is not finite leaves a parameter that is not, for good.
     if not all(finite(p) for p in trained):
         raise _not_finite(work, parameters, number)
-    return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
+    return {"loss": total / max(count, 1), "steps": float(step), "seen": float(trained_on)}
 
 
 def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
-    """So many of a client's examples, the same ones in every pass."""
-    whole = next(iter(data.batches(generator, data.examples)))
-    inputs = tuple(x[:count] for x in whole.inputs)
-    return Shard(inputs, whole.targets[:count], data.histogram, whole.ids[:count])
+    """Draw some of a client's examples, the same ones in every pass."""
+    everything = next(iter(data.batches(generator, data.examples)))
+    inputs = tuple(x[:count] for x in everything.inputs)
+    return Shard(inputs, everything.targets[:count], data.histogram, everything.ids[:count])
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:

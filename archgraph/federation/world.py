@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
-    """A generator that depends on the seed and the labels only, not on what was drawn before.
+    """Return a generator that depends on seed and labels only, not on earlier draws.
 
     A run that is resumed at round 7 therefore draws what the uninterrupted run drew there.
 
@@ -35,6 +35,8 @@ def seeded(seed: int, *labels: int | str) -> torch.Generator:
     >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
     True
     """
+    # Hashed, so that neighbouring seeds and rounds have unrelated streams; shifted by a bit to fit
+    # a signed integer of 64 bits.
     digest = hashlib.sha256(json.dumps([seed, *labels]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
@@ -80,8 +82,8 @@ class Client:
         examples: Number of training examples.
         histogram: Training targets per class; over the vocabulary for text. Empty where targets
             are not classes.
-        of: The client that trains this model beside its own, on its own data; None: a client of
-            the family. A further model is a client of its own to strategies, and never tested.
+        of: The client that trains this model beside its own, on its own data. Default: a client
+            of the family. Strategies treat a further model as a separate, untested client.
     """
 
     id: int
@@ -110,8 +112,8 @@ class World:
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Where server-side computation runs.
-        aggregate: What limits the part of single clients in a mean; None: nothing.
-        means: What takes the place of means, where they are private; None: nothing.
+        aggregate: What limits the influence of single clients on a mean. Default: nothing.
+        means: What replaces means, if they are private. Default: nothing.
         learning: What is learned.
     """
 
@@ -128,7 +130,7 @@ class World:
     learning: LearningTask = CLASSIFICATION
 
     def tier(self, name: str) -> Tier:
-        """Tier by name.
+        """Return a tier by name.
 
         Raises:
             RunError: If there is none of that name.
@@ -142,11 +144,11 @@ class World:
         )
 
     def tier_of(self, client: int) -> Tier:
-        """The tier that the family gives a client."""
+        """Return the tier that the family assigns to a client."""
         return self.tier(self.clients[client].name)
 
     def clients_of(self, tier: str) -> tuple[int, ...]:
-        """The clients that the family gives a tier, by id."""
+        """Return the clients that the family assigns to a tier, by id."""
         return tuple(client.id for client in self.clients if client.name == tier)
 
     @property
@@ -155,7 +157,7 @@ class World:
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Clients and the further models that they train, by id."""
+        """Return clients and the further models that they train, by id."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property

@@ -24,7 +24,7 @@ from archgraph.errors import RunError
 from archgraph.flower.client import PARTITION, client_app
 from archgraph.flower.server import JOIN, Nodes
 from archgraph.language import load_experiment
-from archgraph.plain import finite
+from archgraph.plain import json_safe
 from archgraph.record.folder import resumable
 
 
@@ -83,7 +83,7 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
     if not asked.get("keep"):
         return None
     facts = {name: value for name, value in experiment.facts.items() if name != "rounds"}
-    digest = hashlib.sha256(json.dumps(finite(facts), sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(json_safe(facts), sort_keys=True).encode()).hexdigest()
     return Path(str(asked["keep"])) / f"{digest[:16]}-{asked[PARTITION]}.safetensors"
 
 

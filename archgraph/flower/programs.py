@@ -90,7 +90,7 @@ def as_program(plain: Json, trusted: Trusted) -> Any:
     inner = functools.partial(as_program, trusted=trusted)
     match key:
         case "graph":
-            return flat.read(parse_document(content, "the server's program"))
+            return flat.read_flat(parse_document(content, "the server's program"))
         case "dtype" if isinstance(getattr(torch, content, None), torch.dtype):
             return getattr(torch, content)
         case "bytes":

@@ -132,4 +132,4 @@ def _text(graph: ArchGraph) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _graph(text: str) -> ArchGraph:
-    return flat.read(parse_document(text, "the server's message"))
+    return flat.read_flat(parse_document(text, "the server's message"))

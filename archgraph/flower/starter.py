@@ -15,7 +15,7 @@ from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.files import write
 from archgraph.language import ExperimentSpec, load_experiment
-from archgraph.language.consent import named
+from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.plain import Json
@@ -154,7 +154,7 @@ def write_app(
     outside = sorted(
         {
             one
-            for one in named(YAML(typ="safe", pure=True).load(resolved))
+            for one in python_names(YAML(typ="safe", pure=True).load(resolved))
             if not one.startswith("archgraph.")
         }
     )

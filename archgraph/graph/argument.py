@@ -26,16 +26,16 @@ GraphLike: TypeAlias = ArchGraph | HasGraph
 
 
 def graph_of(value: GraphLike) -> ArchGraph:
-    """The graph that an argument stands for.
+    """Return the graph of an argument.
 
     Raises:
         GraphError: If there is none; for a module it says how to get one.
     """
     if isinstance(value, ArchGraph):
         return value
-    own = getattr(value, "graph", None)
-    if isinstance(own, ArchGraph):
-        return own
+    graph = getattr(value, "graph", None)
+    if isinstance(graph, ArchGraph):
+        return graph
     module = any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
     raise GraphError(
         "is not an architecture",
@@ -53,11 +53,11 @@ def takes_graph(
     call: Callable[..., R] = function
 
     @functools.wraps(function)
-    def converting(*args: Any, **named: Any) -> R:
+    def converting(*args: Any, **keywords: Any) -> R:
         if args:
             args = (graph_of(args[0]), *args[1:])
-        elif first in named:
-            named[first] = graph_of(named[first])
-        return call(*args, **named)
+        elif first in keywords:
+            keywords[first] = graph_of(keywords[first])
+        return call(*args, **keywords)
 
     return converting

@@ -36,7 +36,7 @@ from archgraph.graph.values import leaf_word as leaf_word
 from archgraph.graph.values import quote as quote
 from archgraph.graph.values import refs as refs
 from archgraph.graph.values import replace as replace
-from archgraph.graph.values import same as same
+from archgraph.graph.values import same_value as same_value
 from archgraph.graph.values import show as show
 from archgraph.graph.values import size_at as size_at
 from archgraph.graph.values import walk as walk
@@ -107,21 +107,22 @@ class Node:
     source: str = field(default="", compare=False)
 
     def arg(self, name: str, default: Value = None) -> Value:
-        """Argument by schema name, or the default where it is not given."""
+        """Return an argument by schema name, or the default if it is absent."""
         for key, value in self.args:
             if key == name:
                 return value
         return default
 
     def with_args(self, **changes: Value) -> Node:
-        """The node with some arguments replaced (those that it has keep their place)."""
+        """Return the node with some arguments replaced; existing ones stay in their place."""
+        # Schema order is part of equality, so that a replaced argument keeps its position.
         names = [k for k, _ in self.args]
         args = [(k, changes.get(k, v)) for k, v in self.args]
         args += [(k, v) for k, v in changes.items() if k not in names]
         return dataclasses.replace(self, args=tuple(args))
 
     def mapped(self, change: Callable[[Value], Value]) -> Node:
-        """The node with every scalar in its arguments passed through ``change``."""
+        """Return the node with every scalar in its arguments passed through ``change``."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
         return dataclasses.replace(self, args=args)
 
@@ -141,18 +142,18 @@ class Node:
         return self.type if isinstance(self.type, tuple) else (self.type,)
 
     def operands(self) -> Iterator[Ref | Leaf]:
-        """The results and leaves that it uses, in argument order, with repetition."""
+        """Yield the results and leaves that it uses, in argument order, with repetition."""
         for _, value in self.args:
             for item in walk(value):
                 if isinstance(item, (Ref, Leaf)):
                     yield item
 
     def uses(self) -> Iterator[str]:
-        """Names of the nodes whose results it uses, in argument order, with repetition."""
+        """Yield names of the nodes whose results it uses, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Names of the leaves that it uses, in argument order, with repetition."""
+        """Yield names of the leaves that it uses, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -178,7 +179,7 @@ class ArchGraph:
         nodes: Operators in topological order (``input`` nodes first).
         outputs: Tree of ``Ref`` that forward returns; a ``Mode`` where training returns more.
         updates: Buffers that forward assigns: ``(buffer, value)``; ``None`` leaves it alone.
-        sections: The user's own sections, ``(name, (block, ...))``; empty: found by analysis.
+        sections: The user's own sections, ``(name, (block, ...))``. Default: found by analysis.
         flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
             a path stands for all modules inside, later ones count; a label, too, which the printed
             form lacks.
@@ -206,7 +207,7 @@ class ArchGraph:
         return ArchGraph, (*fields, self.sections, self.name, self.notes, self.flags, self.shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
-        return self  # a value
+        return self  # frozen, so that a copy could not differ
 
     @property
     def digest(self) -> str:
@@ -257,16 +258,16 @@ class ArchGraph:
         return self._memo("nx", build)
 
     def output_refs(self) -> tuple[str, ...]:
-        """Names of the nodes that the outputs (of both modes) and the updates use."""
+        """Return names of the nodes that the outputs (of both modes) and the updates use."""
         values = (self.outputs, *(v for _, v in self.updates))
         return tuple(dict.fromkeys(i.name for v in values for i in walk(v) if isinstance(i, Ref)))
 
     def replace(self, **changes: Any) -> ArchGraph:
-        """A copy with some fields changed (caches are not carried over)."""
+        """Return a copy with some fields changed (caches are not carried over)."""
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """A copy with every scalar in arguments, outputs, updates passed through ``change``."""
+        """Return a copy with every scalar in arguments, outputs, updates changed by ``change``."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),
@@ -274,7 +275,7 @@ class ArchGraph:
         )
 
     def text(self, *, title: bool = True) -> str:
-        """Printed form, with the labels or without; :func:`.text.parse` reads it back."""
+        """Render the graph, with the labels or without; :func:`.text.parse` reads it back."""
         labels = [f"graph {quote(self.name)}", *(f"note {quote(note)}" for note in self.notes)]
         lines = labels if title else []
         lines += [str(p) for p in self.params]
@@ -293,7 +294,7 @@ class ArchGraph:
         return "\n  note: ".join((f"<ArchGraph {self.name!r}: {sizes}>", *self.notes))
 
     def _repr_svg_(self) -> str | None:
-        """The picture that a notebook shows; None if the graph is too large for one."""
+        """Return the picture for a notebook; None if the graph is too large for one."""
         # What draws a graph registers itself: this room draws nothing.
         for entry in importlib.metadata.entry_points(group="archgraph.pictures", name="graph"):
             svg: str | None = entry.load()(self)
@@ -301,6 +302,7 @@ class ArchGraph:
         return None
 
     def _memo(self, key: Hashable, make: Callable[[ArchGraph], Any]) -> Any:
+        # The cache is not part of the value: results are functions of the graph alone.
         if key not in self._cache:
             self._cache[key] = make(self)
         return self._cache[key]
@@ -309,9 +311,10 @@ class ArchGraph:
 def _users(
     graph: ArchGraph, names: Iterable[str], used_by: Callable[[Node], Iterator[str]]
 ) -> Mapping[str, tuple[str, ...]]:
-    """The nodes that use something, by its name."""
+    """Return the nodes that use something, by its name."""
     users: dict[str, list[str]] = {name: [] for name in names}
     for node in graph.nodes:
+        # Once per node: `add(x, x)` is one user of x.
         for used in dict.fromkeys(used_by(node)):
             users[used].append(node.name)
     return MappingProxyType({name: tuple(nodes) for name, nodes in users.items()})

@@ -10,24 +10,24 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.values import Leaf, Mode, Ref, Value, in_mode, refs, replace, walk
 
 
-def reached(
+def reachable(
     names: Iterable[str],
     onward: Callable[[str], Iterable[str]],
     inside: Container[str] | None = None,
 ) -> set[str]:
-    """What a walk comes to: names that it starts from, and all onward ones; never those outside."""
-    seen: set[str] = set()
+    """Return the names reachable from some names by ``onward``, without leaving ``inside``."""
+    visited: set[str] = set()
     pending = list(names)
     while pending:
         name = pending.pop()
-        if name not in seen and (inside is None or name in inside):
-            seen.add(name)
+        if name not in visited and (inside is None or name in inside):
+            visited.add(name)
             pending.extend(onward(name))
-    return seen
+    return visited
 
 
 def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
-    """The graph as it runs in one mode: flags resolved, operators of the other mode removed.
+    """Return the graph of one mode: flags resolved, operators of the other mode removed.
 
     Raises:
         GraphError: If the mode has no output.
@@ -50,7 +50,7 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
 
 
 def _of_one_mode(graph: ArchGraph) -> Iterator[tuple[str, bool]]:
-    """Operators whose first argument is nothing in one mode, and whether training has them.
+    """Yield operators whose first argument is None in one mode, and whether training has them.
 
     They run for what they do beside their result: they draw random numbers.
     """
@@ -63,7 +63,7 @@ def _of_one_mode(graph: ArchGraph) -> Iterator[tuple[str, bool]]:
 def prune(
     graph: ArchGraph, *, leaves: bool = True, alone: Iterable[str] | None = None
 ) -> ArchGraph:
-    """The graph without operators that no output needs.
+    """Remove the operators that no output needs.
 
     Operators that run for what they draw (``alone``; default: those whose first argument is nothing
     in one mode) stay, so that later draws are what they are in the model.
@@ -74,7 +74,7 @@ def prune(
     """
 
     def needed(*values: Value) -> set[str]:
-        return reached(refs(values), lambda name: graph.node[name].uses())
+        return reachable(refs(values), lambda name: graph.node[name].uses())
 
     drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
     live = needed(graph.outputs) | needed(tuple(map(Ref, drawing)))
@@ -84,6 +84,7 @@ def prune(
         scopes = {graph.node[name].scope for name in refs(value)}
         if not scopes or "" in scopes or scopes & busy:
             updates.append((buffer, value))
+    # After the choice of updates: what only an update needs does not keep other updates alive.
     live |= needed(*(value for _, value in updates))
     nodes = tuple(n for n in graph.nodes if n.name in live or n.op == "input")
     params = graph.params
@@ -97,17 +98,17 @@ def prune(
 
 
 def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:
-    """The notes of what is made of several graphs: theirs, each once."""
+    """Return the notes of several graphs, each once."""
     return tuple(dict.fromkeys(note for graph in graphs for note in graph.notes))
 
 
 def renumber(graph: ArchGraph) -> ArchGraph:
-    """The graph with canonical node names: operator and ordinal (``relu``, ``relu_1``, …).
+    """Rename nodes canonically: operator and ordinal (``relu``, ``relu_1``, …).
 
     Inputs keep their names. Equal architectures have equal canonical graphs.
     """
-    taken = {n.name for n in graph.nodes if n.op == "input"}
-    names: dict[str, str] = {name: name for name in taken}
+    used = {n.name for n in graph.nodes if n.op == "input"}
+    names: dict[str, str] = {name: name for name in used}
     counters: dict[str, Iterator[int]] = {}
     for n in graph.nodes:
         if n.op == "input":
@@ -115,8 +116,8 @@ def renumber(graph: ArchGraph) -> ArchGraph:
         stem = n.op.split(".")[1] if "." in n.op else n.op
         numbers = counters.setdefault(stem, itertools.count())
         numbered = (f"{stem}_{number}" if number else stem for number in numbers)
-        name = next(name for name in numbered if name not in taken)
-        taken.add(name)
+        name = next(name for name in numbered if name not in used)
+        used.add(name)
         names[n.name] = name
 
     def rename(value: Value) -> Value:

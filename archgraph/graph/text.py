@@ -117,11 +117,11 @@ class _Cursor:
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
         self.blanks()
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        match = pattern.match(self.text, self.at)
+        if match is None:
             self.fail("cannot be read", expected=expected)
-        self.last, self.at = self.at, found.end()
-        return found
+        self.last, self.at = self.at, match.end()
+        return match
 
     def word(self, expected: str) -> str:
         return self.match(WORD, expected).group()
@@ -130,7 +130,7 @@ class _Cursor:
         token = self.match(_STRING, "a quoted string").group()
         try:
             text = str(ast.literal_eval(token))
-            text.encode()
+            text.encode()  # a surrogate alone is a Python string, but cannot be written to a file
         except (SyntaxError, ValueError) as error:  # half of a pair of surrogates has no encoding
             half = isinstance(error, UnicodeEncodeError)
             message = "has an unpaired surrogate" if half else "has an unknown escape"
@@ -138,7 +138,7 @@ class _Cursor:
         return text
 
     def name(self, expected: str) -> str:
-        """A bare word, or quoted (after ``@`` or not) where the name holds other signs."""
+        """Read a bare word, or a quoted name (after ``@`` or not) if it has other characters."""
         self.blanks()
         self.take("@")
         quoted = self.text[self.at : self.at + 1] in ("'", '"')
@@ -156,7 +156,7 @@ class _Cursor:
         return self.bounded(word)
 
     def bounded(self, word: str) -> int:
-        """The value of the word that was read last."""
+        """Return the value of the word that was read last."""
         # The length first: turning a long numeral into an integer is quadratic.
         if len(word) > 24 or abs(int(word)) > 2**64:
             self.refuse("is out of range", "an integer of 64 bits", word[:24])
@@ -164,7 +164,7 @@ class _Cursor:
 
 
 def _batch(cursor: _Cursor, factor: int) -> Batch:
-    """What follows the word ``batch``: nothing, or its power."""
+    """Read what follows the word ``batch``: nothing, or its power."""
     return Batch(factor, cursor.integer()) if cursor.take("**") else Batch(factor)
 
 
@@ -175,6 +175,7 @@ def _size(cursor: _Cursor) -> Size:
     if not _INTEGER.fullmatch(word):
         cursor.refuse("is not a size", f"an integer or '{BATCH_WORD}'")
     number = cursor.bounded(word)
+    # `3*batch` is a size, `3**…` an error that the caller reports at the `**`.
     if not cursor.peek("**") and cursor.take("*"):
         if cursor.word(f"'{BATCH_WORD}'") != BATCH_WORD:
             cursor.refuse("is not a size", f"'{BATCH_WORD}'")
@@ -200,7 +201,7 @@ def _type(cursor: _Cursor) -> TensorType | tuple[TensorType, ...]:
 
 
 def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
-    """Items up to the closing bracket of a tuple whose opening one has been read."""
+    """Read items up to the closing bracket of a tuple whose opening one has been read."""
     items: list[T] = []
     while not cursor.take(")"):
         if items:
@@ -231,7 +232,7 @@ def _value(cursor: _Cursor, depth: int = 0) -> Value:
 
 
 def _word_value(cursor: _Cursor, depth: int) -> Value:
-    """A value that starts with a word: number, literal, size, mode, record or leaf."""
+    """Read a value that starts with a word: number, literal, size, mode, record or leaf."""
     start = cursor.at
     word = cursor.word("a value")
     if cursor.peek("{"):
@@ -245,6 +246,7 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         evaluation = _value(cursor, depth + 1)
         cursor.need(")")
         return Mode(train, evaluation)
+    # A size begins with an integer, too: only what follows tells `3` from `3*batch`.
     if word == BATCH_WORD or (_INTEGER.fullmatch(word) and cursor.peek("*")):
         cursor.at = start
         return _size(cursor)
@@ -270,7 +272,7 @@ def _record(cursor: _Cursor, name: str, depth: int) -> Record:
 
 
 def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
-    """The bytes of a leaf, unpacked no further than its type allows."""
+    """Read the bytes of a leaf, unpacked no further than its type allows."""
     shape = tuple(s for s in kind.shape if isinstance(s, int))
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
     if size > LIMITS.constant_bytes:
@@ -280,12 +282,13 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
         data = base64.b64decode(packed.group(2), validate=True)
         if packed.group(1) == "zlib":
             unpack = zlib.decompressobj()
+            # One byte more than expected is enough to refuse a bomb without unpacking it.
             data = unpack.decompress(data, size + 1)
     except (binascii.Error, zlib.error) as error:
         cursor.refuse("is damaged", "base64 of the tensor's bytes", str(error))
     if len(data) != size:
-        found = str(len(data)) if len(data) < size else f"more than {size}"
-        cursor.refuse("has the wrong number of bytes", f"{size} for {kind}", found)
+        length = str(len(data)) if len(data) < size else f"more than {size}"
+        cursor.refuse("has the wrong number of bytes", f"{size} for {kind}", length)
     return Constant(kind.dtype, shape, data)
 
 
@@ -337,6 +340,7 @@ def _node(cursor: _Cursor) -> Node:
     args = _items(cursor, argument)
     scope = ""
     if cursor.take("@"):
+        # The rest of the line: module names may contain any sign.
         scope = cursor.text[cursor.at :].strip()
         if not scope:
             cursor.fail("has no scope", expected="a module path")
@@ -418,6 +422,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         return %x
     """
     parts = _Parts()
+    # Not splitlines(): a quoted name may contain signs that it takes for line ends.
     lines = text.split("\n", LIMITS.lines)
     if len(lines) > LIMITS.lines:
         raise SpecError(

@@ -41,7 +41,8 @@ class Batch:
         return Batch(self.factor // other, self.power)
 
     def at(self, batch: int) -> int:
-        """Value for a concrete batch size."""
+        """Return the value for a concrete batch size."""
+        # int: the type of a power depends on the exponent's sign, which no type checker knows.
         return self.factor * int(batch**self.power)
 
     def __str__(self) -> str:
@@ -53,7 +54,7 @@ Size: TypeAlias = int | Batch
 
 
 def size_at(size: Size, batch: int) -> int:
-    """Concrete value of a size for a batch size.
+    """Return the concrete value of a size for a batch size.
 
     >>> size_at(Batch(2), 8), size_at(3, 8)
     (16, 3)
@@ -147,7 +148,7 @@ _NUMBER = re.compile(
 
 
 def leaf_word(name: str) -> str:
-    """Printed form of a leaf's name: bare, or quoted where it would read as something else.
+    """Render a leaf's name: bare, or quoted if it would read as something else.
 
     >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
     ('layer1.0.conv1.weight', "@'0'", "@'train'")
@@ -157,12 +158,12 @@ def leaf_word(name: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Python string literal in double or single quotes, always on one line."""
+    """Render a Python string literal in double or single quotes, always on one line."""
     return repr(text)
 
 
 def show(value: Value) -> str:
-    """Printed form of one argument value.
+    """Render one argument value.
 
     >>> show((Ref("relu"), 2, Batch(4), Leaf("fc.weight"), TRAINING, 0.5))
     '(%relu, 2, 4*batch, fc.weight, training, 0.5)'
@@ -177,7 +178,7 @@ def show(value: Value) -> str:
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """Every scalar inside a value, both branches of a ``Mode`` included, left to right."""
+    """Yield every scalar inside a value, both branches of a ``Mode`` included, left to right."""
     match value:
         case tuple():
             for item in value:
@@ -193,31 +194,33 @@ def walk(value: Value) -> Iterator[Value]:
 
 
 def refs(value: Value) -> list[str]:
-    """Names of the results in a value."""
+    """Return the names of the results in a value."""
     return [i.name for i in walk(value) if isinstance(i, Ref)]
 
 
 def replace(value: Value, change: Callable[[Value], Value]) -> Value:
-    """The value with every scalar passed through ``change``."""
+    """Pass every scalar of a value through ``change``."""
     match value:
         case tuple():
             return tuple(replace(item, change) for item in value)
         case Mode():
             train, eval_ = replace(value.train, change), replace(value.eval, change)
-            return train if same(train, eval_) else Mode(train, eval_)
+            # One value in both modes has one spelling, so that equal graphs print alike.
+            return train if same_value(train, eval_) else Mode(train, eval_)
         case Record():
             return Record(tuple((k, replace(v, change)) for k, v in value.fields), value.name)
         case _:
             return change(value)
 
 
-def same(a: Value, b: Value) -> bool:
-    """Equality that tells ``True`` from ``1`` and ``1`` from ``1.0``."""
+def same_value(a: Value, b: Value) -> bool:
+    """Compare values; ``True`` differs from ``1`` and ``1`` from ``1.0``."""
+    # `==` calls True and 1 equal, and NaN and NaN unequal; their printed forms do neither.
     return show(a) == show(b)
 
 
 def in_mode(value: Value, training: bool) -> Value:
-    """The value as it is in one mode: every ``Mode`` inside replaced by its branch."""
+    """Return the value in one mode: every ``Mode`` inside replaced by its branch."""
     match value:
         case tuple():
             return tuple(in_mode(item, training) for item in value)
@@ -238,6 +241,7 @@ class Constant:
     data: bytes
 
     def __str__(self) -> str:
+        # Short constants stay raw: zlib's header alone would make them longer.
         packed = zlib.compress(self.data, 9) if len(self.data) > 64 else None
         if packed is not None and len(packed) < len(self.data):
             return "zlib:" + base64.b64encode(packed).decode()

@@ -15,7 +15,7 @@ Elementwise = Callable[[Tensor], Tensor]
 
 
 def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of another shape by repeating and cropping each dimension from its start.
+    """Repeat and crop each dimension of a tensor to a shape, from its start.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """A shape of at most so many values: its longest side is halved until it is."""
+    """Halve the longest side of a shape until it has at most so many values."""
     sides = [*shape]
     while math.prod(sides) > most:
         widest = sides.index(max(sides))
@@ -39,7 +39,7 @@ def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The start of a tensor, in each dimension where it is longer than the shape."""
+    """Crop a tensor to its start in each dimension where it is longer than the shape."""
     for dim, size in enumerate(shape):
         if size < tensor.shape[dim]:  # a cut that cuts nothing would copy its gradient
             tensor = tensor.narrow(dim, 0, size)
@@ -66,7 +66,7 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Codes of features, as much of them as tensors of some size need.
+        """Return codes of features, as much of them as tensors of some size need.
 
         Args:
             features: [rows, features].
@@ -83,11 +83,11 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the part of a code that tensors of at most this size need."""
+        """Return the shape of the part of a code that tensors of at most this size need."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """The tensors [rows, *shape] of codes [rows, *part], every number of them in its form."""
+        """Decode codes [rows, *part] to tensors [rows, *shape], every number in its form."""
 
 
 class Tiled(Decoder):
@@ -113,11 +113,11 @@ class Tiled(Decoder):
         super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """The start of the tile: with kernels of 1 × 1 a ninth of that for 3 × 3."""
+        """Return the start of the tile: kernels of 1 × 1 need a ninth of that for 3 × 3."""
         return tuple(map(min, self.shape, largest))
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """The tiles, repeated and cropped; brought into form while they are small."""
+        """Repeat and crop the tiles; the form is applied while they are small."""
         shape = (len(codes), *shape)
         return stretch(form(crop(codes, shape)), shape)
 
@@ -144,11 +144,11 @@ class LowRank(Decoder):
         self.rank, self.sides, self.kernel = rank, (first, second), kernel
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """All of it: it is short."""
+        """Return the full code: it is short."""
         return self.shape
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """The sums of products, of variance 1 where codes have it."""
+        """Return the sums of products, of variance 1 if the codes have it."""
         rows, rank = len(codes), self.rank
         first, second = self.sides
         parts = codes.split([rank * n for n in (first, second, math.prod(self.kernel))], 1)
@@ -162,7 +162,7 @@ class LowRank(Decoder):
 def decoder(
     kind: DecoderKind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
 ) -> Decoder:
-    """The decoder of a slot; vectors and scalars are always tiled."""
+    """Build the decoder of a slot; vectors and scalars are always tiled."""
     if kind == "low_rank" and len(largest) > 1:
         return LowRank(features, hidden, largest, rank, tile * tile)
     return Tiled(features, hidden, largest, tile)

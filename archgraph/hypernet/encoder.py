@@ -12,7 +12,7 @@ from archgraph.errors import GraphError
 
 
 def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
-    """Every tensor as at most ``bins`` means over equally long runs of its values.
+    """Reduce every tensor to at most ``bins`` means over equally long runs of its values.
 
     Args:
         tensors: Tensors of any shapes, of one device.
@@ -30,10 +30,10 @@ def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         step = max(math.ceil(flat.numel() / bins), 1)
-        whole = flat.numel() // step
-        means = flat[: whole * step].view(whole, step).mean(1) if step > 1 else flat
-        if whole * step < flat.numel():
-            means = torch.cat([means, flat[whole * step :].mean(0, keepdim=True)])
+        full_runs = flat.numel() // step
+        means = flat[: full_runs * step].view(full_runs, step).mean(1) if step > 1 else flat
+        if full_runs * step < flat.numel():
+            means = torch.cat([means, flat[full_runs * step :].mean(0, keepdim=True)])
         rows.append(means)
     counts = torch.tensor([len(means) for means in rows])
     padded = torch.zeros(len(rows), bins, dtype=rows[0].dtype, device=rows[0].device)
@@ -83,7 +83,7 @@ class ParameterEncoder(nn.Module):
         self.layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True)
 
     def forward(self, tensors: Sequence[Tensor], slots: Tensor) -> Tensor:
-        """Codes of tensors.
+        """Return the codes of tensors.
 
         Args:
             tensors: Tensors of any shapes.

@@ -36,7 +36,7 @@ class GatedGNN(nn.Module):
         self.sum = SimpleConv(aggr="sum")
 
     def forward(self, features: Tensor, there: Sweep, back: Sweep) -> Tensor:
-        """Features after all traversals.
+        """Return the features after all traversals.
 
         Args:
             features: [nodes, width].
@@ -78,17 +78,17 @@ class GatedGNN(nn.Module):
                 if messages.sources
             ]
             if heard:
-                whole = sum(heard[1:], heard[0])
-                incoming = functional.linear(whole, self.cell.weight_ih, self.cell.bias_ih)
+                total = sum(heard[1:], heard[0])
+                incoming = functional.linear(total, self.cell.weight_ih, self.cell.bias_ih)
             else:
                 incoming = self.cell.bias_ih.expand(level.size, -1)
             after.append(_gates(h, incoming, recurrent))
             for values, mlp in zip(sent, kinds, strict=True):
                 values.append(mlp(after[-1]))
-        return torch.cat(after)[plan.place]
+        return torch.cat(after)[plan.position]
 
     def _heard(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
-        """Sums [size, width] of what earlier levels sent."""
+        """Sum the messages [size, width] of earlier levels."""
         parts = [sent[k] if rows is None else sent[k][rows] for k, rows in messages.sources]
         senders = parts[0] if len(parts) == 1 else torch.cat(parts)
         share = None if messages.distance is None else messages.distance.to(senders).reciprocal()
@@ -102,7 +102,7 @@ def _mlp(width: int) -> nn.Sequential:
 
 
 def _gates(h: Tensor, incoming: Tensor, recurrent: Tensor) -> Tensor:
-    """A GRU cell after its two products, gates in torch's order (reset, update, new)."""
+    """Apply a GRU cell after its two products, gates in torch's order (reset, update, new)."""
     width = h.shape[1]
     reset, update = torch.sigmoid(incoming[:, : 2 * width] + recurrent[:, : 2 * width]).chunk(2, 1)
     new = torch.tanh(incoming[:, 2 * width :] + reset * recurrent[:, 2 * width :])

@@ -28,7 +28,7 @@ StartForm = Literal["factor", "shift", "weight"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DecoderSlot:
-    """A place for tensors that one decoder fills: an argument of an operator, by rank.
+    """The tensors that one decoder generates: an argument of an operator, by rank.
 
     >>> str(DecoderSlot("conv2d", "weight", 4))
     'conv2d.weight:4'
@@ -48,7 +48,7 @@ class GeneratedTensor:
 
     Attributes:
         name: Its name in the state.
-        slot: The place that it fills, by the first operator that uses it.
+        slot: Its argument of the first operator that uses it.
         node: That operator's position in ``graph.nodes``.
         shape: Its shape.
         dtype: Its element type.
@@ -65,7 +65,7 @@ class GeneratedTensor:
     scale: float
 
     def formed(self, p: Tensor) -> Tensor:
-        """A decoder's output in this form, position by position."""
+        """Apply the form to a decoder's output, position by position."""
         match self.form:
             case "factor":
                 return 2 * self.scale * torch.sigmoid(p / 2)
@@ -76,7 +76,7 @@ class GeneratedTensor:
 
 
 def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
-    """Why a leaf stays where it is; None for one that is generated."""
+    """Return why a leaf is not generated; None if it is."""
     if param.role != "parameter":
         return "buffer"
     if not param.trainable:
@@ -88,7 +88,7 @@ def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
 
 @per_graph
 def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
-    """The entries of a state that are never generated, each with its rule.
+    """Return the entries of a state that are never generated, each with its rule.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -102,7 +102,7 @@ def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
 
 @per_graph
 def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
-    """The tensors of a graph that are generated, in state order; each has exactly one owner.
+    """Return the generated tensors of a graph, in state order; each has exactly one owner.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -110,7 +110,7 @@ def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
         >>> [(e.name, str(e.slot), e.form) for e in entries(graph)]
         [('weight', 'linear.weight:2', 'weight'), ('bias', 'linear.bias:1', 'shift')]
     """
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
     stay = local(graph)
     generated = []
     for name in graph.state_names:
@@ -123,22 +123,22 @@ def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
         )
         dtype = torch_dtype(param.dtype)
         generated.append(
-            GeneratedTensor(name, slot, place[owner], param.shape, dtype, *_form(graph, param))
+            GeneratedTensor(name, slot, index[owner], param.shape, dtype, *_form(graph, param))
         )
     return tuple(generated)
 
 
 def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
-    """Argument that a leaf is given as, with its place in a list of tensors (``params.2``)."""
+    """Return the argument that a leaf is passed as, with its index in a list (``params.2``)."""
     for key, value in graph.node[node].args:
-        for place, item in enumerate(walk(value)):
+        for number, item in enumerate(walk(value)):
             if isinstance(item, Leaf) and item.name == leaf:
-                return key if value is item else f"{key}.{place}"
+                return key if value is item else f"{key}.{number}"
     raise AssertionError(f"{node} does not use {leaf}")
 
 
 def _form(graph: ArchGraph, param: Param) -> tuple[StartForm, float]:
-    """Generated tensors start on the scale that the operator table gives to fresh ones."""
+    """Return the form of a tensor, with the scale of the operator table's fresh weights."""
     how = initialiser(graph, param)
     if how is not None and how.kind == "ones":
         return "factor", how.scale
@@ -178,14 +178,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, graphs: Iterable[ArchGraph]) -> Vocabulary:
-        """The operators of some graphs."""
+        """Return the vocabulary of the operators of some graphs."""
         return cls(tuple(sorted({base(node.op) for graph in graphs for node in graph.nodes})))
 
     def __len__(self) -> int:
         return len(self.operators) + len(_KINDS)
 
     def index(self, op: str) -> int:
-        """Number of an operator's word."""
+        """Return the number of an operator's word."""
         if base(op) in self.operators:
             return self.operators.index(base(op))
         facts = row(op)
@@ -195,25 +195,25 @@ class Vocabulary:
 
 @per_graph
 def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges, and every node's level from either end: its longest path from there."""
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
-    pairs = [(place[a], place[b]) for a, b in graph.nx.edges]
+    """Return edges, and every node's level from either end: its longest path from there."""
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    pairs = [(index[a], index[b]) for a, b in graph.nx.edges]
     edges = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.contiguous()
     levels = []
     for view in (graph.nx, graph.nx.reverse(copy=False)):
-        level = torch.zeros(len(place), dtype=torch.long)
+        level = torch.zeros(len(index), dtype=torch.long)
         for number, names in enumerate(nx.topological_generations(view)):
-            level[[place[name] for name in names]] = number
+            level[[index[name] for name in names]] = number
         levels.append(level)
     return edges, levels[0], levels[1]
 
 
 @per_graph
 def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
-    """Pairs [2, pairs] of nodes whose shortest path has 2 to ``reach`` edges; how many [pairs]."""
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    """Return pairs [2, pairs] of nodes 2 to ``reach`` edges apart, and their distance [pairs]."""
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
     distant = [
-        (place[a], place[b], length)
+        (index[a], index[b], length)
         for a, lengths in nx.all_pairs_shortest_path_length(graph.nx, cutoff=reach)
         for b, length in lengths.items()
         if length > 1
@@ -223,7 +223,7 @@ def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
 
 
 def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
-    """A graph as ``torch_geometric.data.Data``, a node per operator in the graph's order.
+    """Convert a graph to ``torch_geometric.data.Data``, a node per operator in graph order.
 
     Args:
         graph: The architecture; a result used twice by one operator is one edge.
@@ -263,7 +263,7 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
 
 
 def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1) -> Any:
-    """Several graphs as one ``torch_geometric.data.Batch``, side by side.
+    """Combine several graphs into one ``torch_geometric.data.Batch``.
 
     Raises:
         GraphError: If there are none, or one has no operators.
@@ -276,7 +276,7 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
 # -- sweeps -------------------------------------------------------------------------------------
 
 
-# Edges [2, edges], and the lengths of the paths that they stand for, [edges]; None: 1.
+# Edges [2, edges], and the lengths of the paths that they stand for, [edges]; None: all 1.
 Edges = tuple[Tensor, Tensor | None]
 
 
@@ -285,10 +285,10 @@ class Messages:
     """What the nodes of a level receive over edges of one kind.
 
     Attributes:
-        sources: Earlier levels and which of their rows send; None: all rows.
+        sources: Earlier levels and the rows of them that send (None: all rows).
         edge_index: [2, edges] from a row of the sources, one after the other, to a row here.
         distance: Length of the path that each stands for, by which its message is divided,
-            [edges]; None: 1.
+            [edges]. Default: all 1.
     """
 
     sources: tuple[tuple[int, Tensor | None], ...]
@@ -315,12 +315,12 @@ class Sweep:
 
     Attributes:
         order: Nodes sorted by level.
-        place: Each node's position in that order.
+        position: Each node's position in that order.
         levels: The levels, first to last.
     """
 
     order: Tensor
-    place: Tensor
+    position: Tensor
     levels: tuple[Level, ...]
 
 
@@ -340,26 +340,26 @@ def sweep(level: Tensor, edges: Edges, *more: Edges) -> Sweep:
     """
     levels = level.cpu().numpy()
     order = np.argsort(levels, kind="stable")
-    place = np.argsort(order, kind="stable")
+    position = np.argsort(order, kind="stable")
     sizes = np.bincount(levels)
-    kinds = [_messages(levels[order], place, sizes, *kind) for kind in (edges, *more)]
+    kinds = [_messages(levels[order], position, sizes, *kind) for kind in (edges, *more)]
     steps = zip(sizes.tolist(), zip(*kinds, strict=True), strict=True)
-    visited, back = (torch.from_numpy(x).to(level.device) for x in (order, place))
+    visited, back = (torch.from_numpy(x).to(level.device) for x in (order, position))
     return Sweep(visited, back, tuple(Level(*step) for step in steps))
 
 
 def _messages(
     homes: np.ndarray,
-    place: np.ndarray,
+    position: np.ndarray,
     sizes: np.ndarray,
     edge_index: Tensor,
     distance: Tensor | None,
 ) -> Iterator[Messages]:
-    """Over one kind of edge, level by level.
+    """Yield the messages over one kind of edge, level by level.
 
     Args:
-        homes: Level of the node at each place of the order, [nodes].
-        place: Each node's place, [nodes].
+        homes: Level of the node at each position of the order, [nodes].
+        position: Each node's position in the order, [nodes].
         sizes: Number of nodes of each level.
         edge_index: As for :func:`sweep`.
         distance: As for :func:`sweep`.
@@ -369,7 +369,7 @@ def _messages(
         return torch.from_numpy(array).to(edge_index.device)
 
     # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
-    sender, receiver = place[edge_index.cpu().numpy()]
+    sender, receiver = position[edge_index.cpu().numpy()]
     by_receiver = np.argsort(receiver, kind="stable")
     sender, receiver = sender[by_receiver], receiver[by_receiver]
     lengths = None if distance is None else distance.cpu().numpy()[by_receiver]
@@ -381,8 +381,8 @@ def _messages(
         sources: list[tuple[int, Tensor | None]] = []
         for home in np.unique(homes[senders]):
             sending = senders[homes[senders] == home] - starts[home]
-            whole = len(sending) == sizes[home]
-            sources.append((int(home), None if whole else tensor(sending)))
+            complete = len(sending) == sizes[home]
+            sources.append((int(home), None if complete else tensor(sending)))
         edges = np.stack([rows, receiver[mine] - starts[number]])
         apart = None if lengths is None else tensor(lengths[mine])
         yield Messages(tuple(sources), tensor(edges), apart)
@@ -390,12 +390,12 @@ def _messages(
 
 @per_graph
 def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
-    """Plans for one graph, made once: with virtual edges they are quadratic in its levels."""
+    """Return the cached plans of one graph: virtual edges make them quadratic in its levels."""
     return sweeps(to_data(graph, Vocabulary(()), reach))
 
 
 def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
-    """Plans of the forward and of the backward traversal of a graph or a batch of graphs."""
+    """Plan the forward and the backward traversal of a graph or a batch of graphs."""
     kinds: list[Edges] = [(batch.edge_index, None)]
     if "virtual_index" in batch:
         kinds.append((batch.virtual_index, batch.distance))

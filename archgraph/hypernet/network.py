@@ -114,7 +114,7 @@ class GraphHypernetwork(nn.Module):
     def for_graphs(
         cls, graphs: Sequence[ArchGraph], *, seed: int = 0, **options: Any
     ) -> GraphHypernetwork:
-        """A hypernetwork with a word for every operator, and a decoder for every slot, of graphs.
+        """Build a hypernetwork with a word per operator, and a decoder per slot, of these graphs.
 
         Args:
             graphs: Architectures that it shall generate.
@@ -134,12 +134,13 @@ class GraphHypernetwork(nn.Module):
             for entry in _generated(graph, shifts):
                 known = largest.get(entry.slot, entry.shape)
                 largest[entry.slot] = tuple(map(max, known, entry.shape))
+        # The caller's random state stays as it was.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(Vocabulary.of(graphs), largest, **options)
 
     def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
-        """Names of a state that stay on the client, each with its rule.
+        """Return the names of a state that stay on the client, each with its rule.
 
         Raises:
             GraphError: If a tensor is neither generated nor local by a rule.
@@ -151,7 +152,7 @@ class GraphHypernetwork(nn.Module):
         return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
     def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
-        """The tensors of a graph that are generated, in state order."""
+        """Return the generated tensors of a graph, in state order."""
         return _generated(graph, self.shifts)
 
     def generate(
@@ -160,7 +161,7 @@ class GraphHypernetwork(nn.Module):
         states: Sequence[State],
         descriptor: Tensor | None = None,
     ) -> list[dict[str, Tensor]]:
-        """Weights for clients, differentiable in φ.
+        """Generate weights for clients, differentiable in φ.
 
         Args:
             graphs: Each client's architecture.
@@ -238,6 +239,7 @@ class GraphHypernetwork(nn.Module):
             total += float(share @ _squares(gap).cpu()) / 2
             value.backward(gap.mul_(share.to(gap).view(-1, *[1] * (gap.dim() - 1))).to(value))
             gradients[key[0]][at] = cast(Tensor, code.grad)
+        # One pass back through the network for all clients, from the gradients of their codes.
         if codes:
             torch.autograd.backward(list(codes.values()), list(gradients.values()))
         return total
@@ -247,7 +249,7 @@ class GraphHypernetwork(nn.Module):
     def _codes(
         self, graphs: Sequence[ArchGraph], states: Sequence[State], descriptor: Tensor | None
     ) -> dict[CodeKey, Tensor]:
-        """For each key the codes of its tensors, client by client in the order of entries."""
+        """Return the codes of the tensors of each key, client by client in the order of entries."""
         self.check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach)
@@ -280,6 +282,7 @@ class GraphHypernetwork(nn.Module):
         )
         if tensors:
             codes = self.encoder(tensors, slot)
+            # A node's tensors are averaged: features do not grow with their number.
             number = torch.tensor(nodes)  # of positions: known without the device's values
             share = 1 / torch.bincount(number)[number].to(codes)
             known = known.index_add(0, node, codes * share[:, None])
@@ -291,17 +294,17 @@ class GraphHypernetwork(nn.Module):
         alone = len(graphs) == 1 and words.device.type in ("cpu", "meta")
         plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
         features = self.norm(self.gnn(features, *plans))
-        seen = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
+        is_described = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
         by_key = {}
         for key, chosen in places.items():
             rows = torch.tensor(chosen, device=words.device)
-            about = described[client[rows]] * seen[rows]
+            about = described[client[rows]] * is_described[rows]
             inputs = torch.cat([features[node[rows]], about], 1)
             by_key[key] = self.decoders[key[0]](inputs, largest[key])
         return by_key
 
     def _described(self, graphs: Sequence[ArchGraph], descriptor: Tensor | None) -> Tensor:
-        """Descriptors [clients, descriptor], with 0 columns where clients are not described."""
+        """Return descriptors [clients, descriptor], with 0 columns for undescribed clients."""
         if self.client is not None and descriptor is not None and descriptor.dim() == 1:
             descriptor = self.client(descriptor.to(self.client.weight.device))
         expected = (len(graphs), self.descriptor)
@@ -342,13 +345,13 @@ class GraphHypernetwork(nn.Module):
                     )
 
     def _key(self, entry: GeneratedTensor) -> CodeKey:
-        """Tensors of one slot and kernel are decoded together, as far as they need."""
+        """Return the slot and kernel whose tensors are decoded together."""
         return self._number(entry), entry.shape[2:]
 
     def _alike(
         self, graphs: Sequence[ArchGraph]
     ) -> dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]]:
-        """Tensors of clients that are made in the same way, as many as ``AT_ONCE`` allows.
+        """Group tensors of clients that are decoded alike, at most ``AT_ONCE`` values each.
 
         Returns:
             Row of its code, client and entry of each, by key, way and number of the lot.
@@ -374,14 +377,14 @@ class GraphHypernetwork(nn.Module):
 
 
 def _squares(gaps: Tensor) -> Tensor:
-    """Σ g² of each row, a part of it at a time: one float32 sum of 40 M numbers is 0.5 % short."""
+    """Return Σ g² of each row, piecewise: one float32 sum of 40 M numbers is 0.5 % short."""
     parts = gaps.shape[1] if gaps.dim() > 2 else 1
     lengths = torch.linalg.vector_norm(gaps.reshape(len(gaps), parts, -1), dim=2)
     return lengths.double().square().sum(1)
 
 
 def _generated(graph: ArchGraph, shifts: str) -> tuple[GeneratedTensor, ...]:
-    """The entries of a graph, without biases of normalisation where those stay local."""
+    """Return the generated entries of a graph, without norm biases where those stay local."""
     return tuple(
         entry
         for entry in entries(graph)
@@ -409,7 +412,7 @@ class ShapeEncoder(nn.Module):
         )
 
     def forward(self, tensors: Sequence[Tensor], node: Sequence[int], nodes: int) -> Tensor:
-        """Vectors of nodes.
+        """Return vectors of nodes.
 
         Args:
             tensors: Tensors of any shapes.
@@ -420,9 +423,9 @@ class ShapeEncoder(nn.Module):
             [nodes, width].
         """
         largest: dict[int, Tensor] = {}
-        for place, tensor in zip(node, tensors, strict=True):
-            if place not in largest or tensor.numel() > largest[place].numel():
-                largest[place] = tensor
+        for position, tensor in zip(node, tensors, strict=True):
+            if position not in largest or tensor.numel() > largest[position].numel():
+                largest[position] = tensor
         codes = [
             [_quarters(size) for size in (*tensor.shape, *[1] * DIMENSIONS)[:DIMENSIONS]]
             for tensor in largest.values()
@@ -438,10 +441,10 @@ DIMENSIONS, QUARTERS = 4, 128
 
 
 def _quarters(size: int) -> int:
-    """Four times a size's logarithm to base 2, rounded: 1 → 0, 2 → 4, 3 → 6."""
+    """Return four times a size's logarithm to base 2, rounded: 1 → 0, 2 → 4, 3 → 6."""
     return min(round(4 * math.log2(max(size, 1))), QUARTERS - 1)
 
 
 def _parts(width: int, count: int) -> list[int]:
-    """A width in so many parts, as equal as can be."""
+    """Divide a width into parts, as equal as possible."""
     return [width // count + (i < width % count) for i in range(count)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> dict[str, float]:
-    """For every tensor with a tiled decoder the part of it that no tile can express.
+    """Return for each tensor with a tiled decoder the part of it that no tile can express.
 
     Args:
         network: A hypernetwork that generates for the graph.
@@ -55,7 +55,7 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
 
 
 def block_mean(tensor: Tensor, tile: tuple[int, ...]) -> Tensor:
-    """The tile that comes nearest to a tensor: each number the mean over where it is repeated.
+    """Return the tile nearest to a tensor: each number is the mean over its repetitions.
 
     Args:
         tensor: A tensor at least as long as the tile in every dimension.
@@ -66,9 +66,9 @@ def block_mean(tensor: Tensor, tile: tuple[int, ...]) -> Tensor:
         [4.0, 3.0]
     """
     for dim, size in enumerate(tile):
-        place = torch.arange(tensor.shape[dim], device=tensor.device) % max(size, 1)
-        count = torch.bincount(place, minlength=size).to(tensor)
+        position = torch.arange(tensor.shape[dim], device=tensor.device) % max(size, 1)
+        count = torch.bincount(position, minlength=size).to(tensor)
         shape = [*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]
-        total = tensor.new_zeros(shape).index_add(dim, place, tensor)
+        total = tensor.new_zeros(shape).index_add(dim, position, tensor)
         tensor = total / count.view(-1, *[1] * (total.dim() - dim - 1))
     return tensor

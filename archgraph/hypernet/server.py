@@ -53,7 +53,7 @@ def step(network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser keeps per parameter, as tensors by ``key/parameter``.
+    """Return an optimiser's state per parameter, as tensors by ``key/parameter``.
 
     A parameter that has never had a gradient has nothing.
 
@@ -84,14 +84,14 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
 
 
 def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[str, Tensor]:
-    """The same tensors, whose memory is a file that vanishes with the last of them.
+    """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
-    The operating system reads what is used and drops it when memory is short. The file has no name
-    any more when this returns, so that nothing is left behind, whatever ends the process.
+    The operating system reads pages when they are used and drops them when memory is short. The
+    file is unlinked before this returns, so that nothing is left behind however the process ends.
 
     Args:
         state: Tensors of any devices.
-        folder: Where; None: the folder for temporary files.
+        folder: Where to write. Default: the folder for temporary files.
 
     Returns:
         Tensors on the CPU, to be read only.
@@ -119,5 +119,6 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
             hint="free some space, name another folder in TMPDIR, or allow more memory",
         ) from error
     finally:
+        # The mappings keep the content; without a name it cannot outlive the process.
         with contextlib.suppress(OSError):
             Path(name).unlink()

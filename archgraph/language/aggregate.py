@@ -44,7 +44,7 @@ class MedianOptions(Base):
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """How many of so many values are left out at each end: all but the middle one or two."""
+        """Return how many of `count` values to drop at each end: all but the middle one or two."""
         return max((count - 1) // 2, 0)
 
 
@@ -57,22 +57,23 @@ class TrimmedMeanOptions(Base):
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """How many of so many values are left out at each end.
+        """Return how many of `count` values to drop at each end.
 
         Example:
             >>> [TrimmedMeanOptions(share=0.29).cut(n) for n in (3, 4, 100)]
             [0, 1, 29]
         """
-        return part_of(self.share, count)
+        return rounded_share(self.share, count)
 
 
-def part_of(share: float, count: int) -> int:
-    """A share of a number, rounded down: 0.29 of 100 is 29, not 28.999…."""
+def rounded_share(share: float, count: int) -> int:
+    """Return a share of a number, rounded down: 0.29 of 100 is 29, not 28.999…."""
+    # Rounded first: 0.29 · 100 is slightly less than 29 in binary.
     return math.floor(round(share * count, 9))
 
 
 def _short(options: type[Base], main: str) -> Any:
-    """The value of a rule's key: its options, or a number that stands for the main one."""
+    """Accept the options of a rule, or a bare number for its main option."""
 
     def long(value: Any) -> Any:
         return value if isinstance(value, Mapping | Base) else {main: value}
@@ -174,20 +175,20 @@ class AggregateSpec(_Rules):
     @pydantic.model_validator(mode="after")
     def _rules(self) -> AggregateSpec:
         if all(getattr(self, rule.name) is None for rule in RULES):
-            raise Mistake("names no rule", expected=f"one of {', '.join(r.name for r in RULES)}")
+            raise Mistake("must name a rule", expected=f"one of {', '.join(r.name for r in RULES)}")
         if self.median is not None and self.trimmed_mean is not None:
             raise Mistake(
-                "has two ways to take a mean", found="median, trimmed_mean", expected="one"
+                "names two replacements of the mean", found="median, trimmed_mean", expected="one"
             )
         return self
 
     @property
     def middle(self) -> MedianOptions | TrimmedMeanOptions | None:
-        """What replaces the mean; None: nothing does."""
+        """What replaces the mean; None for the mean itself."""
         return self.median or self.trimmed_mean
 
     def factor(self, size: UpdateSize, median: float) -> float:
-        """Factor of an update that is clipped, at most 1.
+        """Return the factor that clips an update, at most 1.
 
         Args:
             size: Of the update.
@@ -203,8 +204,8 @@ class AggregateSpec(_Rules):
         if self.clip is None:
             return 1.0
         relative = self.clip == "median"
-        largest, found = (median, size.rms) if relative else (float(self.clip), size.norm)
-        return largest / found if found > largest > 0 else 1.0
+        largest, norm = (median, size.rms) if relative else (float(self.clip), size.norm)
+        return largest / norm if norm > largest > 0 else 1.0
 
 
 def _named(value: Any) -> Any:
@@ -218,7 +219,7 @@ Aggregate = Annotated[
 
 
 def rule_table() -> Table:
-    """All rules, in the order in which they are applied.
+    """Return all rules, in the order in which they are applied.
 
     Example:
         >>> rule_table().rows[0][2]

@@ -11,12 +11,13 @@ from typing import Any
 from archgraph.errors import SpecError
 
 _PACKAGE = "archgraph"
+# A context variable, so that consent ends with its block, also in threads and tasks.
 _GIVEN: ContextVar[bool] = ContextVar("python", default=False)
 
 
 @contextlib.contextmanager
 def allowed(python: bool = True) -> Iterator[None]:
-    """Inside, files may name Python code, which is imported and called.
+    """Allow files, inside this context, to name Python code, which is imported and called.
 
     Args:
         python: False changes nothing: consent that a caller has given stays.
@@ -35,13 +36,13 @@ def allowed(python: bool = True) -> Iterator[None]:
         _GIVEN.reset(token)
 
 
-def given() -> bool:
-    """Whether consent was given here, for a process that works for this one."""
+def consent_given() -> bool:
+    """Return whether consent was given, to pass it on to a worker process."""
     return _GIVEN.get()
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Whether running what a name stands for needs consent that was not given.
+    """Return whether running what a name stands for needs consent that was not given.
 
     Classes of archgraph's own need none.
 
@@ -66,8 +67,8 @@ def needs_consent(name: str, base: type) -> bool:
     except ImportError:
         return True
     # Modules have more names than those they define: `archgraph.demo.network:torch` is not ours.
-    own = isinstance(value, type) and value.__module__.partition(".")[0] == _PACKAGE
-    return not (own and issubclass(value, base))
+    shipped = isinstance(value, type) and value.__module__.partition(".")[0] == _PACKAGE
+    return not (shipped and issubclass(value, base))
 
 
 def consented(name: str, base: type, where: str) -> None:
@@ -86,10 +87,10 @@ def consented(name: str, base: type, where: str) -> None:
         )
 
 
-def named(value: Any) -> Iterator[str]:
-    """The Python names in a model or a strategy as a file has it, at any depth.
+def python_names(value: Any) -> Iterator[str]:
+    """Yield the Python names in the data of a model or a strategy, at any depth.
 
-    >>> list(named({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
+    >>> list(python_names({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
     ['mine:Net', 'mine:Config']
     """
     if isinstance(value, Mapping):
@@ -99,4 +100,4 @@ def named(value: Any) -> Iterator[str]:
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for item in value:
-            yield from named(item)
+            yield from python_names(item)

@@ -188,14 +188,14 @@ class TargetSpec(Base):
 
 
 def _one_form(value: Any) -> Any:
-    """A column, or one way to say what the target is."""
+    """Check that a target is a column, or is described in exactly one way."""
     if isinstance(value, str | TargetSpec):
         return value
     forms = tuple(TargetSpec.model_fields)
     known = [key for key in value if key in forms] if isinstance(value, Mapping) else []
     if len(known) > 1 or not isinstance(value, Mapping) or not value:
         raise Mistake(
-            "does not say what the target is",
+            "must describe the target in one way",
             found=" and ".join(known) or shorten(value),
             expected=f"the name of a column, or one of {', '.join(forms)}",
         )
@@ -322,7 +322,7 @@ _LEARNED = {"classification": "classes", "multilabel": "labels", "regression": "
 
 
 def as_learned(data: DataSpec, task: str | None) -> DataSpec:
-    """The data with a target of which the task says what it is, where only a column is named.
+    """Return the data with a bare target column described by the task.
 
     >>> as_learned(TableData(table="rows.csv", target="age"), "regression").target
     TargetSpec(values='age')
@@ -346,14 +346,14 @@ DOORS: Mapping[str, type[DataSpec]] = {
 
 
 def _one_door(value: Any) -> Any:
-    """The mapping, if it names data once."""
+    """Check that a mapping names data exactly once."""
     if isinstance(value, DataSpec):
         return value
     if not isinstance(value, Mapping):
         hint = f"write {{dataset: {value}}}" if isinstance(value, str) else None
-        found = "nothing" if value is None else shorten(value)
+        problem = "nothing" if value is None else shorten(value)
         expected = f"a mapping with {', '.join(DOORS)}"
-        raise Mistake("does not say which data", found=found, expected=expected, hint=hint)
+        raise Mistake("must name the data", found=problem, expected=expected, hint=hint)
     doors = [key for key in DOORS if key in value]
     if len(doors) > 1:
         raise Mistake(

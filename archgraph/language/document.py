@@ -12,13 +12,13 @@ import pydantic
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.fields import Base, Key, Place
-from archgraph.language.mistakes import explain, shorten
+from archgraph.language.mistakes import raise_mistake, shorten
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 
 def dotted(place: Place) -> str:
-    """Printed form of a place in a file.
+    """Render a place in a file.
 
     >>> dotted(("sections", 2, "steps", 0))
     'sections[2].steps[0]'
@@ -28,7 +28,7 @@ def dotted(place: Place) -> str:
 
 
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Places of every value inside plain data.
+    """Yield the places of every value inside plain data.
 
     >>> list(places({"a": {"b": 1}}))
     [(), ('a',), ('a', 'b')]
@@ -56,7 +56,7 @@ class Document:
     texts: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
 
     def where(self, place: Place) -> str:
-        """File, line and key of a place, or of the nearest one above that exists."""
+        """Return file, line and key of a place, or the line of its nearest existing parent."""
         known = place
         while known and known not in self.lines:
             known = known[:-1]
@@ -80,7 +80,7 @@ class Document:
 
     @contextlib.contextmanager
     def locating(self, *place: Key) -> Iterator[None]:
-        """Errors raised inside begin with the file and line of a place.
+        """Prefix errors raised inside with the file and line of a place.
 
         An error whose own place is a key below (``strategy.fedavg.weights``) points at that line;
         one that points into the file already stays as it is.
@@ -99,7 +99,7 @@ class Document:
             raise
 
     def at(self, place: Place) -> Any:
-        """The value at a place, or ``None`` where there is none."""
+        """Return the value at a place; None if the file lacks it."""
         value = self.data
         for key in place:
             try:
@@ -111,7 +111,7 @@ class Document:
     def validate(
         self, model: type[M], data: Any = None, place: Place = (), context: Any = None
     ) -> M:
-        """The data (or a part of it, at a place) as a pydantic model.
+        """Validate the data (or a part of it, at a place) as a pydantic model.
 
         Raises:
             SpecError: For the first mistake, with its file, line and key.
@@ -119,10 +119,10 @@ class Document:
         try:
             return model.model_validate(self.data if data is None else data, context=context)
         except pydantic.ValidationError as error:
-            explain(self, error, model, place)
+            raise_mistake(self, error, model, place)
 
     def sub(self, place: Place) -> Document:
-        """A part of the file as a document of its own."""
+        """Return a part of the file as its own document."""
         size = len(place)
         lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == place}
         texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == place}
@@ -139,32 +139,33 @@ class FromFile(Base):
         return type(self) is type(other) and dict(self) == dict(other)
 
     def document_of(self, place: Place) -> Document:
-        """What says a place: the file, or what one would hold that says it as it is now."""
+        """Return the document that a place is read from: the file, or the current values."""
         if self._document is not None and place[0] not in self._changed:
             return self._document
+        # Changed in Python: the line of the file would point at a value that no longer holds.
         name = type(self).__name__.removesuffix("Spec").lower()
         return Document(name, self.model_dump(by_alias=True, exclude_unset=True), {})
 
     def read_from(self, document: Document) -> Self:
-        """The same, which says what that file says."""
+        """Record the document that these values were read from, and return them."""
         self._document, self._changed = document, frozenset()
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some values changed, of which no line of the file is at fault."""
+        """Return a copy with some values changed; errors do not point at lines for these."""
         copy = super().model_copy(update=update, deep=deep)
         copy._changed = self._changed | frozenset(update or ())
         return copy
 
     def locating(self, *place: str) -> contextlib.AbstractContextManager[None]:
-        """Errors raised inside begin with the file and line of a place that a file says."""
+        """Prefix errors raised inside with the file and line of a place, if a file sets it."""
         if self._document is None or place[0] in self._changed:
             return contextlib.nullcontext()
         return self._document.locating(*place)
 
 
 def beside(document: Document, name: str, place: Place, *, folder: bool = False) -> Path:
-    """A file or folder named absolutely, or relative to the file that names it.
+    """Resolve a file or folder name, absolute or relative to the file that names it.
 
     Raises:
         SpecError: If there is none.
@@ -176,11 +177,11 @@ def beside(document: Document, name: str, place: Place, *, folder: bool = False)
         path, there = Path(name), False
     if not there:
         kind = "folder" if folder else "file"
-        found = str(path) if name.isprintable() else name
+        text = str(path) if name.isprintable() else name
         document.fail(
             place,
             f"names a {kind} that is not there",
-            found=found if len(found) < 200 else shorten(found),
+            found=text if len(text) < 200 else shorten(text),
             expected=f"a {kind} of this machine, absolute or relative to this file",
             hint="nothing is downloaded" if folder else None,
         )

@@ -80,14 +80,14 @@ class GraphDraft:
         return Leaf(name)
 
     def types(self, value: Value) -> tuple[TensorType, ...]:
-        """Types of the results that a reference stands for."""
+        """Return the types of the results that a reference stands for."""
         if isinstance(value, Ref):
             return self.nodes[value.name].types
         assert isinstance(value, Leaf)
         return (self.leaves[value.name].type,)
 
     def shape(self, value: Value) -> tuple[Size, ...]:
-        """Shape of the (first) result that a reference stands for."""
+        """Return the shape of the (first) result that a reference stands for."""
         return self.types(value)[0].shape
 
     def call(self, op: str, args: Mapping[str, Value], scope: str) -> Ref:
@@ -103,6 +103,7 @@ class GraphDraft:
             node = Node("new", op, canonical_args(op, dict(args)), scope=scope)
             node = self._canonical(node)
         type_ = self._infer(node)
+        # What returns its input leaves no node, so that two spellings of a model give one graph.
         first = node.args[0][1] if node.args else None
         if (
             isinstance(first, Ref)
@@ -110,12 +111,13 @@ class GraphDraft:
             and table.is_identity(node.op, dict(node.args))
         ):
             return first
+        # Temporary: canonical names follow when the graph is complete.
         name = f"n{len(self.nodes)}"
         self.nodes[name] = Node(name, node.op, node.args, type_, scope)
         return Ref(name)
 
     def _canonical(self, node: Node) -> Node:
-        """The one spelling of a call among those that say the same."""
+        """Return the canonical spelling of a call."""
         type_ = self._infer(node)
         results = type_ if isinstance(type_, tuple) else (type_,)
         sizes = {
@@ -123,16 +125,15 @@ class GraphDraft:
             for k, v in node.args
             if isinstance(v, Leaf) or (isinstance(v, Ref) and len(self.types(v)) == 1)
         }
-        given = dict(node.args)
-        op, args = table.canonical(Spelling(node.op, given, sizes, tuple(t.shape for t in results)))
-        return (
-            node
-            if (op, args) == (node.op, given)
-            else Node("new", op, canonical_args(op, args), scope=node.scope)
-        )
+        written = dict(node.args)
+        shapes = tuple(t.shape for t in results)
+        op, args = table.canonical(Spelling(node.op, written, sizes, shapes))
+        if (op, args) == (node.op, written):
+            return node
+        return Node("new", op, canonical_args(op, args), scope=node.scope)
 
     def _infer(self, node: Node) -> TensorType | tuple[TensorType, ...]:
-        """Types of a call's results."""
+        """Infer the types of a call's results."""
         results = {name: self.nodes[name].type for name in node.uses()}
         leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
@@ -147,20 +148,20 @@ class GraphDraft:
         name: str = "",
         sections: tuple[tuple[str, tuple[str, ...]], ...] = (),
     ) -> ArchGraph:
-        """The finished graph: checked, canonical names, leaves in state-dict order.
+        """Return the finished graph: checked, canonical names, leaves in state-dict order.
 
         Raises:
             GraphError: If it breaks a law.
         """
         inputs = tuple((n, Ref(n)) for n, node in self.nodes.items() if node.op == "input")
         params = tuple(state_order(tuple(self.leaves.values())))
-        whole = self._whole(outputs).replace(inputs=inputs, params=params)
-        graph = renumber(whole.replace(sections=sections, name=name))
+        complete = self._whole(outputs).replace(inputs=inputs, params=params)
+        graph = renumber(complete.replace(sections=sections, name=name))
         check(graph)
         return graph
 
     def unused(self, outputs: Value) -> tuple[str, ...]:
-        """Names of the nodes that no output needs."""
+        """Return the names of the nodes that no output needs."""
         live = prune(self._whole(outputs)).node
         return tuple(n for n in self.nodes if n not in live)
 
@@ -170,16 +171,16 @@ class GraphDraft:
 
 
 def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
-    """Leaves in the order of a module's state dict: parameters, buffers, then each child's.
+    """Yield leaves in the order of a state dict: parameters, buffers, then each child's.
 
     Constants, which no state dict holds, come last.
     """
 
     def visit(group: list[tuple[tuple[str, ...], Param]]) -> Iterator[Param]:
         children: dict[str, list[tuple[tuple[str, ...], Param]]] = {}
-        own = [p for path, p in group if len(path) == 1]
-        yield from (p for p in own if p.role == "parameter")
-        yield from (p for p in own if p.role == "buffer")
+        direct = [p for path, p in group if len(path) == 1]
+        yield from (p for p in direct if p.role == "parameter")
+        yield from (p for p in direct if p.role == "buffer")
         for path, param in group:
             if len(path) > 1:
                 children.setdefault(path[0], []).append((path[1:], param))

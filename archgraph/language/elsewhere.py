@@ -59,7 +59,7 @@ FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "n
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
-    """The hint about an unknown name: what it is called here, or the name that is most like it.
+    """Return the hint about an unknown name: its archgraph name, or the most similar one.
 
     Args:
         name: What was written.
@@ -82,10 +82,10 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """A name without its library, case and separators."""
+    """Strip a name of its library, case and separators."""
     return re.sub(r"[^a-z0-9]", "", name.rpartition(".")[2].lower())
 
 
 def _plain(letters: str) -> str:
-    """A name without its number of dimensions."""
+    """Strip a name of its number of dimensions."""
     return re.sub(r"[123]d$", "", letters)

@@ -70,7 +70,7 @@ class EvaluateSpec(Base):
     )
 
     def due(self, round: int, rounds: int) -> bool:
-        """Whether to measure after a round (counted from 1) of so many; always after the last.
+        """Return whether to measure after a round (counted from 1); the last one always is.
 
         Example:
             >>> late = EvaluateSpec(every=2, after=0.7)
@@ -181,8 +181,8 @@ class EngineSpec(Base):
     def _devices_of_one_kind(self) -> EngineSpec:
         kinds = {name.partition(":")[0] for name in self.devices}
         # Without a number it is the first one.
-        named = {name if ":" in name else f"{name}:0" for name in self.devices}
-        if len(kinds) > 1 or len(named) < len(self.devices):
+        numbered = {name if ":" in name else f"{name}:0" for name in self.devices}
+        if len(kinds) > 1 or len(numbered) < len(self.devices):
             raise Mistake(
                 "must name different devices of one kind",
                 place=("device",),
@@ -200,13 +200,13 @@ class EngineSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _compiles_in_one_process(self) -> EngineSpec:
-        apart = {"kind": self.kind != LOCAL, "workers": (self.workers or 1) > 1}
-        apart |= {"device": len(self.devices) > 1}
-        apart |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
-        for key, given in apart.items():
-            if self.compile and given:
+        separate = {"kind": self.kind != LOCAL, "workers": (self.workers or 1) > 1}
+        separate |= {"device": len(self.devices) > 1}
+        separate |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
+        for key, chosen in separate.items():
+            if self.compile and chosen:
                 raise Mistake(
-                    "asks for processes, each of which would compile anew",
+                    "`compile: true` requires a single process",
                     place=(key,),
                     found=getattr(self, key),
                     hint="leave it out, or leave out engine.compile",
@@ -230,12 +230,12 @@ STRATEGIES = "archgraph.strategies"
 
 @functools.lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
-    """What packages offer as strategies, looked up once for a search path: it takes 10 ms."""
+    """Look up the strategies that packages offer, once for a search path: it takes 10 ms."""
     return importlib.metadata.entry_points(group=STRATEGIES)
 
 
 def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
-    """The entry point that offers a strategy of a name.
+    """Return the entry point that offers a strategy of a name.
 
     Raises:
         SpecError: If there is none, or packages offer different ones under this name.
@@ -245,6 +245,7 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
         'archgraph.strategies.fedavg:FedAvg'
     """
     every = _entry_points(tuple(sys.path))
+    # By value: a package may be on the path twice (installed, and as a working copy).
     offered = {entry.value: entry for entry in every.select(name=name)}
     if not offered:
         raise SpecError("unknown strategy", where="strategy", **unknown(name, sorted(every.names)))
@@ -259,7 +260,7 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
 
 
 def strategy_options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Fields of a strategy that are options: its own, then those that it shares with others."""
+    """Return the fields of a strategy that are options: its own, then inherited ones."""
     own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
     fields = (field for field in dataclasses.fields(cls) if field.init)
     return sorted(fields, key=lambda field: own_first.index(field.name))
@@ -415,7 +416,7 @@ class ExperimentSpec(FromFile):
         for key, why in _NOT_PRIVATE.items():
             if self.privacy is not None and getattr(self, key) is not None:
                 raise Mistake(
-                    "has no place beside `privacy`",
+                    "cannot be combined with `privacy`",
                     place=(key,),
                     expected="one of the two",
                     hint=why,

@@ -29,7 +29,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
 
 
 def is_expression(value: object) -> bool:
-    """Whether a YAML value has to be evaluated.
+    """Return whether a YAML value has to be evaluated.
 
     >>> is_expression("$width * 6"), is_expression("relu")
     (True, False)
@@ -38,7 +38,7 @@ def is_expression(value: object) -> bool:
 
 
 def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
-    """Value of an expression.
+    """Evaluate an expression.
 
     A lone ``$name`` is that parameter's value, whatever its type; arithmetic is for integers.
 
@@ -67,6 +67,7 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
     if alone := _NAME.fullmatch(text.strip()):
         return values[alone.group(1)]
     try:
+        # Parsed, never evaluated by Python: only the nodes that `_number` knows are computed.
         tree = ast.parse(_NAME.sub(r"_\1", text.strip()), mode="eval")
         return _number(tree.body, text, values)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -82,14 +83,14 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             result = value
         case ast.Name(id=name) if name[:1] == "_" and name[1:] in values:
-            held = values[name[1:]]
-            if not isinstance(held, int) or isinstance(held, bool):
+            parameter = values[name[1:]]
+            if not isinstance(parameter, int) or isinstance(parameter, bool):
                 raise Mistake(
-                    "calculates with something that is not an integer",
-                    found=f"${name[1:]} = {held!r}",
+                    "uses a parameter that is not an integer",
+                    found=f"${name[1:]} = {parameter!r}",
                     expected="an integer",
                 )
-            result = held
+            result = parameter
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             result = -_number(operand, text, values)
         case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATORS:
@@ -108,20 +109,22 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
     return result
 
 
-def resolve(data: Any, values: Mapping[str, ParamValue], place: tuple[Key, ...] = ()) -> Any:
-    """The data with every expression inside replaced by its value.
+def resolve_expressions(
+    data: Any, values: Mapping[str, ParamValue], place: tuple[Key, ...] = ()
+) -> Any:
+    """Replace every expression inside the data by its value.
 
     Raises:
         Mistake: As :func:`evaluate`, with the place inside the data.
 
     Example:
-        >>> resolve({"out": "$w * 2", "kernel": (3, "$k")}, {"w": 8, "k": 5})
+        >>> resolve_expressions({"out": "$w * 2", "kernel": (3, "$k")}, {"w": 8, "k": 5})
         {'out': 16, 'kernel': (3, 5)}
     """
     if isinstance(data, Mapping):
-        return {k: resolve(v, values, (*place, k)) for k, v in data.items()}
+        return {k: resolve_expressions(v, values, (*place, k)) for k, v in data.items()}
     if isinstance(data, tuple):
-        return tuple(resolve(v, values, (*place, i)) for i, v in enumerate(data))
+        return tuple(resolve_expressions(v, values, (*place, i)) for i, v in enumerate(data))
     if not is_expression(data):
         return data
     try:

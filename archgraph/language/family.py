@@ -133,7 +133,7 @@ class FamilySpec(FromFile):
         return self._weights
 
     def sources(self) -> Iterator[Document]:
-        """The models that are named or written in place: the global one's, then the clients'."""
+        """Yield the models that are named or written in the file: the global one, then clients'."""
         members: list[tuple[Place, Any]] = [
             (("clients", index, "model"), member.model) for index, member in enumerate(self.clients)
         ]
@@ -148,11 +148,13 @@ class FamilySpec(FromFile):
         if self.model in (None, "join"):
             if self.choose:
                 raise Mistake(
-                    "has choices of a global model, and none", place=("choose",), expected="a model"
+                    "sets choices of a global model, but the family has none",
+                    place=("choose",),
+                    expected="a model",
                 )
             if self.change != Rewrites():
                 raise Mistake(
-                    "changes a global model, and none is given",
+                    "changes a global model, but the family has none",
                     place=("change",),
                     expected="a model",
                 )
@@ -168,7 +170,7 @@ class FamilySpec(FromFile):
         return self
 
     def rewrites(self) -> Iterator[Rewrites]:
-        """What is done to the global model, then to each kind of client's."""
+        """Yield what is done to the global model, then to each kind of client's."""
         yield from (self.change, *self.clients)
 
     @property
@@ -181,7 +183,7 @@ class FamilySpec(FromFile):
         for index, member in enumerate(self.clients):
             if self.owners and member.owners is None:
                 raise Mistake(
-                    "does not say who its clients are, and others do",
+                    "lacks `owners`, which other clients have",
                     place=("clients", index),
                     found=member.name,
                     expected="owners: [names of the data's clients]",
@@ -190,14 +192,14 @@ class FamilySpec(FromFile):
 
     @pydantic.model_validator(mode="after")
     def _unique(self) -> FamilySpec:
-        seen: set[str] = set()
+        names: set[str] = set()
         for index, member in enumerate(self.clients):
-            if member.name in seen:
+            if member.name in names:
                 raise Mistake(
                     "names two kinds of client alike",
                     place=("clients", index, "name"),
                     found=repr(member.name),
                     expected="a name of its own",
                 )
-            seen.add(member.name)
+            names.add(member.name)
         return self

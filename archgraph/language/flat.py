@@ -50,7 +50,7 @@ class FlatModel(pydantic.BaseModel):
 
 
 def quoted(text: str) -> str:
-    r"""A double-quoted YAML scalar on one line.
+    r"""Render text as a double-quoted YAML scalar on one line.
 
     >>> print(quoted('a "b"\n'))
     "a \"b\"\n"
@@ -73,7 +73,7 @@ def _block(key: str, lines: Iterable[str]) -> list[str]:
 
 
 def dump(graph: ArchGraph) -> str:
-    r"""The flat YAML of a graph.
+    r"""Render a graph as flat YAML.
 
     Raises:
         GraphError: If a name in the graph does not survive being written.
@@ -117,8 +117,9 @@ def dump(graph: ArchGraph) -> str:
 
 
 def _difference(graph: ArchGraph, text: str) -> str | None:
-    """What of a graph its file does not give back."""
-    back = read(parse_document(text, "the written file"))
+    """Return the part of a graph that its file does not reproduce; None if all is there."""
+    # Read back at once: a name that YAML changes would otherwise surface in another session.
+    back = read_flat(parse_document(text, "the written file"))
     if back == graph:
         return None
     for mine, other in zip(
@@ -130,7 +131,7 @@ def _difference(graph: ArchGraph, text: str) -> str | None:
 
 
 def _lines(document: Document, key: str, text: str, read_line: Callable[..., T]) -> tuple[T, ...]:
-    """The statements of a block of text, one per line."""
+    """Parse the statements of a block of text, one per line."""
     first, column = document.texts.get((key,), (1, 0))
     return tuple(
         read_line(line, line=first + i, column=column, file=document.file)
@@ -145,7 +146,7 @@ def _value(document: Document, place: Place, text: str) -> Value:
 
 
 def line_of(document: Document, where: str) -> int:
-    """Line of a flat file on which a node (``%name …``), a leaf or an update stands.
+    """Return the line of a flat file on which a node (``%name …``), a leaf or an update stands.
 
     Where there is no such line, that of the key that ``where`` names, or else of the nodes.
     """
@@ -166,8 +167,8 @@ def _line(document: Document, key: str, here: Callable[[str], bool]) -> int:
     return first + next((i for i, text in enumerate(lines) if here(text)), 0)
 
 
-def read(document: Document) -> ArchGraph:
-    """The graph of a flat file, its syntax checked but not its laws.
+def read_flat(document: Document) -> ArchGraph:
+    """Parse the graph of a flat file; checks its syntax, but not its laws.
 
     Raises:
         SpecError: If a key or a line cannot be understood.

@@ -13,7 +13,7 @@ from archgraph.rewrites.options import Steps
 
 
 def heads(asked: Json, graph: ArchGraph) -> Json:
-    """What a rewrite is asked for, with architectures in place of lists of steps.
+    """Replace the lists of steps in a rewrite's options by architectures.
 
     The steps of an entry take what its section or block makes in the graph; all other values stay.
 

@@ -43,7 +43,7 @@ _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.
 
 @functools.cache
 def mappings() -> Mapping[str, Mapping[str, type[pydantic.BaseModel]]]:
-    """Mappings by the name of their topic, under the kind of file that they belong to."""
+    """Return mappings by the name of their topic, under the kind of file they belong to."""
     described = {kind.name: kind.mappings() for kind in reversed([*file_kinds().values()])}
     return {f"{name} files": models for name, models in described.items() if models}
 
@@ -80,7 +80,7 @@ class Topic:
     example: str = ""
 
     def __str__(self) -> str:
-        """As a terminal shows it."""
+        """Render for a terminal."""
         lines = [f"{self.name} ({self.group})", "", self.sentence]
         if self.options:
             width = max(len(option.name) for option in self.options)
@@ -101,7 +101,7 @@ class Topic:
         return "\n".join(lines)
 
     def markdown(self, level: int = 3) -> str:
-        """As a page of the documentation shows it, under a heading of some level."""
+        """Render for a page of the documentation, under a heading of some level."""
         lines = [f"{'#' * level} `{self.name}`", "", self.sentence]
         if self.options:
             lines += ["", "| key | value | default | |", "|---|---|---|---|"]
@@ -116,7 +116,7 @@ class Topic:
 
 
 def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
-    """Keys that several mappings share, and that stand with another topic."""
+    """Return keys that several mappings share and that are described with another topic."""
     if model is MemberSpec:
         return rewrite_rows()
     return DataSpec.model_fields if model in DOORS.values() else ()
@@ -124,7 +124,7 @@ def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
 
 @functools.cache
 def topics() -> Mapping[str, Topic]:
-    """Topics by name: the mappings of files, rewrites and steps.
+    """Return topics by name: the mappings of files, rewrites and steps.
 
     Example:
         >>> topics()["relu"].sentence
@@ -153,7 +153,7 @@ def topics() -> Mapping[str, Topic]:
 
 
 def topic(name: str) -> Topic:
-    """What there is to say about an operator, a rewrite, a strategy, a mapping or one of its keys.
+    """Return help on an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
         name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``lr`` alone where
@@ -179,6 +179,7 @@ def topic(name: str) -> Topic:
     strategies = strategy_names()
     if name in known:
         return known[name]
+    # Kinds of data are topics with a prefix that files do not write.
     if f"data.{name}" in known:
         return known[f"data.{name}"]
     if name in strategies:
@@ -196,10 +197,10 @@ def topic(name: str) -> Topic:
         alone = dataclasses.replace(option, sentence="")
         value = option.example or option.default.removesuffix("required")
         inner = re.search(r"mapping `([^`]*)`", option.type)
-        own = f"{key}: {value}" if value else mapping.example
+        usage = f"{key}: {value}" if value else mapping.example
         if inner and not value:
-            own = f"{key}:\n{textwrap.indent(topics()[inner[1]].example, '  ')}"
-        example = _part(mapping.example, key) or own
+            usage = f"{key}:\n{textwrap.indent(topics()[inner[1]].example, '  ')}"
+        example = _part(mapping.example, key) or usage
         return Topic(key, mapping.name, option.sentence, (alone,), example=example)
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
@@ -215,12 +216,12 @@ def topic(name: str) -> Topic:
 
 
 def strategy_names() -> list[str]:
-    """Names of the installed strategies, sorted."""
+    """Return the names of the installed strategies, sorted."""
     return sorted(importlib.metadata.entry_points(group=STRATEGIES).names)
 
 
 def overview() -> str:
-    """All topics, a line each, as ``archgraph help`` lists them."""
+    """Render all topics, a line each, as ``archgraph help`` lists them."""
     parts: list[str] = []
     width = max(map(len, topics()))
     for group, members in groupby(topics().values(), lambda entry: entry.group):
@@ -231,7 +232,7 @@ def overview() -> str:
 
 
 def markdown() -> str:
-    """The page about the language: all topics, by group."""
+    """Render the page about the language: all topics, by group."""
     common = ", ".join(f"`{name}`" for name in _COMMON)
     parts: list[str] = []
     for group, members in groupby(topics().values(), lambda entry: entry.group):
@@ -243,7 +244,7 @@ def markdown() -> str:
 
 
 def _rules() -> Iterator[Topic]:
-    """The rules of ``aggregate``, in the order in which they are applied."""
+    """Yield the rules of ``aggregate``, in the order in which they are applied."""
     described = AggregateSpec.model_json_schema()
     known = described["$defs"]
     for rule in RULES:
@@ -263,7 +264,7 @@ def _rules() -> Iterator[Topic]:
 
 
 def _rewrites() -> Iterator[Topic]:
-    """The rewrites, in the order in which they are done."""
+    """Yield the rewrites, in the order in which they are done."""
     described = Rewrites.model_json_schema()
     known = described["$defs"]
     for row in rewrite_rows().values():
@@ -286,7 +287,7 @@ def _rewrites() -> Iterator[Topic]:
 
 @functools.cache
 def _strategy(name: str) -> Topic:
-    """An installed strategy: fields of its class, and what the docstring says about each."""
+    """Describe an installed strategy: its fields, and what the docstring says about each."""
     cls = installed_strategy(name).load()
     sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
     sentences: dict[str, str] = {}
@@ -313,12 +314,12 @@ def _strategy(name: str) -> Topic:
 
 
 def _short(name: str, main: str) -> tuple[str, ...]:
-    """That a value may stand for the main option alone."""
+    """Note that a bare value may stand for the main option."""
     return (f"`{name}: VALUE` is short for `{name}: {{{main}: VALUE}}`.",) if main else ()
 
 
 def _sentence(model: type[pydantic.BaseModel]) -> str:
-    """The docstring of a model up to its first section."""
+    """Return the docstring of a model up to its first section."""
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -331,7 +332,7 @@ def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
 
 
 def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[HelpOption]:
-    """The keys of a mapping that a JSON schema describes."""
+    """Yield the keys of a mapping that a JSON schema describes."""
     for name, entry in described["properties"].items():
         needed = name in described.get("required", ())
         parts = (entry, *entry.get("anyOf", ()))
@@ -342,7 +343,7 @@ def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterat
 
 
 def _yaml(value: Any) -> str:
-    """A default as YAML; nothing for what is empty, or a mapping, whose keys have defaults."""
+    """Render a default as YAML; empty values and mappings (whose keys have defaults) as nothing."""
     if value in (None, dataclasses.MISSING, "", [], ()) or isinstance(value, dict):
         return ""
     return value if isinstance(value, str) else json.dumps(value)
@@ -361,13 +362,13 @@ _NOUNS = {
 
 
 def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
-    """What a JSON schema admits, in words."""
+    """Describe what a JSON schema admits, in words."""
     if entry is True:
         return "anything"
     if "$ref" in entry:
         name = entry["$ref"].rpartition("/")[2]
-        named = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
-        mapping = next(named, None)
+        match = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
+        mapping = next(match, None)
         return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
     if entry.get("title") in _NOUNS:
         return _NOUNS[entry["title"]][plural]
@@ -399,6 +400,6 @@ def _range(entry: Mapping[str, Any]) -> str:
 
 
 def _part(example: str, key: str) -> str:
-    """The lines of an example that set one key at its left edge."""
-    found = re.search(rf"^{key}:.*(?:\n(?:[ -].*)?)*", example, re.MULTILINE)
-    return found.group().rstrip() if found else ""
+    """Return the lines of an example that set one key at its left edge."""
+    match = re.search(rf"^{key}:.*(?:\n(?:[ -].*)?)*", example, re.MULTILINE)
+    return match.group().rstrip() if match else ""

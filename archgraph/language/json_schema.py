@@ -24,14 +24,15 @@ def model_schema() -> dict[str, Any]:
 def _add_steps(definitions: dict[str, Any]) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
     models: list[type[StepOptions]] = list(dict.fromkeys(row.options for row in STEPS.values()))
-    own = [(m, "validation") for m in (*models, RawOptions, BlockOptions)]
-    models_and_kinds: Any = own
-    names, made = models_json_schema(models_and_kinds, ref_template="#/$defs/{model}")
-    definitions |= {k: v for k, v in made.get("$defs", {}).items() if k not in definitions}
+    sources = [(m, "validation") for m in (*models, RawOptions, BlockOptions)]
+    models_and_kinds: Any = sources
+    names, schemas = models_json_schema(models_and_kinds, ref_template="#/$defs/{model}")
+    definitions |= {k: v for k, v in schemas.get("$defs", {}).items() if k not in definitions}
     everywhere: list[type[StepOptions]] = [*models, RawOptions]
     for options in everywhere:
         properties = definitions[options.__name__]["properties"]
         for key, value in properties.items():
+            # Any option may be an expression; these two are names of values.
             if key not in ("from", "as"):
                 properties[key] = {"anyOf": [value, {"$ref": "#/$defs/Expression"}]}
     definitions["Expression"] = {
@@ -42,12 +43,12 @@ def _add_steps(definitions: dict[str, Any]) -> None:
     forms: list[dict[str, Any]] = []
     for name, row in STEPS.items():
         reference = names[row.options, "validation"]
-        given = [reference, {"type": "null"}]
+        values = [reference, {"type": "null"}]
         if row.main:
             field = row.options.model_fields[row.main]
             main = definitions[row.options.__name__]["properties"][field.alias or row.main]
-            given.append(main)
-        forms.append(_one(name, {"anyOf": given}))
+            values.append(main)
+        forms.append(_one(name, {"anyOf": values}))
     forms.append(_one("block", names[BlockOptions, "validation"]))
     definitions["Step"] = {
         "description": "an operator, a block of this model, or an ATen operator (aten.…)",
@@ -67,7 +68,7 @@ def _add_steps(definitions: dict[str, Any]) -> None:
 
 
 def _link(value: Any) -> Any:
-    """The schema with every placeholder of a step replaced by a reference to its definition."""
+    """Replace every placeholder of a step in a schema by a reference to its definition."""
     if value == {"title": "Step"}:
         return {"$ref": "#/$defs/Step"}
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import SpecError
 from archgraph.hints import unknown
-from archgraph.language.consent import named, needs_consent
+from archgraph.language.consent import needs_consent, python_names
 from archgraph.language.yaml import read_document
 from archgraph.tables import count, plural
 
@@ -109,7 +109,7 @@ def without_consent(source: Document) -> bool:
     from archgraph.language.model import PythonModel
 
     source.validate(PythonModel)
-    return any(needs_consent(name, torch.nn.Module) for name in named(source.data))
+    return any(needs_consent(name, torch.nn.Module) for name in python_names(source.data))
 
 
 def _schema() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, Any]) -> Experim
 def read_experiment(
     document: Document, weights: Mapping[Place, Any] = MappingProxyType({})
 ) -> ExperimentSpec:
-    """The experiment that a document holds; files that it names are found from the document's.
+    """Read the experiment in a document; files that it names are relative to the document.
 
     Args:
         document: What was read.
@@ -73,12 +73,12 @@ def read_experiment(
     kind = kind_of(document.data)
     if kind in ("model", "family"):
         name = Path(document.file).name
-        whole = f"{{model: {name}, clients: [{{name: all, count: 4}}]}}"
+        example = f"{{model: {name}, clients: [{{name: all, count: 4}}]}}"
         document.fail(
             (),
             f"is a {kind}, not an experiment",
             expected="keys such as family, data, strategy and rounds",
-            hint=f"name it in an experiment, family: {name if kind == 'family' else whole}",
+            hint=f"name it in an experiment, family: {name if kind == 'family' else example}",
         )
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
@@ -89,15 +89,15 @@ def read_experiment(
     family.weights.update(weights)
     _shared(document, spec, family)
     _trained_too(document, spec, family)
-    found = {"family": family, "data": _data(document, spec.data)}
+    updates = {"family": family, "data": _data(document, spec.data)}
     if spec.weights is not None:
         file = (Path(document.file).parent / Path(spec.weights.file).expanduser()).absolute()
-        found["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
-    return spec.model_copy(update=found).read_from(document)
+        updates["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
+    return spec.model_copy(update=updates).read_from(document)
 
 
 def _given(values: Mapping[str, Any]) -> tuple[Document, dict[Place, Any]]:
-    """Values of Python's as a document, models as their text; and the models' weights by place."""
+    """Convert Python values to a document, with models as text, and weights by place."""
     weights: dict[Place, Any] = {}
 
     def plain(value: Any, place: Place = ()) -> Any:
@@ -123,17 +123,18 @@ def _given(values: Mapping[str, Any]) -> tuple[Document, dict[Place, Any]]:
     data = {"archgraph": 1, **plain(values)}
     if isinstance(data.get("family"), dict):
         data["family"] = {"archgraph": 1, **data["family"]}
+    # Line 0: values passed in Python are not in a file.
     return Document("experiment", data, dict.fromkeys(places(data), 0)), weights
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:
-    """The data with its files and folders named so that they are found from anywhere."""
-    found = {
+    """Return the data with absolute paths of its files and folders."""
+    paths = {
         key: str(beside(document, name, ("data", key), folder=kind == "folder"))
         for key, kind in data.located.items()
         if isinstance(name := getattr(data, key), str)
     }
-    return data.model_copy(update=found)
+    return data.model_copy(update=paths)
 
 
 def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
@@ -170,14 +171,14 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
         if name in others or len(set(others)) < len(others):
             document.fail(
                 ("also", name),
-                "names a model that is trained anyway",
+                "names a model that the client already trains",
                 found=", ".join(others),
                 expected="other tiers, each once",
             )
 
 
 def _family(document: Document) -> FamilySpec:
-    """A family whose model files are named so that they are found from anywhere."""
+    """Read a family, with absolute paths of its model files."""
     spec = document.validate(FamilySpec)
     spec = spec.model_copy(
         update={

@@ -107,7 +107,7 @@ def load(
 
 
 def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
-    """The architecture in a model file of any form.
+    """Return the architecture in a model file of any form.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
@@ -119,7 +119,7 @@ def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None =
 def load_model(
     document: Document, choices: Mapping[str, int] | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
-    """The graph of a model that was read, and the weights where it brings its own.
+    """Return the graph of a model file, and its weights if it has any.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
@@ -149,7 +149,9 @@ def _read(
             message = f"{error.where}: {error.message}" if error.where else error.message
             document.fail(("sections",), message, **error.facts)
     if choices:
-        raise _no_choices(document, choices)
+        raise SpecError(
+            "has no choices", where=document.file, found=", ".join(choices), expected="none"
+        )
     if "python" in data:
         # Tracing loads torch.export, which takes longer than all other files together.
         from archgraph.language.python import capture
@@ -157,19 +159,14 @@ def _read(
         return capture(document, document.validate(PythonModel))
     if "nodes" not in data:
         document.validate(AuthoredModel)
-    graph = flat.read(document)
+    graph = flat.read_flat(document)
     try:
         check(graph)
     except GraphError as error:
         where = error.where or "graph"
-        place = f"{document.file}:{flat.line_of(document, where)}: {where}"
-        raise SpecError(error.message, where=place, **error.facts) from error
+        line = f"{document.file}:{flat.line_of(document, where)}: {where}"
+        raise SpecError(error.message, where=line, **error.facts) from error
     return graph, None
-
-
-def _no_choices(document: Document, choices: Mapping[str, int]) -> SpecError:
-    found = ", ".join(choices)
-    return SpecError("has no choices", where=document.file, found=found, expected="none")
 
 
 # A family names its model once for each client, and many experiments name one family.

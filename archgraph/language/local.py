@@ -78,14 +78,14 @@ class LocalOptions(Base):
     def _is_read(self) -> LocalOptions:
         if self.optimiser == "adam" and self.momentum:
             raise Mistake(
-                "is of SGD and not read by Adam",
+                "is an option of SGD, which Adam ignores",
                 place=("momentum",),
                 found=self.momentum,
                 hint="leave it out, or write optimiser: sgd",
             )
         if self.decay != type(self).model_fields["decay"].default and not self.milestones:
             raise Mistake(
-                "is the factor at milestones, and there are none",
+                "requires `milestones`",
                 place=("decay",),
                 found=self.decay,
                 hint="write milestones, or leave it out",
@@ -96,14 +96,14 @@ class LocalOptions(Base):
     def _one_schedule(self) -> LocalOptions:
         if self.schedule == "cosine" and self.milestones:
             raise Mistake(
-                "has milestones that a cosine does not know",
+                "has milestones, which a cosine schedule ignores",
                 place=("milestones",),
                 hint="leave them out, or write schedule: steps",
             )
         return self
 
     def lr_at(self, round: int, rounds: int) -> float:
-        """Learning rate in a round (counted from 1)."""
+        """Return the learning rate in a round (counted from 1)."""
         rise = rounds_of(self.warmup, rounds)
         if round <= rise:
             return self.lr * round / math.ceil(rise)
@@ -115,7 +115,7 @@ class LocalOptions(Base):
 
 
 def rounds_of(span: float, rounds: int) -> float:
-    """A number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999….
+    """Return a number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999….
 
     >>> rounds_of(0.29, 100), rounds_of(7, 100)
     (29.0, 7)

@@ -38,7 +38,7 @@ WORDS = (
 )
 
 
-def explain(
+def raise_mistake(
     document: Document,
     error: pydantic.ValidationError,
     model: type[pydantic.BaseModel],
@@ -100,7 +100,7 @@ def explain(
 
 
 def _fail_choice(document: Document, fault: Any, place: Place) -> NoReturn:
-    """A value that is not one of a few."""
+    """Raise the error for a value outside a list of choices."""
     facts = fault["ctx"]
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
@@ -115,7 +115,7 @@ def _fail_choice(document: Document, fault: Any, place: Place) -> NoReturn:
 
 
 def _present(document: Document, loc: tuple[Key, ...], start: int) -> Place:
-    """The part of pydantic's location that is in the file: tags of unions are not."""
+    """Return the part of pydantic's location that is in the file: tags of unions are not."""
     place = loc[:start]
     for key in loc[start:]:
         if (*place, key) in document.lines:
@@ -124,49 +124,49 @@ def _present(document: Document, loc: tuple[Key, ...], start: int) -> Place:
 
 
 def shorten(value: object) -> str:
-    """A found value, short enough for a message.
+    """Shorten a value for a message.
 
     >>> shorten("x" * 100)[-5:], shorten({"a": 1}), shorten((1, 2))
     ('xxxx…', 'a mapping', '[1, 2]')
     """
     if isinstance(value, Mapping):
         return "a mapping"
-    shown = repr(list(value)) if isinstance(value, tuple) else repr(value)
-    return shown if len(shown) <= 60 else shown[:59] + "…"
+    text = repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def in_words(message: str) -> str:
-    """Pydantic's "Input should be …" as what was expected, in the words of YAML.
+    """Translate pydantic's "Input should be …" to an expectation in the words of YAML.
 
     >>> in_words("Input should be greater than or equal to 1"), in_words("Input should be less")
     ('1 or more', 'less')
     """
     text = message.removeprefix("Input should be ").removeprefix("a valid ")
     for pattern, words in WORDS:
-        if found := re.fullmatch(pattern, text):
-            return found.expand(words)
+        if match := re.fullmatch(pattern, text):
+            return match.expand(words)
     return text
 
 
 def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
-    """Keys of the model that a location leads to; none where it leads elsewhere."""
-    found: list[Any] = [model]
+    """Return the keys of the model at a location; none if it is ambiguous."""
+    kinds: list[Any] = [model]
     for key in loc:
         inner = [
             m
-            for kind in found
+            for kind in kinds
             for n, f in kind.model_fields.items()
             if key == (f.alias or n)
             for m in _models(f.annotation)
         ]
         # Not a key: the position in a list, or the tag of a union's member.
-        tagged = [m for m in found if key == m.__name__ or _tag_of(m, key)]
-        found = inner or tagged or found
-    return [f.alias or n for n, f in found[0].model_fields.items()] if len(found) == 1 else []
+        tagged = [m for m in kinds if key == m.__name__ or _tag_of(m, key)]
+        kinds = inner or tagged or kinds
+    return [f.alias or n for n, f in kinds[0].model_fields.items()] if len(kinds) == 1 else []
 
 
 def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str | None:
-    """The hint about an unknown key: a name like it, or the part of the file where it belongs."""
+    """Return the hint about an unknown key: a similar name, or the part of the file for it."""
     if (hint := suggestion(key, names)) is not None:
         return hint
     if key.isdecimal():
@@ -179,7 +179,7 @@ def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str
 
 
 def _description(model: Any, fault: Any) -> str | None:
-    """What a key that is missing from the whole file would say."""
+    """Return the description of a key that is missing at the top of the file."""
     field = model.model_fields.get(fault["loc"][-1]) if len(fault["loc"]) == 1 else None
     if field is None or not field.description:
         return None
@@ -191,7 +191,7 @@ def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:
 
 
 def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
-    """Models inside a type annotation."""
+    """Yield the models inside a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     for inner in getattr(annotation, "__args__", ()):

@@ -24,8 +24,8 @@ Expression = Annotated[str, Field(pattern=r"\$")]
 
 
 def _count(value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_expression(value) or (whole and 1 <= value <= MAX_SIZE):
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_expression(value) or (integer and 1 <= value <= MAX_SIZE):
         return value
     raise Mistake("has a wrong value", found=shorten(value), expected="an integer ≥ 1, or $name")
 
@@ -142,13 +142,13 @@ class SectionSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _block_or_steps(self) -> SectionSpec:
-        own = ["block", "steps"]
+        keys = ["block", "steps"]
         if (self.block is None) == (self.steps is None):
             raise Mistake(
                 f"needs a block or steps, section {self.name!r}",
                 found="both" if self.block else "neither",
                 expected="one of them",
-                hint=next(filter(None, (nearest(k, own) for k in self.model_extra or {})), None),
+                hint=next(filter(None, (nearest(k, keys) for k in self.model_extra or {})), None),
             )
         if self.steps is not None:
             others = sorted(self.model_fields_set - {"name", "steps"})
@@ -160,8 +160,8 @@ class SectionSpec(Base):
     @property
     def arguments(self) -> dict[str, ParamValue]:
         """Parameters that it gives to all its blocks."""
-        given: dict[str, ParamValue] = dict(self.model_extra or {})
-        return given if self.width is None else {"width": self.width, **given}
+        parameters: dict[str, ParamValue] = dict(self.model_extra or {})
+        return parameters if self.width is None else {"width": self.width, **parameters}
 
     @property
     def first_arguments(self) -> dict[str, ParamValue]:
@@ -230,7 +230,7 @@ READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
 
 
 def reads_folder(name: str) -> bool:
-    """Whether a callable, ``package.module:callable``, reads a folder.
+    """Return whether a callable, ``package.module:callable``, reads a folder.
 
     >>> reads_folder("transformers:BertModel.from_pretrained"), reads_folder("torch.nn:Linear")
     (True, False)
@@ -239,7 +239,7 @@ def reads_folder(name: str) -> bool:
 
 
 def anchored(value: Json, base: Path) -> Json:
-    """A model in place with the folders that it names made absolute.
+    """Make the folders that an inline model names absolute.
 
     >>> made = {"python": "transformers:BertModel.from_pretrained", "args": {FOLDER: "bert"}}
     >>> anchored(made, Path("/specs"))["args"]
@@ -249,15 +249,15 @@ def anchored(value: Json, base: Path) -> Json:
         return tuple(anchored(item, base) for item in value)
     if not isinstance(value, Mapping):
         return value
-    found = {key: anchored(item, base) for key, item in value.items()}
-    name, args = found.get("python"), found.get("args")
+    result = {key: anchored(item, base) for key, item in value.items()}
+    name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)
         if isinstance(folder, str) and folder:
             # An unknown home folder stays as it is written; reading it is an error with its line.
             with contextlib.suppress(RuntimeError):
                 args[FOLDER] = str(base / Path(folder).expanduser())
-    return found
+    return result
 
 
 class Made(Base):

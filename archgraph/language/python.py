@@ -56,22 +56,23 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             model = _made(document, (), spec.python, spec.args)
         if not isinstance(model, torch.nn.Module):
             raise SpecError(
-                "does not make a model",
+                "does not return a model",
                 where=where,
                 found=type(model).__name__,
                 expected="torch.nn.Module",
             )
-        for name, given in spec.inputs.items():
-            if math.prod(given.shape) > LIMITS.example_elements:
+        for name, input_spec in spec.inputs.items():
+            if math.prod(input_spec.shape) > LIMITS.example_elements:
                 raise SpecError(
                     "an example input is too large",
                     where=document.where(("inputs", name)),
-                    found=f"{math.prod(given.shape):,} numbers",
+                    found=f"{math.prod(input_spec.shape):,} numbers",
                     expected=f"at most {LIMITS.example_elements:,}",
                 )
+        # A batch of two: torch.export treats sizes of 0 and 1 as constants.
         inputs: dict[str, Any] = {
-            name: torch.zeros((2, *given.shape), dtype=torch_dtype(given.dtype))
-            for name, given in spec.inputs.items()
+            name: torch.zeros((2, *input_spec.shape), dtype=torch_dtype(input_spec.dtype))
+            for name, input_spec in spec.inputs.items()
         }
         _fits(document, model, inputs)
         with document.locating("python"):
@@ -86,6 +87,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
 
 def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, object]) -> None:
     """Check that forward takes arguments of the inputs' names."""
+    # Bound, not called: a wrong name is found before the capture, which takes seconds.
     signature = inspect.signature(model.forward)
     try:
         signature.bind(**inputs)
@@ -102,22 +104,22 @@ def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, objec
 
 
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
-    """A model with the weights of a folder; at least some of them are its own."""
+    """Load a model with the weights of a folder; refuse if none of them are its own."""
     args = dict(spec.args)
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
     _safe(document, ("args",), args, weights=True)
-    made = _made(document, (), spec.python, args)
-    if not isinstance(made, tuple):
-        return made
-    model, report = made
-    own = {name for name, _ in model.named_parameters()}
-    if own <= set(report["missing_keys"]):
+    result = _made(document, (), spec.python, args)
+    if not isinstance(result, tuple):
+        return result
+    model, report = result
+    parameters = {name for name, _ in model.named_parameters()}
+    if parameters <= set(report["missing_keys"]):
         raise SpecError(
-            "loads nothing: no weights of the folder are this model's",
+            "loads nothing: the folder has none of this model's weights",
             where=where,
             found=listed(sorted(report["unexpected_keys"])) or "no weights",
-            expected=listed(sorted(own)),
+            expected=listed(sorted(parameters)),
             hint="name the class that the folder's config.json names",
         )
     return model
@@ -128,7 +130,7 @@ def _package(name: str) -> str:
 
 
 def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights: bool) -> Path:
-    """The folder that a reader is given; what it holds of weights, or has to, is safe to read."""
+    """Return the folder argument of a reader; refuse weights that are not safe to load."""
     place = (*place, FOLDER)
     name = args.get(FOLDER)
     if not isinstance(name, str) or not name:
@@ -157,15 +159,15 @@ def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -
         if args.setdefault(key, value) != value:
             document.fail(
                 (*place, key),
-                "asks for what is never done",
+                "is fixed for safety",
                 found=args[key],
                 expected=value,
                 hint="weights are read from safetensors in a folder of this machine",
             )
 
 
-def imported(name: str, base: type, where: str) -> Any:
-    """What a name ``package.module:path`` stands for.
+def import_named(name: str, base: type, where: str) -> Any:
+    """Import what a name ``package.module:path`` stands for.
 
     Args:
         name: The module is looked for where Python looks for modules; the command line adds the
@@ -192,17 +194,17 @@ def imported(name: str, base: type, where: str) -> Any:
 
 
 def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
-    """What a callable makes of its arguments; ``place`` is where both are written."""
+    """Call a callable with its arguments; ``place`` is where both are written."""
     where = document.where(("python",))
-    found = imported(name, torch.nn.Module, where)
-    if not callable(found):
-        raise SpecError("is not callable", where=where, found=type(found).__name__)
+    function = import_named(name, torch.nn.Module, where)
+    if not callable(function):
+        raise SpecError("is not callable", where=where, found=type(function).__name__)
     place = (*place, "args")
-    given = {key: _argument(document, (*place, key), value) for key, value in args.items()}
+    arguments = {key: _argument(document, (*place, key), value) for key, value in args.items()}
     if reads_folder(name):
-        _closed(document, place, name, given)
+        _closed(document, place, name, arguments)
     try:
-        return found(**given)
+        return function(**arguments)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
         cause, hint = import_cause(error)
         said = f"{type(cause).__name__}: {cause}"
@@ -210,7 +212,7 @@ def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) 
 
 
 def _argument(document: Document, place: Place, value: Any) -> Any:
-    """An argument: a plain value, or what another callable makes, written like a model."""
+    """Build an argument: a plain value, or the result of another callable, written like a model."""
     if isinstance(value, tuple | list):
         # Sequences as lists, as any other YAML reader gives them.
         return [_argument(document, (*place, i), v) for i, v in enumerate(value)]

@@ -14,7 +14,7 @@ from archgraph.language.consent import allowed
 from archgraph.language.document import Document, places
 from archgraph.language.family import Rewrites
 from archgraph.language.heads import heads
-from archgraph.language.python import imported
+from archgraph.language.python import import_named
 from archgraph.plain import Json
 from archgraph.rewrites.registry import apply, rewrite_rows
 from archgraph.states import Rewritten
@@ -86,7 +86,7 @@ def rewritten(
 
 
 def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], Json]]:
-    """Every key, what it calls, and with which value, in order."""
+    """Yield every key, what it calls, and with which value, in order."""
     *before, last = rewrite_rows().values()
     for row in before:
         yield row.name, row.apply, getattr(rewrites, row.name)
@@ -98,7 +98,7 @@ def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], 
 
 def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewritten:
     """Call a rewrite that no row describes: its signature says which values are options."""
-    function = imported(name, Rewritten, name)
+    function = import_named(name, Rewritten, name)
     if value is True:
         return apply(function, graph, verify=verify)
     options = [*inspect.signature(function).parameters][1:]
@@ -108,7 +108,7 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
 
 
 def _as_read(value: Any) -> Any:
-    """A value of Python's as one that was read from a file; what has a graph stands for it."""
+    """Convert a Python value to one that was read from a file; objects with a graph become it."""
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
         return graph

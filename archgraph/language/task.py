@@ -55,7 +55,7 @@ class TaskSpec(Base):
     def _numbers(self) -> TaskSpec:
         if self.standardise and self.kind != "regression":
             raise Mistake(
-                "is of targets that are numbers",
+                "applies to numeric targets only",
                 place=("standardise",),
                 found=self.kind or "no kind",
                 expected="kind: regression",
@@ -66,7 +66,7 @@ class TaskSpec(Base):
     def _something(self) -> TaskSpec:
         if self.kind is None and self.objective is None:
             raise Mistake(
-                "does not say what is learned",
+                "must name what is learned",
                 expected="kind, or objective",
                 hint="write kind: regression, say",
             )

@@ -18,7 +18,7 @@ from archgraph.graph.ir import Batch, Size
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """Exact quotient of two sizes, or None.
+    """Return the exact quotient of two sizes, or None.
 
     >>> divide(12, 4), divide(12, 5), str(divide(Batch(64), 16)), divide(Batch(6), Batch(2))
     (3, None, '4*batch', 3)
@@ -67,7 +67,7 @@ class Sum:
     memo: Memo = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _settle(self, self.terms, sum(map(plain, self.terms)))
+        _settle(self, self.terms, sum(map(fixed_size, self.terms)))
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
@@ -110,22 +110,22 @@ Memo: TypeAlias = "tuple[object, Layout] | None"
 UNIT = Fixed(1)
 
 
-def _settle(whole: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
+def _settle(composite: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
     for part in parts:
         if isinstance(part, Var):
             part.part = True
-    object.__setattr__(whole, "size", size)
-    object.__setattr__(whole, "memo", None)
+    object.__setattr__(composite, "size", size)
+    object.__setattr__(composite, "memo", None)
 
 
-def plain(layout: Layout) -> int:
-    """Size of a layout that cannot depend on the batch."""
+def fixed_size(layout: Layout) -> int:
+    """Return the size of a layout that cannot depend on the batch."""
     assert isinstance(layout.size, int)
     return layout.size
 
 
 def product(factors: Iterable[Layout]) -> Layout:
-    """A product in normal form: nested products flattened, units dropped, fixed runs joined."""
+    """Return a product in normal form: flattened, units dropped, fixed runs joined."""
     flat: list[Layout] = []
     for f in factors:
         parts = f.factors if isinstance(f, Prod) else (f,)
@@ -142,14 +142,14 @@ def product(factors: Iterable[Layout]) -> Layout:
 
 
 def concatenation(terms: Iterable[Layout]) -> Layout:
-    """A sum in normal form: nested sums flattened, empty terms dropped, fixed runs joined."""
+    """Return a sum in normal form: flattened, empty terms dropped, fixed runs joined."""
     flat: list[Layout] = []
     size = 0
     states = dict[int, object]()  # at which the parts are known to be resolved
     for t in terms:
         if t.size == 0:
             continue
-        size += plain(t)
+        size += fixed_size(t)
         if isinstance(t, (Prod, Sum)):
             state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
             states[id(state)] = state
@@ -158,7 +158,7 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
         parts = t.terms if isinstance(t, Sum) else (t,)
         first, last = parts[0], flat[-1] if flat else None
         if isinstance(first, Fixed) and isinstance(last, Fixed):
-            flat[-1] = Fixed(plain(last) + plain(first))
+            flat[-1] = Fixed(fixed_size(last) + fixed_size(first))
             flat += parts[1:]
         else:
             flat += parts
@@ -168,16 +168,17 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
         return Fixed(0)
     if len(flat) == 1:
         return flat[0]
-    whole = object.__new__(Sum)  # dense networks concatenate thousands: no second pass over them
-    object.__setattr__(whole, "terms", tuple(flat))
-    _settle(whole, (), size)
-    if len(states) == 1 and id(None) not in states:  # so is the whole
-        object.__setattr__(whole, "memo", (*states.values(), whole))
-    return whole
+    # Dense networks concatenate thousands of terms: skip the constructor's pass over them.
+    composite = object.__new__(Sum)
+    object.__setattr__(composite, "terms", tuple(flat))
+    _settle(composite, (), size)
+    if len(states) == 1 and id(None) not in states:  # then so is the sum
+        object.__setattr__(composite, "memo", (*states.values(), composite))
+    return composite
 
 
 def leaves(layout: Layout) -> Iterator[Layout]:
-    """The axes and fixed parts that a layout is made of, left to right."""
+    """Yield the axes and fixed parts of a layout, left to right."""
     match layout:
         case Prod(parts) | Sum(parts):
             for part in parts:
@@ -194,13 +195,13 @@ class Solver:
     state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
-        """A fresh axis; a size of one, or one that depends on the batch, is fixed."""
+        """Return a fresh axis; a size of one, or one that depends on the batch, is fixed."""
         if isinstance(size, Batch) or size <= 1:
             return Fixed(size)
         return Var(size)
 
     def resolve(self, layout: Layout) -> Layout:
-        """The layout with every binding followed, in normal form."""
+        """Return the layout with every binding followed, in normal form."""
         if isinstance(layout, Var):
             chain: list[Var] = []  # as long as a network is deep: no recursion
             end: Layout = layout
@@ -216,36 +217,39 @@ class Solver:
             return layout
         if layout.memo is not None and layout.memo[0] is self.state:
             return layout.memo[1]
-        found: Layout
+        resolved: Layout
         if isinstance(layout, Prod):
-            found = product(map(self.resolve, layout.factors))
+            resolved = product(map(self.resolve, layout.factors))
         else:
-            found = concatenation(map(self.resolve, layout.terms))
-        found = layout if found == layout else found
-        for known in (layout, found):
+            resolved = concatenation(map(self.resolve, layout.terms))
+        resolved = layout if resolved == layout else resolved
+        for known in (layout, resolved):
             if isinstance(known, (Prod, Sum)):
-                object.__setattr__(known, "memo", (self.state, found))
-        return found
+                object.__setattr__(known, "memo", (self.state, resolved))
+        return resolved
 
     def bind(self, var: Var, layout: Layout) -> None:
-        """Say what an axis is; what was resolved with it as a part has to be resolved anew."""
+        """Bind an axis to a layout; layouts that contain it have to be resolved again."""
         var.bound = layout
+        # A ban on cuts of the axis holds for all that it stands for from now on.
         if var.pinned:
             self.pin(layout, var.pinned)
         if var.part:
             self.state = object()
 
     def pin(self, layout: Layout, reason: str = "") -> None:
-        """Forbid to cut any axis of a layout; the first reason stays."""
+        """Forbid cuts of every axis of a layout; the first reason stays."""
         for leaf in leaves(self.resolve(layout)):
             if isinstance(leaf, Var) and not leaf.pinned:
                 leaf.pinned = reason or self.reason
 
     def unify(self, a: Layout, b: Layout) -> None:
-        """Make two layouts one: positions kept in either are those kept in the other."""
+        """Unify two layouts: a cut of one keeps the same positions of the other."""
         a, b = self.resolve(a), self.resolve(b)
         if a is b or a == b:
             return
+        # A fixed part cannot be cut, so what equals it cannot be cut either; sizes that differ
+        # (broadcasting) leave no position of one for a position of the other.
         if a.size != b.size or isinstance(a, Fixed) or isinstance(b, Fixed):
             self.pin(a)
             self.pin(b)
@@ -260,7 +264,7 @@ class Solver:
             self._match_factors(list(a.factors), list(b.factors))
 
     def _match_factors(self, xs: list[Layout], ys: list[Layout]) -> None:
-        """Common refinement of two products, from the innermost factor outwards."""
+        """Refine two products to common factors, from the innermost factor outwards."""
         while xs and ys:
             x, y = self.resolve(xs.pop()), self.resolve(ys.pop())
             if x.size == y.size:
@@ -269,6 +273,7 @@ class Solver:
             if divide(x.size, y.size) is None:
                 x, y, xs, ys = y, x, ys, xs
             parts = self.split_product(x, y.size)
+            # Sizes without a common refinement mix positions (6 · 4 regrouped to 8 · 3).
             if parts is None:
                 for rest in (x, y, *xs, *ys):
                     self.pin(rest)
@@ -280,7 +285,7 @@ class Solver:
             ys = _factors(self.resolve(product(map(self.resolve, ys))))
 
     def split_product(self, x: Layout, inner: Size) -> tuple[Layout, Layout] | None:
-        """A layout as (outer, inner) with the given inner size, or None if it cannot be."""
+        """Split a layout into (outer, inner) with this inner size; None if it cannot be split."""
         x = self.resolve(x)
         outer = divide(x.size, inner)
         if outer is None:
@@ -298,15 +303,15 @@ class Solver:
                 return parts
             case Prod(factors):
                 rest = list(factors)
-                taken = self._take_inner(rest, inner)
-                return (product(rest), taken) if taken is not None else None
+                innermost = self._take_inner(rest, inner)
+                return (product(rest), innermost) if innermost is not None else None
             case Sum(terms):
                 return self._split_sum_as_product(terms, inner)
         return None
 
     def _take_inner(self, rest: list[Layout], size: Size) -> Layout | None:
         """Take the last factors, of a given size together, off a product; None if they cannot."""
-        taken: list[Layout] = []
+        factors: list[Layout] = []
         while size != 1:
             if not rest:
                 return None
@@ -321,9 +326,9 @@ class Solver:
                     return None
                 rest.append(parts[0])
                 last, smaller = parts[1], 1
-            taken.insert(0, last)
+            factors.insert(0, last)
             size = smaller
-        return product(taken)
+        return product(factors)
 
     def _split_sum_as_product(
         self, terms: Sequence[Layout], inner: Size
@@ -335,6 +340,7 @@ class Solver:
                 if pair is None:
                     return None
                 pairs.append(pair)
+            # All terms share the inner factor: cutting it must cut each of them alike.
             for _, inside in pairs[1:]:
                 self.unify(pairs[0][1], inside)
             return concatenation(o for o, _ in pairs), pairs[0][1]
@@ -348,13 +354,14 @@ class Solver:
                 return None
         if pieces[-1]:
             return None
-        whole = [concatenation(p) for p in pieces[:-1]]
-        for piece in whole[1:]:
-            self.unify(whole[0], piece)
-        return Fixed(len(whole)), whole[0]
+        groups = [concatenation(p) for p in pieces[:-1]]
+        # Terms that fill whole rows: equal rows, so cuts of one are cuts of all.
+        for piece in groups[1:]:
+            self.unify(groups[0], piece)
+        return Fixed(len(groups)), groups[0]
 
     def _match_cuts(self, a: Layout, b: Layout) -> None:
-        """Common refinement of two concatenations, from the first term on."""
+        """Refine two concatenations to common terms, from the first term on."""
         xs, ys = _terms(a)[::-1], _terms(b)[::-1]  # the next term last
         while xs and ys:
             x, y = self.resolve(xs.pop()), self.resolve(ys.pop())
@@ -364,9 +371,9 @@ class Solver:
             if x.size == y.size:
                 self.unify(x, y)
                 continue
-            if plain(x) < plain(y):
+            if fixed_size(x) < fixed_size(y):
                 x, y, xs, ys = y, x, ys, xs
-            parts = self.cut(x, plain(y))
+            parts = self.cut(x, fixed_size(y))
             if parts is None:
                 for rest in (x, y, *xs, *ys):
                     self.pin(rest)
@@ -375,7 +382,7 @@ class Solver:
             xs.append(parts[1])
 
     def cut(self, x: Layout, first: int) -> tuple[Layout, Layout] | None:
-        """A layout as a concatenation whose first term has the given size, or None."""
+        """Cut a layout into two terms, the first of this size; None if it cannot be cut."""
         x = self.resolve(x)
         if first == 0:
             return Fixed(0), x
@@ -393,8 +400,8 @@ class Solver:
             case Sum(terms):
                 need = first
                 for position, t in enumerate(terms):
-                    if plain(t) <= need:
-                        need -= plain(t)
+                    if fixed_size(t) <= need:
+                        need -= fixed_size(t)
                         continue
                     parts_ = self.cut(t, need)
                     if parts_ is None:
@@ -413,17 +420,17 @@ class Solver:
         return None
 
     def regroup(self, dims: Sequence[Layout], sizes: Sequence[Size]) -> list[Layout] | None:
-        """Layouts of a reshaped tensor (row-major): factors of ``dims`` regrouped to ``sizes``.
+        """Regroup the factors of ``dims`` to ``sizes``: layouts of a (row-major) reshaped tensor.
 
         Returns None, with nothing pinned, where the sizes do not line up with the factors.
         """
         rest = _factors(product(self.resolve(d) for d in dims))
         out: list[Layout] = []
         for size in reversed(sizes):
-            taken = self._take_inner(rest, size)
-            if taken is None:
+            factor = self._take_inner(rest, size)
+            if factor is None:
                 return None
-            out.insert(0, taken)
+            out.insert(0, factor)
         return out if all(r.size == 1 for r in rest) else None
 
 

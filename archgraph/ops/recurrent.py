@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from archgraph.graph.ir import ArchGraph, Node, Value, size_at
-from archgraph.layout.layouts import Fixed, plain, product
+from archgraph.layout.layouts import Fixed, fixed_size, product
 from archgraph.ops.costs import type_of
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.operator import Init, Initialiser
@@ -46,7 +46,7 @@ def recurrent(eq: Equations) -> list[Dims]:
     hidden, units = states[0][-1], states[-1][-1]
     if not projection:
         eq.unify(hidden, units)
-    gates = product((Fixed(plain(eq.of(inside)[0]) // plain(units)), units))
+    gates = product((Fixed(fixed_size(eq.of(inside)[0]) // fixed_size(units)), units))
     for weight in weights:
         eq.unify(eq.of(weight)[0], hidden if weight in projection else gates)
     # Leaves are zero where masked, whatever the state is there: the sums are exact.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from archgraph.graph.ir import Batch, Leaf, Mode, Ref, Value
-from archgraph.layout.layouts import Fixed, Layout, divide, plain, product
+from archgraph.layout.layouts import Fixed, Layout, divide, fixed_size, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.schema import schema
 
@@ -112,7 +112,7 @@ def convolution(eq: Equations) -> list[Dims]:
         assert isinstance(groups, int)
         group = eq.new(groups)
         eq.unify(x[channel], product((group, w[1])))
-        eq.unify(w[0], product((group, eq.new(plain(w[0]) // groups))))
+        eq.unify(w[0], product((group, eq.new(fixed_size(w[0]) // groups))))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     _contract_weight(eq, w[1], 1, channel)
@@ -152,7 +152,7 @@ def transposed_convolution(eq: Equations) -> list[Dims]:
     eq.unify(x[channel], w[0])
     inside, out = w[0], w[1]
     if groups > 1:
-        group, inside = eq.new(groups), eq.new(plain(w[0]) // groups)
+        group, inside = eq.new(groups), eq.new(fixed_size(w[0]) // groups)
         eq.unify(w[0], product((group, inside)))
         out = product((group, w[1]))
         eq.states("groups", group)
@@ -187,7 +187,7 @@ def group_norm(eq: Equations) -> list[Dims]:
     groups = eq.integer("num_groups", 1)
     inside: Layout = x[1]
     if groups > 1:
-        group, inside = eq.new(groups), eq.new(plain(x[1]) // groups)
+        group, inside = eq.new(groups), eq.new(fixed_size(x[1]) // groups)
         eq.unify(x[1], product((group, inside)))
         eq.states("num_groups", group)
     else:
@@ -233,7 +233,7 @@ def glu(eq: Equations) -> list[Dims]:
     """The two halves of a dimension gate each other."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x), -1)
-    half = plain(x[dim]) // 2
+    half = fixed_size(x[dim]) // 2
     parts = eq.solver.cut(x[dim], half)
     if parts is None:
         eq.pin([x[dim]], "cannot be halved", PROJECT)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from archgraph.graph.ir import Batch, Ref, Size, Value
-from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, plain, product
+from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, fixed_size, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.rules import PROJECT, conform, unknown
 
@@ -435,7 +435,7 @@ def pixel_shuffle(eq: Equations) -> list[Dims]:
     """x[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
     r = eq.integer("upscale_factor", 1)
-    channel = eq.new(plain(x[-3]) // (r * r))
+    channel = eq.new(fixed_size(x[-3]) // (r * r))
     eq.unify(x[-3], product((channel, Fixed(r * r))))
     return [[*x[:-3], channel, *eq.fixed(eq.node.shape[-2:])]]
 
@@ -451,7 +451,7 @@ def channel_shuffle(eq: Equations) -> list[Dims]:
     """Prod(groups, c) becomes Prod(c, groups)."""
     x = eq.arg("self")
     groups = eq.integer("groups", 1)
-    inside = eq.new(plain(x[1]) // groups)
+    inside = eq.new(fixed_size(x[1]) // groups)
     eq.unify(x[1], product((Fixed(groups), inside)))
     return [[x[0], product((inside, Fixed(groups))), *x[2:]]]
 

@@ -17,7 +17,7 @@ from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Result, ServerState
 from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
-from archgraph.plain import Json, finite
+from archgraph.plain import Json, json_safe
 from archgraph.states import Transfer, signature
 from archgraph.states.coverage import Coverage, Term
 
@@ -93,7 +93,7 @@ class Changes:
         ]
         line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
         known = self._given or not self._unknown
-        return finite(line | ({"coverage": self._coverage()} if known else {}))
+        return json_safe(line | ({"coverage": self._coverage()} if known else {}))
 
     def _coverage(self) -> Json:
         key = frozenset(self._given)

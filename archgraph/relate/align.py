@@ -94,7 +94,7 @@ def align(client: ArchGraph, whole: GraphLike) -> Alignment:
 def _unmatched(
     sides: Sides, matches: Sequence[Match], refused: Refused, leaves: Collection[str]
 ) -> Iterator[Unmatched]:
-    """Parts without a counterpart: the client's blocks, its leaves, then the whole's blocks."""
+    """Yield parts without a counterpart: the client's blocks, its leaves, the whole's blocks."""
     yield from _blocks(sides, 0, matches, refused)
     graph = sides[0].graph
     matched = {i for run, _ in matches for i in run}
@@ -116,7 +116,7 @@ def _unmatched(
 def _blocks(
     sides: Sides, index: int, matches: Sequence[Match], refused: Refused
 ) -> Iterator[Unmatched]:
-    """Blocks of one graph without a counterpart; whole sections as one."""
+    """Yield blocks of one graph without a counterpart; complete sections as one."""
     side = sides[index]
     gone = side.unmatched(match[index] for match in matches)
     reasons = {i: _reason(sides, index, i, matches, refused) for i in gone}

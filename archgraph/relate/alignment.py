@@ -90,26 +90,26 @@ class Alignment:
             RewriteError: If the whole does not contain the client: names the first part of the
                 client without a counterpart, or the first leaf whose shape no cut gives.
         """
-        place = self.client.name or "client graph"
+        where = self.client.name or "client graph"
         for item in self.unmatched:
             if item.side == "client":
                 raise RewriteError(
                     "has no counterpart in the larger graph",
-                    where=f"{place}: {item.part}",
+                    where=f"{where}: {item.part}",
                     hint=item.reason,
                 )
-        kept = self.widths.selection(place)
+        chosen = self.widths.selection(where)
         solved, pairs = axes(self.whole), dict(self.leaves)
         entries = {}
         for slot in signature(self.client):
             name = pairs[slot.name]
             dims = zip(solved.of(name), self.whole.param[name].shape, strict=True)
-            maps = tuple(DimMap.of(positions(layout, kept), size) for layout, size in dims)
+            maps = tuple(DimMap.of(positions(layout, chosen), size) for layout, size in dims)
             entries[slot.name] = Entry(name, maps)
         return Transfer(signature(self.whole), signature(self.client), entries)
 
     def tables(self) -> Iterator[Table]:
-        """Pairs of blocks with a verdict, then what has no counterpart with the reason.
+        """Yield pairs of blocks with a verdict, then parts without a counterpart, with reasons.
 
         Example:
             >>> import torch
@@ -153,7 +153,7 @@ class Alignment:
             return f"B does not contain A: {error}"
 
     def _reasons(self) -> Iterator[tuple[Side, list[str], str]]:
-        """Consecutive parts that have no counterpart for one reason."""
+        """Group consecutive parts that have no counterpart for the same reason."""
         groups = itertools.groupby(self.unmatched, lambda item: (item.side, item.reason))
         for (side, reason), items in groups:
             yield side, [item.part for item in items], reason
@@ -178,7 +178,7 @@ class Alignment:
 
 
 def _read(graph: ArchGraph) -> set[str]:
-    """Entries of a graph's state that evaluation reads."""
+    """Return the entries of a graph's state that evaluation reads."""
     evaluated = specialise(graph, training=False)
     leaves = {leaf for n in evaluated.nodes for leaf in n.leaves()}
     leaves |= {i.name for i in walk(evaluated.outputs) if isinstance(i, Leaf)}

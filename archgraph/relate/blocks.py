@@ -53,6 +53,7 @@ def best_matches(
             top = max(best[i + 1][j], best[i][j + 1])
             for value, p, q in options(i, j):
                 total = value + best[i + p][j + q]
+                # Not `>`: of equal totals a match is preferred to a skip, so that the first wins.
                 if value and total >= top:
                     top = total
                     step[i, j] = p, q
@@ -72,7 +73,7 @@ def best_matches(
 
 
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
-    """The blocks that belong together: by sections, or as one run where that matches more.
+    """Match blocks: by sections, or as one run where that matches more.
 
     Two sections are worth what the best sequence of matches of their blocks is worth; the best
     sequence of sections wins, unless all blocks as one run are worth more and leave fewer blocks
@@ -95,7 +96,7 @@ def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
 
 
 def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
-    """Blocks of two graphs of one form: those that have the same operators."""
+    """Match blocks of two graphs of one form: those that have the same operators."""
     at = {n: j for j, b in enumerate(sides[1].blocks) for n in b.nodes}
     matches = []
     for i, block in enumerate(sides[0].blocks):
@@ -107,7 +108,7 @@ def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
 
 
 def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
-    """Blocks without a counterpart: those that cannot be left out either, and the client's."""
+    """Count unmatched blocks: those that cannot be left out either, and the client's."""
     fixed = 0
     for index, side in enumerate(sides):
         matched = {i for match in matches for i in match[index]}
@@ -116,7 +117,7 @@ def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
 
 
 def _run(
-    sides: Sides, likeness: Likeness, a: range, b: range, named: bool
+    sides: Sides, likeness: Likeness, a: range, b: range, by_name: bool
 ) -> tuple[int, list[Match]]:
     """Align two runs of blocks: what they have in common, and the matches."""
     mine, theirs = sides
@@ -131,8 +132,9 @@ def _run(
         if value:
             ends = mine.blocks[left[-1]].exit, theirs.blocks[right[-1]].exit
             if kinds[0] == kinds[1] and level(sides, ends):
+                # Per operator, and above any sum of the rest: resolution is decided first.
                 value += value // OPERATOR * PLACE
-            if named and mine.blocks[a[i]].name == theirs.blocks[b[j]].name:
+            if by_name and mine.blocks[a[i]].name == theirs.blocks[b[j]].name:
                 value += NAME
             yield value, *pieces
 
@@ -141,7 +143,7 @@ def _run(
 
 
 def _pieces(sides: Sides, a: range, b: range) -> tuple[int, int] | None:
-    """How many blocks from the start of two runs have equally many operators in all.
+    """Count blocks from the start of two runs until both have equally many operators.
 
     One and one, unless the graphs are cut into blocks at other places.
     """
@@ -157,5 +159,5 @@ def _pieces(sides: Sides, a: range, b: range) -> tuple[int, int] | None:
 
 
 def _follows(side: SideGraph, index: int) -> bool:
-    """Whether a block takes the result of the one before it."""
+    """Return whether a block takes the result of the one before it."""
     return side.blocks[index].entry == side.blocks[index - 1].exit

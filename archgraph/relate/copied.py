@@ -12,7 +12,7 @@ from archgraph.analysis.structure import Block, structure
 from archgraph.analysis.widths import Equation, axis_refs, sized, solve
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node, Value, refs
-from archgraph.graph.passes import reached, renumber
+from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
@@ -21,8 +21,8 @@ from archgraph.rewrites.insert import last_leaf, with_leaves
 from archgraph.rewrites.splice import Renaming, behind, names_in_use
 
 
-def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
-    """The whole with a block of another graph in it.
+def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
+    """Insert a block of another graph.
 
     Find the result behind which the block goes; cut or widen the block's graph so that it fits
     there; then put its operators and leaves, under names that are free, between that result and
@@ -32,9 +32,9 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
         RewriteError: If the block has no place in the whole, does not fit, or cannot stand alone.
         GraphError: If what follows does not work on its result.
     """
-    spot, place = _spot(whole, graph, alignment, block)
-    source = _fitted(whole, graph, block, spot)
-    module = _free_names(whole, source, block)
+    spot, after = _spot(host, graph, alignment, block)
+    source = _fitted(host, graph, block, spot)
+    module = _free_names(host, source, block)
     nodes, updates = _computation(source, block)
 
     def renamed(leaf: str) -> str:
@@ -46,9 +46,10 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
     names = {n.name: f"{n.name}~new" for n in nodes} | {block.entry: spot}
     renaming = Renaming(leaves, lambda node: module(node.scope))
     copies, params, changes = renaming.copy(source, nodes, updates, names)
-    new = behind(whole, spot, copies, names[block.exit]).replace(
-        params=with_leaves(whole, ((place, p) for p in params)),
-        updates=(*whole.updates, *changes),
+    # Sections are found again by analysis: the block may lengthen or split one.
+    new = behind(host, spot, copies, names[block.exit]).replace(
+        params=with_leaves(host, ((after, p) for p in params)),
+        updates=(*host.updates, *changes),
         sections=(),
     )
     new = renumber(infer(new))
@@ -56,16 +57,14 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
     return new
 
 
-def _spot(
-    whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block
-) -> tuple[str, str]:
-    """The result behind which the block goes, and the leaf behind which its leaves go."""
+def _spot(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> tuple[str, str]:
+    """Return the result after which the block goes, and the leaf after which its leaves go."""
     pairs = dict(alignment.blocks)
-    mine, theirs = structure(graph).blocks, structure(whole).blocks
-    place = {b.name: i for i, b in enumerate(theirs)}
+    mine, theirs = structure(graph).blocks, structure(host).blocks
+    position = {b.name: i for i, b in enumerate(theirs)}
     index = [b.name for b in mine].index(block.name)
-    after = [place[pairs[b.name]] for b in mine[:index] if b.name in pairs]
-    before = [place[pairs[b.name]] for b in mine[index:] if b.name in pairs]
+    after = [position[pairs[b.name]] for b in mine[:index] if b.name in pairs]
+    before = [position[pairs[b.name]] for b in mine[index:] if b.name in pairs]
     begin, end = max(after, default=-1), min(before, default=len(theirs))
     matched = set(pairs.values())
     others = [b for b in theirs[begin + 1 : end] if b.name not in matched and not b.removable]
@@ -77,21 +76,21 @@ def _spot(
         )
     previous = next((b for b in mine if b.exit == block.entry), None)
     if previous is None:
-        inputs = [[n.name for n in g.nodes if n.op == "input"] for g in (graph, whole)]
+        inputs = [[n.name for n in g.nodes if n.op == "input"] for g in (graph, host)]
         if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
             raise RewriteError("takes a result that no block makes", where=block.name)
         return inputs[1][inputs[0].index(block.entry)], ""
     if previous.name not in pairs:
         raise RewriteError("what comes before it has no counterpart", where=block.name)
-    before_it = theirs[place[pairs[previous.name]]]
-    return before_it.exit, last_leaf(whole, before_it)
+    before_it = theirs[position[pairs[previous.name]]]
+    return before_it.exit, last_leaf(host, before_it)
 
 
-def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:
-    """The block's graph, cut or widened so that the block fits where it goes."""
+def _fitted(host: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:
+    """Cut or widen the block's graph so that the block fits its new position."""
     solved = axes(graph)
-    there = axes(whole).value[spot][0]
-    shape = whole.node[spot].shape
+    there = axes(host).value[spot][0]
+    shape = host.node[spot].shape
     equations: list[Equation] = []
     for name in (block.entry, block.exit):
         layouts = solved.value[name][0]
@@ -112,13 +111,13 @@ def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> Arch
 
 
 def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tuple[str, Value]]]:
-    """The operators that make the block's result or update its counters, and these updates."""
+    """Return the operators that make the block's result or update its counters, and updates."""
     inside = set(block.nodes) - {block.entry}
     updates = [
         (k, v) for k, v in source.updates if inside.issuperset([*refs(v), *source.leaf_users[k]])
     ]
     ends = [block.exit, *(name for _, v in updates for name in refs(v))]
-    needed = reached(ends, lambda name: source.node[name].uses(), inside)
+    needed = reachable(ends, lambda name: source.node[name].uses(), inside)
     nodes = [n for n in source.nodes if n.name in needed]
     elsewhere = [u for n in nodes for u in n.uses() if u not in needed and u != block.entry]
     if elsewhere:
@@ -127,7 +126,7 @@ def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tupl
 
 
 def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[str]:
-    """Leaves that operators of the block use, and unused ones of its modules (counters)."""
+    """Return leaves that the block's operators use, and unused ones of its modules (counters)."""
     names = {n.name for n in nodes}
     used = {leaf for n in nodes for leaf in n.leaves()}
     shared = [k for k in sorted(used) if not names.issuperset(source.leaf_users[k])]
@@ -143,22 +142,22 @@ def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[s
     }
 
 
-def _free_names(whole: ArchGraph, source: ArchGraph, block: Block) -> Callable[[str], str]:
-    """New names of the block's modules: their own where those are free."""
-    unavailable = names_in_use(whole)
+def _free_names(host: ArchGraph, source: ArchGraph, block: Block) -> Callable[[str], str]:
+    """Return a function that renames the block's modules; it keeps names that are free."""
+    unavailable = names_in_use(host)
     nodes = [source.node[n] for n in block.nodes]
     used = {leaf for n in nodes for leaf in n.leaves()}
-    wanted = {n.scope for n in nodes} | used | {leaf.rpartition(".")[0] for leaf in used}
-    wanted = {name for name in wanted if name not in {"", block.name.rpartition(".")[0]}}
+    needed = {n.scope for n in nodes} | used | {leaf.rpartition(".")[0] for leaf in used}
+    needed = {name for name in needed if name not in {"", block.name.rpartition(".")[0]}}
     return next(
         rename
         for rename in (_numbered(block.name, count) for count in itertools.count())
-        if unavailable.isdisjoint(map(rename, wanted))
+        if unavailable.isdisjoint(map(rename, needed))
     )
 
 
 def _numbered(block: str, count: int) -> Callable[[str], str]:
-    """A function that tells the modules of a copied block from others of their names."""
+    """Return a function that makes module names of a copied block unique."""
 
     def rename(module: str) -> str:
         if not count or not module:
@@ -171,13 +170,13 @@ def _numbered(block: str, count: int) -> Callable[[str], str]:
 
 
 def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """A graph with axes of other sizes, smaller or larger.
+    """Resize axes of a graph, to smaller or larger sizes.
 
     Raises:
         RewriteError: For an axis that cannot change.
     """
     solved = axes(graph)
-    kept = {}
+    chosen = {}
     for name, size in sizes.items():
         axis = solved[name]
         if size == axis.size:
@@ -190,5 +189,6 @@ def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
                 expected=axis.size,
                 hint=axis.reason,
             )
-        kept[name] = np.arange(size) % axis.size
-    return cut(graph, kept).graph if kept else graph
+        # More positions than there are: repeat them, as widening does.
+        chosen[name] = np.arange(size) % axis.size
+    return cut(graph, chosen).graph if chosen else graph

@@ -33,8 +33,8 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
         a: A graph, usually the larger one or the one before a rewrite.
         b: Another one.
         way: The transfer from A's states to B's; or two transfers that start from one graph's
-            states and end at A's and at B's (two clients of a family); None: the graphs are
-            aligned by structure.
+            states and end at A's and at B's (two clients of a family). Default: the graphs
+            are aligned by structure.
 
     Raises:
         RewriteError: If a transfer does not start or end at its graph.
@@ -51,36 +51,36 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
         [('narrower', '0.out', 4, 2)]
     """
     a, b = graph_of(a), graph_of(b)
-    found = _aligned(a, b) if way is None else _through(a, b, way)
+    pairs = _aligned(a, b) if way is None else _through(a, b, way)
     return Correspondence(
         a,
         b,
         way is not None,
-        tuple(found.blocks),
-        tuple((x, y) for y, x in found.nodes.items()),
-        tuple((x, y) for y, x in found.leaves.items()),
-        tuple(disparities(found)),
+        tuple(pairs.blocks),
+        tuple((x, y) for y, x in pairs.nodes.items()),
+        tuple((x, y) for y, x in pairs.leaves.items()),
+        tuple(disparities(pairs)),
     )
 
 
 def _aligned(a: ArchGraph, b: ArchGraph) -> Partners:
-    """Partners by structure; alignment leaves out what only training does."""
-    found = align(b, a)
+    """Pair parts by structure; alignment leaves out what only training does."""
+    alignment = align(b, a)
     state = set(b.state_names)
-    leaves = {y: x for y, x in found.leaves if y in state}
-    blocks = [(x, y) for y, x in found.blocks]
-    return partners(a, b, leaves, blocks=blocks, nodes=dict(found.nodes))
+    leaves = {y: x for y, x in alignment.leaves if y in state}
+    blocks = [(x, y) for y, x in alignment.blocks]
+    return partners(a, b, leaves, blocks=blocks, nodes=dict(alignment.nodes))
 
 
 def _through(a: ArchGraph, b: ArchGraph, way: Way) -> Partners:
-    """Partners by where each entry of B's state comes from."""
+    """Pair parts by the origin of each entry of B's state."""
     into_a, into_b = (Transfer.identity(a), way) if isinstance(way, Transfer) else way
     ends = (into_a.target, signature(a)), (into_b.target, signature(b))
-    for found, expected in (*ends, (into_b.source, into_a.source)):
-        if found != expected:
+    for actual, expected in (*ends, (into_b.source, into_a.source)):
+        if actual != expected:
             raise RewriteError(
                 "the transfer does not lead from one graph to the other",
-                **first_difference(found, expected),
+                **first_difference(actual, expected),
             )
     known: dict[str | None, str] = {}
     for name, entry in into_a.entries.items():
@@ -88,9 +88,10 @@ def _through(a: ArchGraph, b: ArchGraph, way: Way) -> Partners:
     known.pop(None, None)
     leaves: dict[str, str] = {}
     copies: dict[str, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
+    # The first entry of B with an origin is its counterpart; further ones are copies.
     for name, entry in into_b.entries.items():
         if (origin := known.get(entry.source)) is not None:
-            (copies if origin in taken else leaves)[name] = origin
-            taken.add(origin)
+            (copies if origin in used else leaves)[name] = origin
+            used.add(origin)
     return partners(a, b, leaves, copies)

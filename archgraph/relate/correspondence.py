@@ -63,7 +63,7 @@ class Correspondence:
     differences: tuple[PartDifference, ...]
 
     def plain(self) -> dict[str, Any]:
-        """The correspondence as values that JSON can write."""
+        """Return the correspondence as JSON values."""
         return {
             "a": self.a.name,
             "b": self.b.name,

@@ -30,7 +30,7 @@ class Counterparts:
             self.leaves[a], self.back[b] = b, a
 
     def accept(self, match: Match) -> str:
-        """Pair the operators and leaves of a match; the reason where earlier pairs contradict."""
+        """Pair the operators and leaves of a match; returns why not if earlier pairs contradict."""
         mine, theirs = (side.form(run) for side, run in zip(self.sides, match, strict=True))
         reason = self._contradiction(mine, theirs) or self._other_inputs(match, mine, theirs)
         if not reason:
@@ -48,7 +48,7 @@ class Counterparts:
         return ""
 
     def _other_inputs(self, match: Match, mine: Form, theirs: Form) -> str:
-        """Why two runs of blocks do not take what belongs together."""
+        """Return why two runs of blocks take inputs that do not correspond; empty if they do."""
         a, b = (s.blocks[run[0]] for s, run in zip(self.sides, match, strict=True))
         operands = [(a.entry, b.entry)]
         if len(mine.far) == len(theirs.far):
@@ -61,7 +61,7 @@ class Counterparts:
         return ""
 
     def _origin(self, side: int, name: str, matched: set[str]) -> str:
-        """What a value is without the blocks that have no counterpart."""
+        """Follow a value back through the blocks that have no counterpart."""
         forms, entries = self.sides[side].forms, self._entries[side]
         name = forms.through(name)
         while name in entries and name not in matched and entries[name] != name:
@@ -73,7 +73,7 @@ class Counterparts:
 
         Only where evaluation uses no leaf of a module does a name decide.
         """
-        client, whole = (side.graph for side in self.sides)
+        client, other_graph = (side.graph for side in self.sides)
         modules = {
             a.rpartition(".")[0]: b.rpartition(".")[0]
             for a, b in self.leaves.items()
@@ -90,7 +90,7 @@ class Counterparts:
             if prefix in modules:
                 names.insert(0, f"{modules[prefix]}.{last}" if modules[prefix] else last)
             for name in names:
-                other = whole.param.get(name)
+                other = other_graph.param.get(name)
                 if other is not None and name not in unavailable and _alike(param, other):
                     self.leaves[param.name], self.back[name] = name, param.name
                     unavailable.add(name)

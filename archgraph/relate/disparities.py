@@ -16,50 +16,50 @@ from archgraph.relate.partners import Half, Partners
 Resized: TypeAlias = tuple[str, str, int, int]
 
 
-def disparities(found: Partners) -> Iterator[PartDifference]:
-    """Every difference: blocks first, then operators, entries of the states, and axes."""
-    of_a, of_b = _alone(found)
+def disparities(pairs: Partners) -> Iterator[PartDifference]:
+    """Yield every difference: blocks first, then operators, entries of the states, and axes."""
+    of_a, of_b = _alone(pairs)
     yield from of_a
     yield from of_b
     done_a = {n for item in of_a for n in item.nodes_a}
     done_b = {n for item in of_b for n in item.nodes_b}
-    matched = set(found.nodes.values())
-    for node in found.a.graph.nodes:
+    matched = set(pairs.nodes.values())
+    for node in pairs.a.graph.nodes:
         if node.name not in matched and node.name not in done_a:
             yield PartDifference("missing", "operator", node.name, nodes_a=(node.name,))
-    for node in found.b.graph.nodes:
-        if node.name not in found.nodes and node.name not in done_b:
+    for node in pairs.b.graph.nodes:
+        if node.name not in pairs.nodes and node.name not in done_b:
             yield PartDifference("new", "operator", b=node.name, nodes_b=(node.name,))
-    yield from _changed(found)
-    yield from _leaves(found)
-    yield from _resized(found)
+    yield from _changed(pairs)
+    yield from _leaves(pairs)
+    yield from _resized(pairs)
 
 
-def _alone(found: Partners) -> tuple[list[PartDifference], list[PartDifference]]:
-    """Blocks without a partner, of A and of B."""
-    mine, theirs = ({pair[i] for pair in found.blocks} for i in (0, 1))
+def _alone(pairs: Partners) -> tuple[list[PartDifference], list[PartDifference]]:
+    """Return blocks without a partner, of A and of B."""
+    mine, theirs = ({pair[i] for pair in pairs.blocks} for i in (0, 1))
     gone = [
         PartDifference("missing", "block", name, nodes_a=nodes)
-        for name, nodes in found.a.inside.items()
+        for name, nodes in pairs.a.inside.items()
         if name not in mine
     ]
     more = []
-    for name, nodes in found.b.inside.items():
+    for name, nodes in pairs.b.inside.items():
         if name in theirs:
             continue
-        origins = [found.copies[k] for k in found.b.leaves_in(name) if k in found.copies]
-        source = next((block for leaf in origins for block in found.a.blocks_of(leaf)), "")
-        users = dict.fromkeys(n for leaf in origins for n in found.a.users[leaf])
+        origins = [pairs.copies[k] for k in pairs.b.leaves_in(name) if k in pairs.copies]
+        source = next((block for leaf in origins for block in pairs.a.blocks_of(leaf)), "")
+        users = dict.fromkeys(n for leaf in origins for n in pairs.a.users[leaf])
         kind: PartKind = "copied" if origins else "new"
         more.append(PartDifference(kind, "block", source, name, None, None, tuple(users), nodes))
     return gone, more
 
 
-def _changed(found: Partners) -> Iterator[PartDifference]:
-    """Operators that correspond with other arguments; sizes that axes decide are no difference."""
-    decided = [axes(side.graph).attributes for side in (found.a, found.b)]
-    for theirs, mine in found.nodes.items():
-        before, after = _said(found.a, mine), _said(found.b, theirs)
+def _changed(pairs: Partners) -> Iterator[PartDifference]:
+    """Yield operators that correspond with other arguments; sizes that follow from axes aside."""
+    decided = [axes(side.graph).attributes for side in (pairs.a, pairs.b)]
+    for theirs, mine in pairs.nodes.items():
+        before, after = _said(pairs.a, mine), _said(pairs.b, theirs)
         keys = [
             key
             for key in dict.fromkeys((*before, *after))
@@ -73,7 +73,7 @@ def _changed(found: Partners) -> Iterator[PartDifference]:
 
 
 def _said(half: Half, name: str) -> dict[str, str]:
-    """The arguments of an operator without the names of what it uses, and itself."""
+    """Return an operator and its arguments, without the names of what it uses."""
 
     def unnamed(value: Value) -> Value:
         match value:
@@ -88,32 +88,32 @@ def _said(half: Half, name: str) -> dict[str, str]:
     return {"": node.op} | {k: f"{k}={show(replace(v, unnamed))}" for k, v in node.args}
 
 
-def _leaves(found: Partners) -> Iterator[PartDifference]:
-    """Entries of the states without a partner, where the operators that use them have one."""
-    matched = set(found.nodes.values())
-    taken = set(found.leaves.values())
-    for leaf, users in found.a.users.items():
-        if leaf not in taken and matched.issuperset(users):
+def _leaves(pairs: Partners) -> Iterator[PartDifference]:
+    """Yield entries of the states without a partner whose operators all have one."""
+    matched = set(pairs.nodes.values())
+    matched_leaves = set(pairs.leaves.values())
+    for leaf, users in pairs.a.users.items():
+        if leaf not in matched_leaves and matched.issuperset(users):
             yield PartDifference("missing", "leaf", leaf, nodes_a=users)
-    for leaf, users in found.b.users.items():
-        if leaf not in found.leaves and all(n in found.nodes for n in users):
-            origin = found.copies.get(leaf, "")
+    for leaf, users in pairs.b.users.items():
+        if leaf not in pairs.leaves and all(n in pairs.nodes for n in users):
+            origin = pairs.copies.get(leaf, "")
             kind: PartKind = "copied" if origin else "new"
             yield PartDifference(kind, "leaf", origin, leaf, nodes_b=users)
 
 
-def _resized(found: Partners) -> Iterator[PartDifference]:
-    """Axes that have another size, each once."""
-    seen: dict[Resized, tuple[dict[str, None], dict[str, None]]] = {}
-    of_a, of_b = axes(found.a.graph), axes(found.b.graph)
-    for theirs, mine in found.leaves.items():
+def _resized(pairs: Partners) -> Iterator[PartDifference]:
+    """Yield axes that differ in size, each once."""
+    sizes: dict[Resized, tuple[dict[str, None], dict[str, None]]] = {}
+    of_a, of_b = axes(pairs.a.graph), axes(pairs.b.graph)
+    for theirs, mine in pairs.leaves.items():
         for x, y in zip(of_a.of(mine), of_b.of(theirs), strict=False):
             for p, q in matching_parts(x, y):
                 if isinstance(p.size, int) and isinstance(q.size, int) and p.size != q.size:
-                    nodes = seen.setdefault((_named(p), _named(q), p.size, q.size), ({}, {}))
-                    nodes[0].update(dict.fromkeys(found.a.users[mine]))
-                    nodes[1].update(dict.fromkeys(found.b.users[theirs]))
-    for (name, other, before, after), (nodes_a, nodes_b) in seen.items():
+                    nodes = sizes.setdefault((_named(p), _named(q), p.size, q.size), ({}, {}))
+                    nodes[0].update(dict.fromkeys(pairs.a.users[mine]))
+                    nodes[1].update(dict.fromkeys(pairs.b.users[theirs]))
+    for (name, other, before, after), (nodes_a, nodes_b) in sizes.items():
         kind: PartKind = "narrower" if after < before else "wider"
         yield PartDifference(
             kind, "axis", name, other, before, after, tuple(nodes_a), tuple(nodes_b)

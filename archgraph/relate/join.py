@@ -120,10 +120,10 @@ def meet(graphs: Iterable[GraphLike]) -> Met:
 
 
 def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
-    """The graphs as a tuple."""
+    """Check and return the graphs as a tuple."""
     if isinstance(graphs, (ArchGraph, Rewritten)) or not isinstance(graphs, Iterable):
-        found = type(graphs).__name__
-        raise RewriteError(f"not graphs to {verb}", found=found, expected="several graphs")
+        kind = type(graphs).__name__
+        raise RewriteError(f"not graphs to {verb}", found=kind, expected="several graphs")
     several = tuple(map(graph_of, graphs))
     if not several:
         raise RewriteError(f"nothing to {verb}", expected="at least one graph")
@@ -131,7 +131,7 @@ def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
 
 
 def _ordered(graphs: Iterable[ArchGraph], *, largest_first: bool) -> list[ArchGraph]:
-    """Distinct graphs by number of sections, of blocks, of values in the state; then any order."""
+    """Sort distinct graphs by number of sections, blocks, values in the state; then any order."""
 
     def extent(graph: ArchGraph) -> tuple[int, int, int, str]:
         parts = structure(graph)
@@ -144,7 +144,8 @@ def _ordered(graphs: Iterable[ArchGraph], *, largest_first: bool) -> list[ArchGr
 def _first_possible(
     bases: Sequence[ArchGraph], make: Callable[[ArchGraph, Sequence[ArchGraph]], Attempt]
 ) -> Attempt:
-    """The result from the first graph from which there is one."""
+    """Return the result for the first graph that gives one."""
+    # The first base is the most likely one, so its problem is the one to report.
     problem: ArchGraphError | None = None
     for base in bases:
         try:
@@ -165,35 +166,38 @@ def _joined(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
     """
     import networkx as nx  # only here: most commands join nothing
 
-    whole = base
+    joint = base
     for graph in graphs:
-        whole = _deepened(whole, graph)
-    alignments = [align(graph, whole) for graph in graphs]
+        joint = _deepened(joint, graph)
+    # Only now: a block that a later graph adds may move the partners of an earlier one.
+    alignments = [align(graph, joint) for graph in graphs]
     sizes = _sizes_asked(alignments)
-    tied = nx.Graph(_ties(whole, alignments))
+    tied = nx.Graph(_ties(joint, alignments))
     tied.add_nodes_from(sizes)
     widest: dict[str, int] = {}
     for group in nx.connected_components(tied):
         claimed = [n for axis in group for n in sizes.get(axis, ())]
         widest |= {axis: max(claimed) for axis in group if claimed}
-    whole = resized(whole, widest)
-    return whole, {graph: align(graph, whole).transfer for graph in graphs}
+    joint = resized(joint, widest)
+    # Aligned again, since the widths of the joint graph have changed.
+    return joint, {graph: align(graph, joint).transfer for graph in graphs}
 
 
-def _deepened(whole: ArchGraph, graph: ArchGraph) -> ArchGraph:
-    """A graph with all blocks of another one, of whatever widths."""
-    alignment = align(graph, whole)
+def _deepened(joint: ArchGraph, graph: ArchGraph) -> ArchGraph:
+    """Add all blocks of another graph, of whatever widths."""
+    alignment = align(graph, joint)
     while lacking := next((u for u in alignment.unmatched if u.side == "client"), None):
         problem = ""
-        for grow in _ways(whole, graph, alignment):
+        for grow in _ways(joint, graph, alignment):
             try:
                 grown = grow()
             except ArchGraphError as error:
                 problem = str(error)
                 continue
             again = align(graph, grown)
+            # Without more matched operators the loop would add blocks forever.
             if len(again.nodes) > len(alignment.nodes):
-                whole, alignment = grown, again
+                joint, alignment = grown, again
                 break
         else:
             raise RewriteError(
@@ -201,13 +205,13 @@ def _deepened(whole: ArchGraph, graph: ArchGraph) -> ArchGraph:
                 where=f"{graph.name or 'graph'}: {lacking.part}",
                 hint=f"{lacking.reason}; {problem}" if problem else lacking.reason,
             )
-    return whole
+    return joint
 
 
 def _ways(
-    whole: ArchGraph, graph: ArchGraph, alignment: Alignment
+    joint: ArchGraph, graph: ArchGraph, alignment: Alignment
 ) -> Iterator[Callable[[], ArchGraph]]:
-    """Ways to add the first block that the whole lacks: a repetition, else a copy."""
+    """Yield ways to add the first missing block: a repetition, else a copy."""
     names = {name for name, _ in alignment.blocks}
     missing = [b for b in structure(graph).blocks if b.name not in names]
     if not missing:
@@ -215,18 +219,18 @@ def _ways(
     first = missing[0]
     same = sum(b.section == first.section for b in missing)
     for name in [b for a, b in alignment.sections if a == first.section]:
-        depth = len(structure(whole).section(name).blocks)
+        depth = len(structure(joint).section(name).blocks)
         for more in dict.fromkeys((same, 1)):
-            yield functools.partial(_repeated, whole, name, depth + more)
-    yield functools.partial(with_copy, whole, graph, alignment, first)
+            yield functools.partial(_repeated, joint, name, depth + more)
+    yield functools.partial(with_copy, joint, graph, alignment, first)
 
 
-def _repeated(whole: ArchGraph, section: str, depth: int) -> ArchGraph:
-    return graft(whole, {section: depth}).graph
+def _repeated(joint: ArchGraph, section: str, depth: int) -> ArchGraph:
+    return graft(joint, {section: depth}).graph
 
 
-def _ties(whole: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[str, str]]:
-    """Axes before and behind a block that are equally wide in each graph that has the block.
+def _ties(joint: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[str, str]]:
+    """Yield axes before and behind a block that are equally wide in each graph that has it.
 
     They stay so: what can be left out can still be left out, and a section has one width.
     """
@@ -238,8 +242,8 @@ def _ties(whole: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[s
             block = blocks[mine]
             same = node[block.entry].type == node[block.exit].type
             even[name] = even.get(name, True) and same
-    value = axes(whole).value
-    for block in structure(whole).blocks:
+    value = axes(joint).value
+    for block in structure(joint).blocks:
         if even.get(block.name):
             for layouts in zip(value[block.entry][0], value[block.exit][0], strict=False):
                 for before, behind in matching_parts(*layouts):
@@ -264,7 +268,7 @@ def _met(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
 
 
 def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """A graph without a block, a section or a leaf that evaluation does not use."""
+    """Remove a block, a section or a leaf that evaluation does not use."""
     parts = structure(graph)
     names = [b.name for s in parts.sections if s.name == item.part for b in s.blocks]
     names = [b.name for b in parts.blocks if b.name == item.part] or names
@@ -277,7 +281,7 @@ def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
 
 
 def _without_leaf(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """A graph without a leaf."""
+    """Remove a leaf."""
     updates = tuple((k, v) for k, v in graph.updates if k != item.part)
     rest = prune(graph.replace(updates=updates))
     users = rest.leaf_users.get(item.part)
@@ -295,7 +299,7 @@ def _inseparable(graph: ArchGraph, item: Unmatched, problem: str) -> RewriteErro
 
 
 def _sizes_asked(alignments: Iterable[Alignment]) -> dict[str, list[int]]:
-    """The widths that some graphs have for the axes of the graph that each is aligned with."""
+    """Collect the widths that some graphs have for the axes of the graph they are aligned with."""
     sizes: dict[str, list[int]] = {}
     for alignment in alignments:
         alignment.widths.decided(alignment.client.name or "graph")

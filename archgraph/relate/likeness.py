@@ -32,7 +32,7 @@ class Likeness:
         self._verdicts: dict[tuple[int, int], tuple[int, str]] = {}
 
     def value(self, a: range, b: range) -> int:
-        """What two runs of blocks have in common; 0 where they do not match."""
+        """Score two runs of blocks by what they have in common; 0 if they do not match."""
         mine, theirs = self.sides
         x, y = mine.form(a), theirs.form(b)
         key = self._look(mine, x), self._look(theirs, y)
@@ -45,12 +45,13 @@ class Likeness:
             self._verdicts[key] = value, reason
         value, reason = self._verdicts[key]
         if reason:
+            # A verdict is shared by equal looks, but its reason names parts: state it for these.
             self.refused.setdefault((a[0], b[0]), self.obstacle(x, y))
             return 0
         return value
 
     def obstacle(self, mine: Form, theirs: Form) -> str:
-        """Why two parts of one form cannot be cuts of one another; empty: they can."""
+        """Return why two parts of one form cannot be cuts of each other; empty if they can."""
         leaves_ = zip(mine.leaves, theirs.leaves, strict=True)
         nodes = zip(mine.nodes, theirs.nodes, strict=True)
         reasons = itertools.chain(
@@ -74,27 +75,27 @@ class Likeness:
         return ""
 
     def _node_obstacle(self, a: str, b: str, mine: Form, theirs: Form) -> str:
-        client, whole = (side.graph for side in self.sides)
-        for key, x, y in stated(client, a, whole, b):
+        client, other = (side.graph for side in self.sides)
+        for key, x, y in stated(client, a, other, b):
             if not self._cuts(x, y) and self._level(a, b):
                 return f"{key} is {x} in %{a} and {y} in %{b}"
-        factors = factor(client.node[a]), factor(whole.node[b])
+        factors = factor(client.node[a]), factor(other.node[b])
         if factors[0] != factors[1] and not self._roots(mine, theirs, factors):
             return f"the factor is {factors[0]} in %{a} and {factors[1]} in %{b}"
         return ""
 
     def _cuts(self, x: Layout, y: Layout) -> bool:
-        """Whether one of two dimensions can be a cut of the other, part by part."""
+        """Return whether one of two dimensions can be a cut of the other, part by part."""
         free = [side.free for side in self.sides]
         return all(_fit(u, v, *free) for u, v in matching_parts(x, y))
 
     def _level(self, a: str, b: str) -> bool:
-        """Whether the inputs of two operators have one resolution."""
+        """Return whether the inputs of two operators have the same resolution."""
         used = [next(s.graph.node[n].uses(), "") for s, n in zip(self.sides, (a, b), strict=True)]
         return all(used) and level(self.sides, (used[0], used[1]))
 
     def _roots(self, mine: Form, theirs: Form, factors: tuple[float | None, float | None]) -> bool:
-        """Whether two factors are the roots of a width of each graph's (attention's scale)."""
+        """Return whether two factors are the roots of a width of each graph (attention's scale)."""
         f, g = factors
         if f is None or g is None or f <= 0 or g <= 0:
             return False
@@ -112,7 +113,7 @@ class Likeness:
         )
 
     def _look(self, side: SideGraph, form: Form) -> int:
-        """A number for all that :meth:`value` sees of a form; names of axes aside."""
+        """Return a number for all that :meth:`value` depends on in a form; axis names aside."""
         if id(form) not in self._looks:  # forms are cached, and hashing them takes longer
             graph, attributes, facts = side.graph, side.axes.attributes, []
             for name in form.nodes:
@@ -132,7 +133,7 @@ def _shapes(side: SideGraph, form: Form) -> tuple[tuple[int, ...], ...]:
 
 
 def _fit(mine: Layout, theirs: Layout, free: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether one of two dimensions can be a cut of the other."""
+    """Return whether one of two dimensions can be a cut of the other."""
     if mine.size == theirs.size:
         return True
     if theirs.size == 1:
@@ -145,7 +146,7 @@ def _cuttable(layout: Layout, free: frozenset[str]) -> bool:
 
 
 def _nameless(side: SideGraph, layouts: Iterable[Layout]) -> tuple[object, ...]:
-    """Layouts without the names of their axes."""
+    """Return layouts without the names of their axes."""
 
     def look(layout: Layout) -> object:
         match layout:

@@ -29,7 +29,7 @@ class Half:
 
     @staticmethod
     def of(graph: ArchGraph) -> Half:
-        """A graph with its blocks."""
+        """Return a graph with its blocks."""
         inside = {b.name: b.nodes for b in structure(graph).blocks}
         users: dict[str, list[str]] = {name: [] for name in graph.state_names}
         for node in graph.nodes:
@@ -44,11 +44,11 @@ class Half:
         )
 
     def blocks_of(self, leaf: str) -> tuple[str, ...]:
-        """Blocks that use an entry of the state."""
+        """Return the blocks that use an entry of the state."""
         return tuple(dict.fromkeys(self.block[n] for n in self.users[leaf]))
 
     def leaves_in(self, block: str) -> tuple[str, ...]:
-        """Entries of the state that a block uses."""
+        """Return the entries of the state that a block uses."""
         nodes = (self.graph.node[n] for n in self.inside[block])
         return tuple(dict.fromkeys(k for n in nodes for k in n.leaves() if k in self.users))
 
@@ -83,7 +83,7 @@ def partners(
     blocks: Iterable[tuple[str, str]] = (),
     nodes: Mapping[str, str] | None = None,
 ) -> Partners:
-    """Blocks and operators that correspond because their leaves do, or because of their place.
+    """Pair blocks and operators because their leaves correspond, or by position.
 
     Args:
         a: The first graph.
@@ -100,7 +100,7 @@ def partners(
     for mine, theirs in leaves.items():
         pairs |= dict.fromkeys(_beside(one.blocks_of(theirs), two.blocks_of(mine)))
         for x, y in _beside(one.users[theirs], two.users[mine]):
-            anchors.setdefault(y, x)
+            anchors.setdefault(y, x)  # the first partner stays: shared leaves have several
     pairs |= dict.fromkeys(_plain(one, two, list(pairs)))
     for group_a, group_b in _groups(list(pairs)):
         anchors |= _between(one, two, group_a, group_b, anchors)
@@ -110,14 +110,14 @@ def partners(
 
 
 def _beside(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Users of one leaf in order; the last of the shorter row has several partners."""
+    """Pair the users of a leaf in order; the last of the shorter row has several partners."""
     if a and b:
         for k in range(max(len(a), len(b))):
             yield a[min(k, len(a) - 1)], b[min(k, len(b) - 1)]
 
 
 def _plain(a: Half, b: Half, pairs: Pairs | list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Blocks without a state, in order between those that correspond."""
+    """Pair blocks without a state, in order between those that correspond."""
     partner: dict[str, str] = {}
     for x, y in pairs:
         partner.setdefault(y, x)
@@ -130,25 +130,25 @@ def _plain(a: Half, b: Half, pairs: Pairs | list[tuple[str, str]]) -> Iterator[t
 
 
 def _key(half: Half, block: str, partner: str | None) -> Hashable:
-    """What a block is matched by: its partner if it has a state, else its operators."""
+    """Return the key to match a block by: its partner if it has a state, else its operators."""
     if half.leaves_in(block):
         return partner, "state"
     return tuple(half.graph.node[n].op for n in half.inside[block])
 
 
 def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Blocks that hang together by pairs: one and one, unless blocks were cut at other places."""
+    """Group blocks connected by pairs: one and one, unless the graphs are cut differently."""
     onward: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
     for x, y in pairs:
         onward.setdefault((x, True), []).append((y, False))
         onward.setdefault((y, False), []).append((x, True))
-    seen: set[tuple[str, bool]] = set()
+    grouped: set[tuple[str, bool]] = set()
     for start in onward:
         group, pending = [], [start]
         while pending:
             part = pending.pop()
-            if part not in seen:
-                seen.add(part)
+            if part not in grouped:
+                grouped.add(part)
                 group.append(part)
                 pending += onward[part]
         if group:
@@ -158,23 +158,23 @@ def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 def _between(
     a: Half, b: Half, of_a: Sequence[str], of_b: Sequence[str], anchors: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Pairs (B's, A's) of the other operators of corresponding blocks, in order."""
-    taken = set(anchors.values())
+    """Pair (B's, A's) the other operators of corresponding blocks, in order."""
+    anchored = set(anchors.values())
     rows: list[list[str]] = []
     for half, blocks in ((a, of_a), (b, of_b)):
         inside = {n for block in blocks for n in half.inside[block]}
         rows.append([n.name for n in half.graph.nodes if n.name in inside])
-    mine = [(n, "") if n in taken else a.graph.node[n].op for n in rows[0]]
+    mine = [(n, "") if n in anchored else a.graph.node[n].op for n in rows[0]]
     theirs = [(anchors[n], "") if n in anchors else b.graph.node[n].op for n in rows[1]]
     for x, y in _common(mine, theirs, *rows):
-        if y not in anchors and x not in taken:
+        if y not in anchors and x not in anchored:
             yield y, x
 
 
 def _common(
     keys_a: Sequence[Hashable], keys_b: Sequence[Hashable], a: Sequence[str], b: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Parts of two rows that have equal keys, in the order of both."""
+    """Pair parts of two rows that have equal keys, in the order of both."""
     matcher = difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False)
     for i, j, size in matcher.get_matching_blocks():
         yield from zip(a[i : i + size], b[j : j + size], strict=True)

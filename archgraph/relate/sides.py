@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.forms import Form, forms, forms_by_widths
-from archgraph.analysis.widths import axis_refs
 from archgraph.graph.ir import ArchGraph
 
 # Runs of blocks of both graphs that belong together, the client's first.
@@ -36,7 +35,7 @@ class SideGraph:
         self.inputs = [n.name for n in graph.nodes if n.op == "input"]
 
     def form(self, run: range) -> Form:
-        """Form of a run of blocks."""
+        """Return the form of a run of blocks."""
         return self.forms.part(self.blocks[run[0]].entry, self.blocks[run[-1]].exit)
 
     @functools.cached_property
@@ -45,11 +44,11 @@ class SideGraph:
         return [len(self.form(range(i, i + 1)).nodes) for i in range(len(self.blocks))]
 
     def resolution(self, name: str) -> tuple[object, ...]:
-        """Sizes of a result's dimensions without channels; None for those with channels."""
+        """Return sizes of a result's dimensions without channels; None for those with channels."""
         return tuple(None if axis_refs(d) else d.size for d in self.axes.value[name][0])
 
     def unmatched(self, matched: Iterable[range]) -> list[int]:
-        """Blocks that compute something and are not matched."""
+        """Return the blocks that compute something and are not matched."""
         numbers = {i for run in matched for i in run}
         return [i for i, size in enumerate(self.sizes) if size and i not in numbers]
 
@@ -57,18 +56,18 @@ class SideGraph:
 Sides: TypeAlias = tuple[SideGraph, SideGraph]
 
 
-def side_by_side(client: ArchGraph, whole: ArchGraph) -> Sides:
-    """Two graphs side by side.
+def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
+    """Put two graphs side by side.
 
     In graphs without common names operands of one form are told apart by width, not by name.
     """
-    shared = client.param.keys() & whole.param.keys()
-    strangers = 2 * len(shared) < min(len(client.params), len(whole.params))
-    return SideGraph(client, strangers), SideGraph(whole, strangers)
+    shared = client.param.keys() & other.param.keys()
+    strangers = 2 * len(shared) < min(len(client.params), len(other.params))
+    return SideGraph(client, strangers), SideGraph(other, strangers)
 
 
 def level(sides: Sides, names: tuple[str, str]) -> bool:
-    """Whether two results, one of each graph, have the same resolution."""
+    """Return whether two results, one of each graph, have the same resolution."""
     a, b = (side.resolution(name) for side, name in zip(sides, names, strict=True))
     return len(a) == len(b) and all(
         x == y for x, y in zip(a, b, strict=True) if x is not None and y is not None

@@ -18,7 +18,7 @@ import numpy as np
 from archgraph.analysis.axes import Contraction
 from archgraph.analysis.positions import touched
 from archgraph.graph.ir import Leaf, Node, Ref
-from archgraph.graph.passes import reached
+from archgraph.graph.passes import reachable
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
@@ -274,5 +274,5 @@ class _Upstream:
     def _has_weights(self, name: str) -> bool:
         """Return whether a result depends on parameters."""
         node, param = self.graph.node, self.graph.param
-        before = reached([name], lambda name: node[name].uses())
+        before = reachable([name], lambda name: node[name].uses())
         return any(param[leaf].role == "parameter" for n in before for leaf in node[n].leaves())

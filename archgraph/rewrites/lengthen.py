@@ -10,7 +10,7 @@ from typing import NoReturn, TypeAlias
 from archgraph.analysis.modules import common
 from archgraph.analysis.structure import Block, Section, Structure
 from archgraph.errors import GraphError, RewriteError
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, same
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, same_value
 from archgraph.ops.table import row
 from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
@@ -233,7 +233,7 @@ def _side_by_side(
             elif isinstance(i, Leaf) and isinstance(j, Leaf):
                 if counterparts.setdefault(i.name, j.name) != j.name:
                     _refuse(block, i.name, j.name)
-            elif not (_number(i) and _number(j)) and not same(i, j):
+            elif not (_number(i) and _number(j)) and not same_value(i, j):
                 _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
     return pairs, counterparts
 

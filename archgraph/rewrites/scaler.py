@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value
-from archgraph.graph.passes import reached, renumber
+from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.table import row
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.laws import same_function
@@ -77,5 +77,5 @@ def _last_weighted(graph: ArchGraph) -> set[str]:
         facts = row(graph.node[name].op)
         return graph.node[name].uses() if facts.pointwise and not facts.weighted else ()
 
-    ends = reached(graph.output_refs(), before)
+    ends = reachable(graph.output_refs(), before)
     return {name for name in ends if row(graph.node[name].op).weighted}

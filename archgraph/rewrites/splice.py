@@ -12,7 +12,7 @@ import torch
 from archgraph.analysis.roles import fixed
 from archgraph.analysis.structure import Block
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_graph, refs, replace
-from archgraph.graph.passes import reached, renumber
+from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
 from archgraph.rewrites.insert import unused_leaves
@@ -193,7 +193,7 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
     for name in members:
         if any(used in below for used in uses(name)):
             below.add(name)
-    needed = reached([block.exit], uses, within)
+    needed = reachable([block.exit], uses, within)
     copied = needed & below - {block.entry}
     # Grow backwards by what only copied operators use; the rest serves other blocks as well.
     copies = set(copied)
@@ -218,7 +218,7 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
         for buffer, value in graph.updates
         if refs(value) and inside.issuperset([*refs(value), *graph.leaf_users[buffer]])
     ]
-    copied |= reached((n for _, v in updates for n in refs(v)), uses, within - copied)
+    copied |= reachable((n for _, v in updates for n in refs(v)), uses, within - copied)
     nodes = tuple(n for n in members if n in copied)
     # A leaf with a user outside of the copy stays shared, like constants, which never change.
     mine = tuple(

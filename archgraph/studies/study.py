@@ -14,7 +14,7 @@ from archgraph.data.files import lacking
 from archgraph.data.source import source
 from archgraph.engine.pretrained import lacking_weights
 from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
-from archgraph.language.consent import allowed, given
+from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.plain import digest
@@ -221,7 +221,7 @@ def study(
         raise RunError("too few", where="workers", found=workers, expected="1 or more")
     spec = file if isinstance(file, StudySpec) else load_study(file)
     with allowed(python):
-        python, every = given(), cells(spec, size)
+        python, every = consent_given(), cells(spec, size)
         named = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     chosen = [

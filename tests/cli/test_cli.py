@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import archgraph
 from archgraph.cli.app import Command, Training
-from archgraph.tables import Table, count, head_length, shortened
+from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import unpack
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
 
@@ -205,7 +205,7 @@ def test_comparisons_and_runs_keep_their_names_and_figures(here: Path, monkeypat
 def test_shortening_keeps_to_the_width(names: list[str], width: int):
     head = head_length(tuple(names), width)
     for name in names:
-        short = shortened(name, width, head)
+        short = elided(name, width, head)
         assert len(short) <= width
         assert short == name or "…" in short
 
@@ -693,7 +693,7 @@ sections:
             "the model's output does not fit classification; found [batch, 4, 8, 10]; expected "
             "[batch, 10]: a logit for each of 10 classes (digits); flatten, or pool, in front",
         ),
-        (FLAT + "outputs: [a, b]\n", "", "no logits among the outputs of the model; found 0, 1"),
+        (FLAT + "outputs: [a, b]\n", "", "the model's outputs contain no logits; found 0, 1"),
         (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
         (FLAT, "scheme: iid -> scheme: iid, shares: {hal: 0.5}", "hal"),
         (FLAT, "scheme: iid -> scheme: classes, per_client: 11", "per_client"),

@@ -196,7 +196,7 @@ def bigger(place: Path) -> None:
 MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nothing_said": (
         said(),
-        "experiment.yaml:7: data: does not say which data; found nothing; expected a mapping "
+        "experiment.yaml:7: data: must name the data; found nothing; expected a mapping "
         "with dataset, python, folder, table, huggingface, text",
     ),
     "a_name_only": (
@@ -206,8 +206,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_data": (
         said(partition={"scheme": "iid"}),
-        "experiment.yaml:7: data: does not say which data; expected one of dataset, python, "
-        "folder, table, huggingface, text; in Python it may be given: ag.run(..., data=...)",
+        "experiment.yaml:7: data: must name the data; expected one of dataset, python, "
+        "folder, table, huggingface, text; in Python, pass it: ag.run(..., data=...)",
     ),
     "misspelt_door": (
         said(tabel="rows.csv", target="y"),
@@ -302,7 +302,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "one_class": (
         table(lambda text: text.replace(",1,", ",0,").replace(",2,", ",0,")),
-        "experiment.yaml:7: data: rows: train: there is one class only; found class 0; "
+        "experiment.yaml:7: data: rows: train: all targets are the same class; found class 0; "
         "expected two or more",
     ),
     "too_many_classes": (
@@ -380,7 +380,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "target_said_twice": (
         table(target={"values": "y", "classes": "y"}),
-        "experiment.yaml:9: data.target: does not say what the target is; found values and "
+        "experiment.yaml:9: data.target: must describe the target in one way; found values and "
         "classes; expected the name of a column, or one of classes, labels, values",
     ),
     "empty_table": (
@@ -436,8 +436,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "test_given_twice": (
         images(lambda place: parts(place, 3, 3), test=0.2),
-        "experiment.yaml:10: data.test: has a folder of test images already; found 0.2, "
-        "beside images/test; expected one of them",
+        "experiment.yaml:10: data.test: conflicts with the folder of test images; found test: 0.2 "
+        "and images/test; expected one of them",
     ),
     "everything_for_tests": (
         images(lambda place: None, test=1.0),
@@ -460,7 +460,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "not_a_saved_set": (
         an_empty_folder,
-        "experiment.yaml:8: data.huggingface: is not a set that was saved on disk; found "
+        "experiment.yaml:8: data.huggingface: is not a saved data set; found "
         "Directory saved is neither a `Dataset` directory nor a `DatasetDict` directory.; "
         "expected the folder that `dataset.save_to_disk(folder)` wrote",
     ),
@@ -491,7 +491,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "splits_of_other_classes": (
         two_splits(NAMES, ["c", "b", "a"]),
-        "experiment.yaml:10: data.target: splits have other names of classes, or another order; "
+        "experiment.yaml:10: data.target: splits differ in the names or the order of classes; "
         "found y: test: c, b, a; expected a, b, c, as train has it; dataset.cast_column('y', …) "
         "gives both the same names",
     ),
@@ -512,8 +512,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "an_image_of_16_bits": (
         deep_image,
         "experiment.yaml:7: data: saved: row 1: x: image has more than 8 bits for a channel; "
-        "found I;16; expected grey or colour with 8 bits; convert it, or read the images by a "
-        "function of your own: data: {python: …}",
+        "found I;16; expected grey or colour with 8 bits; convert it, or read the images with "
+        "your own function: data: {python: …}",
     ),
     "no_such_function": (
         said(python="wrong_data_nowhere:make"),
@@ -522,7 +522,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "failing_function": (
         function("raise FileNotFoundError('scans.npz')"),
-        "experiment.yaml:8: data.python: the function failed; found wrong_data:make: "
+        "experiment.yaml:8: data.python: the function raised an error; found wrong_data:make: "
         "FileNotFoundError: scans.npz",
     ),
     "nothing_returned": (
@@ -559,9 +559,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "one_hot_floats": (
         function("d = torch.rand(9, 2), torch.eye(3).repeat(3, 1); return d, d"),
-        "experiment.yaml:7: data.python: wrong_data:make: train: targets: are 0 and 1 as "
-        "floating point numbers; found float32 [9, 3]; expected classes, labels, or numbers "
-        "to be predicted; for one class each: targets.argmax(1); for several labels: "
+        "experiment.yaml:7: data.python: wrong_data:make: train: targets: are floating "
+        "point numbers, all 0 or 1; found float32 [9, 3]; expected classes (int), labels (bool), "
+        "or other numbers to predict; for one class each: targets.argmax(1); for several labels: "
         "targets.bool()",
     ),
     "nan_in_tensor": (
@@ -630,13 +630,13 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "three_values": (
         (TensorDataset(X, X, Y), SPLIT),
-        "data: train: is not a pair of input and target; found 3 values; expected (input, "
+        "data: train: is not a pair (input, target); found 3 values; expected (input, "
         "target); several inputs are a mapping by the names of the model's inputs: ({'ids': "
         "…, 'mask': …}, target)",
     ),
     "no_clients": (
         ({}, SPLIT),
-        "data: train: has no clients; expected clients by name, with their data",
+        "data: train: lists no clients; expected clients by name, with their data",
     ),
     "no_test_examples": (
         (SPLIT, (X[:0], Y[:0])),
@@ -648,7 +648,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "one_class_only": (
         ((X, Y * 0), (X, Y * 0)),
-        "data: train: there is one class only; found class 0; expected two or more",
+        "data: train: all targets are the same class; found class 0; expected two or more",
     ),
     "too_large_a_class": (
         ((X, Y * 10**9), SPLIT),

@@ -252,7 +252,7 @@ def test_an_argument_takes_the_place_of_what_the_file_names(tmp_path):
     assert "digits" not in text and "alpha: 0.4" in text
     models = trained(tmp_path / "run", data=(train, test))
     assert {k: v.numpy().tobytes() for k, v in models["global"].state.items()} == bits(run)
-    with pytest.raises(DataError, match=r"does not say which data.*ag\.run"):
+    with pytest.raises(DataError, match=r"must name the data.*ag\.run"):
         ag.run(tmp_path / "run" / "run.yaml")
 
 
@@ -585,7 +585,7 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
 
     both = DatasetDict(train=Arrow.from_dict(columns), test=Arrow.from_dict(columns))
     both.save_to_disk(tmp_path / "both")
-    with pytest.raises(DataError, match=r"has a split `test` already; found 0\.5, beside a split"):
+    with pytest.raises(DataError, match=r"conflicts with the split `test`; found test: 0\.5"):
         read_data(one.model_copy(update={"test": 0.5, "huggingface": str(tmp_path / "both")}))
     # An image that is only named is not followed.
     named = Arrow.from_dict({"x": [{"path": "far.png", "bytes": None}] * 9, "y": [0, 1, 0] * 3})

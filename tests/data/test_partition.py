@@ -337,18 +337,30 @@ def test_an_experiment_gives_kinds_of_client_their_shares(tmp_path):
         ({"clients": 2, "scheme": "sorted"}, r"unknown scheme; found 'sorted'; expected one of"),
         ({"clients": 2, "alpha": 1.0}, r"unknown parameter; found alpha; expected one of min_size"),
         ({"clients": 2, "scheme": "dirichlet", "alhpa": 1.0}, r"unknown parameter; found alhpa"),
-        ({"clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"no such partition.*greater than"),
-        ({"clients": 2, "scheme": "classes", "per_client": 11}, r"no such partition.*11"),
-        ({"clients": 2, "scheme": "classes", "per_client": 0}, r"no such partition.*per_client=0"),
-        ({"clients": 2, "scheme": "classes", "assignment": "best"}, r"no such partition.*best"),
+        (
+            {"clients": 2, "scheme": "dirichlet", "alpha": 0.0},
+            r"the partition cannot be drawn.*greater than",
+        ),
+        (
+            {"clients": 2, "scheme": "classes", "per_client": 11},
+            r"the partition cannot be drawn.*11",
+        ),
+        (
+            {"clients": 2, "scheme": "classes", "per_client": 0},
+            r"the partition cannot be drawn.*per_client=0",
+        ),
+        (
+            {"clients": 2, "scheme": "classes", "assignment": "best"},
+            r"the partition cannot be drawn.*best",
+        ),
         (
             {"clients": 7, "scheme": "equal_dirichlet", "alpha": 0.001},
-            r"no such partition.*larger alpha",
+            r"the partition cannot be drawn.*larger alpha",
         ),
-        ({"clients": 590, "scheme": "classes"}, r"no such partition.*fewer clients"),
+        ({"clients": 590, "scheme": "classes"}, r"the partition cannot be drawn.*fewer clients"),
         (
             {"clients": 50, "scheme": "dirichlet", "alpha": 0.01, "min_size": 10},
-            r"no such partition.*larger alpha",
+            r"the partition cannot be drawn.*larger alpha",
         ),
         (
             {"clients": 12, "scheme": "classes", "per_client": 1, "min_size": 40},
@@ -367,7 +379,7 @@ def test_impossible_partitions_are_refused(options, message):
         (
             {"storng": 0.5},
             {},
-            r"data\.partition\.shares\.storng: share of an unknown kind .*did you mean 'strong'\?",
+            r"data\.partition\.shares\.storng: unknown kind .*did you mean 'strong'\?",
         ),
         (
             {"strong": 0.0},
@@ -385,7 +397,11 @@ def test_impossible_partitions_are_refused(options, message):
             {"scheme": "classes", "per_client": 1, "min_size": 45},
             r"client 0: too few examples; .* at least 45 \(data\.partition\.min_size\)",
         ),
-        ({"strong": 0.5}, {"scheme": "equal_dirichlet", "alpha": 0.0}, r"no such partition.*great"),
+        (
+            {"strong": 0.5},
+            {"scheme": "equal_dirichlet", "alpha": 0.0},
+            r"the partition cannot be drawn.*great",
+        ),
     ],
 )
 def test_impossible_shares_are_refused(shares, options, message):

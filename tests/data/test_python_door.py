@@ -128,7 +128,7 @@ def test_who_of_the_data_gets_which_model_is_said_by_name():
             "does not name the data's clients, each once; found cid, ann, eve; expected ann, bob",
         ),
         ({"whole": ["cid"], "half": ["ann"]}, SPLIT, "expected data that says whose"),
-        ({"whole": None, "half": ["ann"]}, SPLIT, "does not say who its clients are"),
+        ({"whole": None, "half": ["ann"]}, SPLIT, "lacks `owners`, which other clients have"),
     ],
 )
 def test_names_that_are_not_the_datas_are_refused(owners, data, said):

@@ -22,8 +22,8 @@ from archgraph.data.sentences import (
     encoder,
     learned,
     pretrained,
-    shortened,
-    words,
+    split_words,
+    truncated_lengths,
 )
 from archgraph.data.source import source
 from archgraph.errors import DataError
@@ -39,7 +39,7 @@ def test_a_vocabulary_is_bounded_and_does_not_depend_on_the_order(found, size):
     assert list(vocabulary.values()) == list(range(len(vocabulary)))
     assert len(vocabulary) <= size and tuple(vocabulary)[: len(MARKS)] == MARKS
     assert list(learned(found[::-1], size)) == list(vocabulary)
-    every = [w for p in found for t in (p.premise, p.hypothesis) for w in words(t)]
+    every = [w for p in found for t in (p.premise, p.hypothesis) for w in split_words(t)]
     kept, lost = set(vocabulary) - set(MARKS), set(every) - set(vocabulary)
     assert kept <= set(every)
     assert not lost or min(map(every.count, kept)) >= max(map(every.count, lost))
@@ -56,8 +56,8 @@ def test_a_row_can_be_read_back(found, length):
         real = sum(mask)
         assert mask == [1] * real + [0] * (length - real)
         row = [name_of[i] for i in ids]
-        first, second = words(pair.premise), words(pair.hypothesis)
-        kept, others = shortened(len(first), len(second), length - 3)
+        first, second = split_words(pair.premise), split_words(pair.hypothesis)
+        kept, others = truncated_lengths(len(first), len(second), length - 3)
         assert row[:real] == ["[CLS]", *first[:kept], "[SEP]", *second[:others], "[SEP]"]
         assert set(row[real:]) <= {"[PAD]"}
         assert types == [0] * (kept + 2) + [1] * (others + 1) + [0] * (length - real)
@@ -68,7 +68,7 @@ def test_the_longer_sentence_loses_words_first(first, second, room):
     a, b = first, second
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
-    assert shortened(first, second, room) == (a, b)
+    assert truncated_lengths(first, second, room) == (a, b)
 
 
 def test_unknown_words_and_small_types():
@@ -97,7 +97,7 @@ def test_unknown_words_and_small_types():
         ),
         (
             lambda: load_dataset("mnli", vocabulary=9, tokenizer="x"),
-            "data.vocabulary: names a second vocabulary",
+            "data.vocabulary: conflicts with data.tokenizer",
         ),
     ],
 )

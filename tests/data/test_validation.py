@@ -210,7 +210,7 @@ def test_test_data_selects_nothing(spec, tmp_path):
             "{clients: 0.1, metric: accuracy}",
             "e.yaml:5: validation.metric: is not measured; found 'accuracy'; expected one of mse",
         ),
-        ("0.99", "validation: client 0: has nothing to train on beside what is held out; found 20"),
+        ("0.99", "validation: client 0: is left without examples to train on; found 20"),
     ],
     ids=["nothing_held_out", "patience_alone", "everything", "other_metric", "too_much"],
 )

@@ -288,13 +288,13 @@ def test_an_experiment_without_it_has_the_facts_that_it_had():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("{}", "names no rule"),
+        ("{}", "must name a rule"),
         ("{clip: 0}", "aggregate.clip"),
         ("{clip: mean}", "aggregate.clip"),
         ("{cilp: 1.0}", "clip"),
         ("{trimmed_mean: 0.5}", "aggregate.trimmed_mean"),
         ("{krum: {malicious: 0.2, keep: 0}}", "aggregate.krum.keep"),
-        ("{median: {}, trimmed_mean: 0.1}", "two ways to take a mean"),
+        ("{median: {}, trimmed_mean: 0.1}", "two replacements of the mean"),
         ("mean", "did you mean 'median'"),
     ],
 )

@@ -171,12 +171,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"also": {"whole": ["hal"]}},
         "also.whole: is not a kind of client; found 'hal'",
     ),
-    "own": ({"also": {"half": ["half"]}}, "also.half: names a model that is trained anyway"),
+    "own": (
+        {"also": {"half": ["half"]}},
+        "also.half: names a model that the client already trains",
+    ),
     "twice": ({"also": {"whole": ["half", "half"]}}, "also.whole: names a model that is trained"),
     "recipfl": ({"strategy": {"recipfl": {}}}, "strategy.recipfl: .*`also`"),
     "private": (
         {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-5}},
-        "also: has no place beside `privacy`",
+        "also: cannot be combined with `privacy`",
     ),
 }
 

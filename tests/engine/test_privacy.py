@@ -271,7 +271,7 @@ def test_statistics_that_are_left_out_are_no_obstacle(norm):
     ],
 )
 def test_what_would_break_the_promise_has_no_place_beside_it(key, why):
-    place = rf"e\.yaml:\d+: {key.partition(':')[0]}: has no place beside `privacy`"
+    place = rf"e\.yaml:\d+: {key.partition(':')[0]}: cannot be combined with `privacy`"
     with pytest.raises(SpecError, match=f"{place}.*{why}"):
         setup(f"{PRIVACY}\n{key}")
 

@@ -257,9 +257,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"local": {"optimiser": "adam", "momentum": 0.9}},
         SpecError,
-        "local.momentum: is of SGD and not read by Adam; found 0.9",
+        "local.momentum: is an option of SGD, which Adam ignores; found 0.9",
     ),
-    ({"local": {"decay": 0.5}}, SpecError, "local.decay: is the factor at milestones, and there"),
+    ({"local": {"decay": 0.5}}, SpecError, "local.decay: requires `milestones`"),
     ({"data__bptt": 32}, DataError, "data.bptt: is not an option of digits; found 32"),
     ({"strategy": {"fedavg": {}}}, RunError, "FedAvg averages one architecture"),
 ]

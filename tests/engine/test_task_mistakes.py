@@ -109,7 +109,7 @@ MISTAKES = (
         "{metrics: [mse]}",
         NUMBERS,
         1,
-        "e.yaml:5: task: does not say what is learned; expected kind, or objective; write kind: "
+        "e.yaml:5: task: must name what is learned; expected kind, or objective; write kind: "
         "regression, say",
     ),
     Wrong(

@@ -188,7 +188,7 @@ def test_targets_alike_in_all_rows_are_not_divided_by_nothing(spec):
     loss = run.world.learning.loss
     assert isinstance(loss, Standardised)
     assert loss.restored(torch.zeros(2, 1)).tolist() == [7.0, 7.0]
-    with pytest.raises(ag.SpecError, match=r"standardise: is of targets that are numbers"):
+    with pytest.raises(ag.SpecError, match=r"standardise: applies to numeric targets only"):
         spec("segmentation", more="task: {kind: segmentation, standardise: true}")
 
 

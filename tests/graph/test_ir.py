@@ -12,7 +12,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import GraphError
-from archgraph.graph.ir import TRAINING, Batch, Mode, Record, Ref, in_mode, same, show, walk
+from archgraph.graph.ir import TRAINING, Batch, Mode, Record, Ref, in_mode, same_value, show, walk
 from archgraph.graph.passes import prune, renumber
 
 
@@ -82,6 +82,10 @@ def test_values():
     tree = Record((("a", (Ref("x"), 1)), ("b", Mode(Ref("y"), None))))
     assert [show(v) for v in walk(tree)] == ["%x", "1", "%y", "None"]
     assert in_mode(tree, False) == Record((("a", (Ref("x"), 1)), ("b", None)))
-    assert not same(1, True) and not same(1, 1.0) and same(TRAINING, Mode(True, False))
+    assert (
+        not same_value(1, True)
+        and not same_value(1, 1.0)
+        and same_value(TRAINING, Mode(True, False))
+    )
     with pytest.raises(GraphError, match="not divisible"):
         Batch(3) // 2

@@ -89,7 +89,7 @@ def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
             lengths = torch.ones(len(index[0])) if distance is None else distance
             expected = torch.cat([index.flip(0) if way else index, lengths[None].long()])
             assert sorted(seen) == sorted(map(tuple, expected.T.tolist()))
-        assert torch.equal(plan.order[plan.place], torch.arange(batch.num_nodes))
+        assert torch.equal(plan.order[plan.position], torch.arange(batch.num_nodes))
 
 
 def test_batching_shifts_edges_but_not_levels_or_words(everything):

@@ -624,7 +624,7 @@ def _grown(rng: random.Random, graph: ArchGraph) -> ArchGraph:
 def grow(rng: random.Random, data: bytes) -> bytes:
     """Operators that fit put in unusual places: the types are right, the rest is odd."""
     try:
-        graph = flat.read(parse_document(data.decode("utf-8", "replace"), "grown"))
+        graph = flat.read_flat(parse_document(data.decode("utf-8", "replace"), "grown"))
         ag.check(graph)
         for _ in range(rng.choice((1, 2, 4, 8))):
             graph = _grown(rng, graph)
@@ -716,7 +716,7 @@ def use(path: Path, kind: str, stage: Stage) -> None:
     stage("check")
     ag.check(graph)
     stage("write")
-    assert flat.read(parse_document(flat.dump(graph), "again")) == graph
+    assert flat.read_flat(parse_document(flat.dump(graph), "again")) == graph
     stage("axes")
     ag.axes(graph)
     stage("structure")

@@ -191,19 +191,19 @@ def test_the_good_model_is_good() -> None:
         (
             "- relu",
             "- relu: {from: z, as: a}\n      - sigmoid: {as: z}",
-            "m.yaml:11: blocks.b.steps[1].relu.from: draws a cycle; found a → z → a; expected a "
+            "m.yaml:11: blocks.b.steps[1].relu.from: forms a cycle; found a → z → a; expected a "
             "value made before; in block s.0 of the section on line 14",
         ),
         (
             "- relu",
             "- add: {other: a, as: a}",
-            "m.yaml:11: blocks.b.steps[1].add.other: draws a cycle; found a → a; expected a value "
+            "m.yaml:11: blocks.b.steps[1].add.other: forms a cycle; found a → a; expected a value "
             f"made before{IN_BLOCK}",
         ),
         (
             "- relu",
             "- add: {other: z}\n      - relu: {from: input, as: z}",
-            "m.yaml:11: blocks.b.steps[1].add.other: names a value that is made only later; "
+            "m.yaml:11: blocks.b.steps[1].add.other: names the value of a later step; "
             "found 'z'; move the step that makes it up; in block s.0 of the section on line 14",
         ),
         (
@@ -269,7 +269,7 @@ def test_the_good_model_is_good() -> None:
          "m.yaml:11: blocks.b.steps[1].linear.bias: has a wrong value; found 'yes'; "
          "expected true or false"),
         ("- relu", "- attention: 2",
-         "m.yaml:11: blocks.b.steps[1].attention: takes another shape; found [batch, 4, 8, 8]; "
+         "m.yaml:11: blocks.b.steps[1].attention: has the wrong shape; found [batch, 4, 8, 8]; "
          f"expected [batch, position, feature]{IN_BLOCK}"),
         # bounds
         ("width: 4", "width: 2000000000",
@@ -279,7 +279,7 @@ def test_the_good_model_is_good() -> None:
         ("[1, 2, 3]", "[2, 3]",
          "m.yaml:14: choices.s.depth: leaves out the written value; found [2, 3]; expected 1 too"),
         ("s.depth", "s.dpeth",
-         "m.yaml:14: choices.s.dpeth: is nothing that the section sets; found 'dpeth'; "
+         "m.yaml:14: choices.s.dpeth: is not set by the section; found 'dpeth'; "
          "expected one of depth, width; did you mean 'depth'?"),
         ("s.depth", "depht",
          "m.yaml:14: choices.depht: is neither a parameter nor a section's key; found 'depht'; "
@@ -342,7 +342,7 @@ def test_choices_beyond_the_candidates() -> None:
         ),
         (
             "python: os:getcwd\ninputs: {x: [3]}",
-            "m.yaml:1: python: does not make a model; found str; expected torch.nn.Module",
+            "m.yaml:1: python: does not return a model; found str; expected torch.nn.Module",
         ),
         (
             "name: x",
@@ -470,7 +470,7 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:9: sample: has a wrong value; found 1.5; "
          "expected 1 or less or an integer"),
         ("engine: local", "engine: loacl",
-         "e.yaml:10: engine: has an unknown value; found 'loacl'; expected one of local, "
+         "e.yaml:10: engine: is not an engine; found 'loacl'; expected one of local, "
          "flower; did you mean 'local'?"),
         ("epochs: 1", "epoch: 1",
          "e.yaml:11: local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
@@ -520,14 +520,14 @@ def test_a_choice_belongs_to_the_section_that_it_names() -> None:
 
 def test_a_value_of_a_later_section_is_made_only_later() -> None:
     text = TWO.replace("steps: [linear: $width]", "steps: [{linear: {out: $width, from: s2}}]")
-    with pytest.raises(SpecError, match="names a value that is made only later; found 's2'"):
+    with pytest.raises(SpecError, match="names the value of a later step; found 's2'"):
         load_model(parse_document(text, "m.yaml"))
 
 
 def test_steps_that_draw_on_one_another_are_named() -> None:
     steps = "[relu: {as: a, from: c}, tanh: {as: b}, sigmoid: {as: c}]"
     text = TWO.replace("[linear: $width]", steps)
-    with pytest.raises(SpecError, match="draws a cycle; found a → b → c → a"):
+    with pytest.raises(SpecError, match="forms a cycle; found a → b → c → a"):
         load_model(parse_document(text, "m.yaml"))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.fields import Mistake
-from archgraph.language.expression import evaluate, resolve
+from archgraph.language.expression import evaluate, resolve_expressions
 from archgraph.limits import LIMITS
 
 VALUES = {"width": 24, "depth": 3, "zero": 0}
@@ -44,7 +44,7 @@ def test_results_are_those_of_python(text: str) -> None:
 def test_a_lone_name_keeps_its_type() -> None:
     assert evaluate("$act", {"act": "relu"}) == "relu"
     assert evaluate("$bias", {"bias": True}) is True
-    assert resolve({"a": ("$x", {"b": "$x + 1"})}, {"x": 1}) == {"a": (1, {"b": 2})}
+    assert resolve_expressions({"a": ("$x", {"b": "$x + 1"})}, {"x": 1}) == {"a": (1, {"b": 2})}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_lone_name_keeps_its_type() -> None:
         ("$width +", "is not an expression"),
         ("$width / 2", "divides with '/'"),
         ("$width % $zero", "divides by zero"),
-        ("$act * 2", "calculates with something that is not an integer"),
-        ("$flag * 2", "calculates with something that is not an integer"),
+        ("$act * 2", "uses a parameter that is not an integer"),
+        ("$flag * 2", "uses a parameter that is not an integer"),
         ("$wdith", "names an unknown parameter"),
         ("$width * 999999999", "is out of range"),
         ("$width" + " + 1" * 99, "is too long"),

@@ -31,7 +31,7 @@ TINY = parse(
 def test_reading_is_the_inverse_of_writing(graph: ArchGraph) -> None:
     for pairs in (graph.inputs, graph.updates, graph.sections):
         assume(len(dict(pairs)) == len(pairs))
-    back = flat.read(parse_document(flat.dump(graph), "graph.yaml"))
+    back = flat.read_flat(parse_document(flat.dump(graph), "graph.yaml"))
     assert back == graph
     assert str(back) == str(graph)
 
@@ -97,7 +97,7 @@ def test_a_missing_folder_is_made(tmp_path: Path) -> None:
 def test_mistakes_in_lines_are_located_in_the_file() -> None:
     text = flat.dump(TINY).replace("[batch, 2] =", "[batch, 2 =")
     with pytest.raises(SpecError) as error:
-        flat.read(parse_document(text, "g.yaml"))
+        flat.read_flat(parse_document(text, "g.yaml"))
     assert str(error.value) == ("g.yaml:8:24: cannot be read; found '= input()'; expected ','")
 
 

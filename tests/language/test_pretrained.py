@@ -236,9 +236,7 @@ def test_asking_for_a_pickle_or_for_a_download_is_refused(folders, tmp_path):
         ("trust_remote_code", "true"),
     ):
         file = write(tmp_path / "m.yaml", "Bert", folders / "Bert", f"  {key}: {value}\n")
-        with pytest.raises(
-            SpecError, match=rf"m\.yaml:6: args\.{key}: asks for what is never done"
-        ):
+        with pytest.raises(SpecError, match=rf"m\.yaml:6: args\.{key}: is fixed for safety"):
             ag.load(file)
 
 
@@ -257,7 +255,7 @@ def test_a_model_inside_another_is_read_as_strictly(folders, tmp_path, refused):
         f"    args: {{pretrained_model_name_or_path: weights, {more}}}\n"
         f"inputs: {{input: {{shape: [{LENGTH}], dtype: int64}}}}\n"
     )
-    why = "has no weights in safetensors" if refused == "pickle" else "asks for what is never done"
+    why = "has no weights in safetensors" if refused == "pickle" else "is fixed for safety"
     with pytest.raises(SpecError, match=why):
         ag.load(file)
     assert not sprung.exists()

@@ -87,7 +87,7 @@ def test_a_recurrent_step_is_torchs_layer(name: str) -> None:
     ("options", "shape", "message"),
     [
         ({"hidden": 4, "projection": 4}, TOKENS, "is not smaller than what it projects; found 4"),
-        (4, [8], "takes another shape; found [batch, 8]; expected [batch, position, feature]"),
+        (4, [8], "has the wrong shape; found [batch, 8]; expected [batch, position, feature]"),
         ({"hidden": 4, "num_layers": 2}, TOKENS, "num_layers"),
         ({"hidden": 4, "dropout": 1.0}, TOKENS, "dropout"),
     ],

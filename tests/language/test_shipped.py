@@ -51,7 +51,7 @@ def test_models_are_lawful_and_run(file: Path) -> None:
     x = torch.zeros(shape, dtype=getattr(torch, node.dtype))
     result = build(graph).eval()(x)
     assert list(result.shape) == [size_at(s, 2) for s in graph.nodes[-1].shape]
-    assert flat.read(parse_document(flat.dump(graph), "flat")) == graph
+    assert flat.read_flat(parse_document(flat.dump(graph), "flat")) == graph
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "transformer", "efficientnet_v2"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from archgraph.errors import SpecError
 from archgraph.graph import text
-from archgraph.graph.ir import ArchGraph, Constant, Leaf, Node, Param, Value, same, show
+from archgraph.graph.ir import ArchGraph, Constant, Leaf, Node, Param, Value, same_value, show
 from tests.language import strategies
 
 
@@ -27,7 +27,7 @@ def test_parsing_is_the_inverse_of_printing(graph: ArchGraph) -> None:
 @settings(max_examples=150)
 @given(strategies.values)
 def test_values_keep_their_types(value: Value) -> None:
-    assert same(text.parse_value(show(value)), value)
+    assert same_value(text.parse_value(show(value)), value)
 
 
 @given(strategies.nodes)

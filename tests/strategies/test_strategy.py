@@ -163,7 +163,7 @@ def test_logits_are_found(output, outputs, found):
     ],
 )
 def test_ambiguous_logits_are_refused(output, outputs):
-    with pytest.raises(ag.RunError, match="no logits among the outputs"):
+    with pytest.raises(ag.RunError, match="outputs contain no logits"):
         Logits(output)(outputs)
 
 

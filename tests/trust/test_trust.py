@@ -75,7 +75,7 @@ def test_a_sample_does_not_depend_on_where_code_stands(tmp_path):
 
 
 def test_changed_code_runs_in_functions_that_exist():
-    from archgraph.plain import finite
+    from archgraph.plain import json_safe
 
     path = "archgraph/plain.py"
     live = _live({path})
@@ -83,17 +83,17 @@ def test_changed_code_runs_in_functions_that_exist():
     assert mutant.change.startswith("return ")
     try:
         _install(live, path, mutant.apply())
-        assert finite(1.0) is None
+        assert json_safe(1.0) is None
         hits: set[tuple[str, int]] = set()
-        finite.__globals__["__reached__"] = hits.add
+        json_safe.__globals__["__reached__"] = hits.add
         _install(live, path, _announcing(path))
-        assert finite([1.0]) == [1.0]
+        assert json_safe([1.0]) == [1.0]
         assert {place for place, _ in hits} == {path}
         assert len(hits) > 2
     finally:
         _install(live, path, ast.parse((ROOT / path).read_text()))
-        finite.__globals__.pop("__reached__", None)
-    assert finite(1.0) == 1.0
+        json_safe.__globals__.pop("__reached__", None)
+    assert json_safe(1.0) == 1.0
 
 
 def test_a_log_counts_while_its_files_are_as_they_were(tmp_path, monkeypatch):

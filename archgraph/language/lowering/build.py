@@ -37,7 +37,7 @@ from archgraph.limits import LIMITS
 def lower(
     document: Document, model: AuthoredModel, choices: Mapping[str, int] | None = None
 ) -> ArchGraph:
-    """The graph of an authored model.
+    """Return the graph of an authored model.
 
     Args:
         document: Where the model was read from; mistakes point there.
@@ -54,7 +54,7 @@ def lower(
 
 
 def _unusual(name: str, shape: Sequence[int]) -> str | None:
-    """A note about sizes that look like those of a batch of images, or have channels last."""
+    """Warn about sizes that look like those of a batch of images, or have channels last."""
     match tuple(shape):
         case (_, 1 | 3, height, width) if min(height, width) > 3:
             read, how = "channel, depth, height, width", "sizes come without the batch axis"
@@ -123,7 +123,7 @@ class _Lowering:
     # -- sections and blocks --------------------------------------------------------------
 
     def _plain(self, section: SectionSpec, place: Place, root: Scope, x: Ref) -> Ref:
-        """A section of plain steps; the names that they give are known to all later sections."""
+        """Lower a section of plain steps; all later sections know the names that they give."""
         steps = section.steps or ()
         scope = Scope(section.name, {INPUT: x}, self._with_sizes(root.params, x), root, root.later)
         for index, label in enumerate(labels_of(steps)):
@@ -137,7 +137,7 @@ class _Lowering:
     def _section(
         self, section: SectionSpec, name: str, place: Place, root: Scope, x: Ref
     ) -> tuple[Ref, tuple[str, ...]]:
-        """A run of equal blocks: its result, and the paths of the blocks."""
+        """Lower a run of equal blocks; returns its result, and the paths of the blocks."""
         block = self.model.blocks[name]
         blocks = []
         for index in range(self._depth(section, place, root)):
@@ -154,7 +154,7 @@ class _Lowering:
         return x, tuple(blocks)
 
     def _depth(self, section: SectionSpec, place: Place, root: Scope) -> int:
-        """Number of a section's blocks."""
+        """Return the number of a section's blocks."""
         depth = self.reader.resolve(section.depth, root.params, (*place, "depth"))
         if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
             self.document.fail(
@@ -188,7 +188,7 @@ class _Lowering:
     def _arguments(
         self, section: SectionSpec, place: Place, root: Scope, *, first: bool
     ) -> dict[str, ParamValue]:
-        """What a section gives to one of its blocks."""
+        """Return the arguments that a section gives to one of its blocks."""
         written = {**section.arguments, **(section.first_arguments if first else {})}
         params: dict[str, ParamValue] = {}
         for key, value in written.items():
@@ -210,7 +210,7 @@ class _Lowering:
         path: str,
         x: Ref,
     ) -> Ref:
-        """One use of a block on a value."""
+        """Lower one use of a block on a value."""
         self.nesting.append(str(place[-1]))
         if len(self.nesting) > LIMITS.block_nesting:
             self.document.fail(
@@ -219,9 +219,9 @@ class _Lowering:
                 found=" → ".join(self.nesting[-4:]),
                 expected=f"at most {LIMITS.block_nesting} blocks, none inside itself",
             )
-        own = block.params if isinstance(block, BlockSpec) else {}
-        params = {**outer.params, **own, **arguments}
-        for key in own:
+        defaults = block.params if isinstance(block, BlockSpec) else {}
+        params = {**outer.params, **defaults, **arguments}
+        for key in defaults:
             if params[key] is None:
                 self.document.fail(user, f"lacks the parameter {key!r} of block {place[-1]!r}")
         scope = Scope(path, {INPUT: x}, self._with_sizes(params, x), outer, outer.later)
@@ -238,7 +238,7 @@ class _Lowering:
         return y
 
     def _with_sizes(self, params: Mapping[str, ParamValue], x: Ref) -> dict[str, ParamValue]:
-        """Parameters and the sizes of a list's input."""
+        """Return the parameters, and the sizes of a list's input."""
         shape = self.draft.shape(x)
         sizes = {}
         if len(shape) > 1 and isinstance(shape[1], int):
@@ -252,7 +252,7 @@ class _Lowering:
     def _modules(
         self, steps: Sequence[Step], after: Sequence[Step], place: Place, scope: Scope
     ) -> list[str]:
-        """Module names: what ``name:`` gives, else the stem, numbered where there are several."""
+        """Return module names: what ``name:`` gives, else the stem, numbered if it repeats."""
         parts = [("steps", i, s) for i, s in enumerate(steps)]
         parts += [("after", i, s) for i, s in enumerate(after)]
         stems, names = [], []
@@ -261,18 +261,18 @@ class _Lowering:
             kind = self.reader.step_name(step, scope.params, here)
             row = table.find(kind)
             stems.append(row.stem if row is not None else kind)
-            own = step.options.get("name") if isinstance(step.options, dict) else None
-            names.append(self.reader.resolve(own, scope.params, (*here, step.name, "name")))
+            explicit = step.options.get("name") if isinstance(step.options, dict) else None
+            names.append(self.reader.resolve(explicit, scope.params, (*here, step.name, "name")))
         unnamed = [stem for stem, name in zip(stems, names, strict=True) if name is None]
         several = collections.Counter(unnamed)
         numbers: collections.Counter[str] = collections.Counter()
         modules: dict[str, None] = {"shortcut": None}  # taken, in order
-        for stem, own, (part, index, step) in zip(stems, names, parts, strict=True):
-            numbers[stem] += own is None
-            module = str(own) if own else f"{stem}{numbers[stem]}" if several[stem] > 1 else stem
+        for stem, name, (part, index, step) in zip(stems, names, parts, strict=True):
+            numbers[stem] += name is None
+            module = str(name) if name else f"{stem}{numbers[stem]}" if several[stem] > 1 else stem
             if module in modules:
                 self.document.fail(
-                    (*place, part, index, *((step.name, "name") if own else ())),
+                    (*place, part, index, *((step.name, "name") if name else ())),
                     "has the module name of another step",
                     found=repr(module),
                     expected="a name of its own",
@@ -283,7 +283,7 @@ class _Lowering:
     def _steps(
         self, steps: Sequence[Step], place: Place, scope: Scope, x: Ref, modules: Sequence[str]
     ) -> Ref:
-        """A list of steps, one after the other, on a value."""
+        """Lower a list of steps, one after the other, on a value."""
         names = [self.reader.step_name(s, scope.params, (*place, i)) for i, s in enumerate(steps)]
         normalised = any(map(_is_norm, names))
         labels = labels_of(steps)
@@ -310,7 +310,7 @@ class _Lowering:
         normalised: bool,
         find: functools.partial[Ref],
     ) -> Ref:
-        """One step: a block of the model, a block in place, or a row of the table."""
+        """Lower one step: a block of the model, an inline block, or a row of the table."""
         inner = (*place, step.name)
         reader = self.reader
         self.unfolded += 1

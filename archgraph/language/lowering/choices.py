@@ -12,7 +12,7 @@ from archgraph.language.model import AuthoredModel
 
 
 def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int]) -> AuthoredModel:
-    """The model with other values of what its choices leave open.
+    """Return the model with other values for its choices.
 
     Raises:
         SpecError: If a choice is unknown or its value not among the candidates.
@@ -33,19 +33,19 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
     sections = []
     for section in model.sections:
         prefix = f"{section.name}."
-        own = {k.removeprefix(prefix): v for k, v in choices.items() if k.startswith(prefix)}
-        sections.append(section.model_copy(update=own))
+        changes = {k.removeprefix(prefix): v for k, v in choices.items() if k.startswith(prefix)}
+        sections.append(section.model_copy(update=changes))
     return model.model_copy(update={"params": params, "sections": tuple(sections)})
 
 
 def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
-    """What the model itself says where its choices leave something open.
+    """Return the values that the model itself has for its choices.
 
     Raises:
         SpecError: If a choice belongs to nothing, or leaves out the written value.
     """
     sections = {s.name: s for s in model.sections}
-    found: dict[str, int] = {}
+    written: dict[str, int] = {}
     for key, candidates in model.choices.items():
         place = ("choices", key)
         name, dot, option = key.partition(".")
@@ -54,14 +54,14 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
         elif dot and name in sections:
             section = sections[name]
             stride = {} if section.stride is None else {"stride": section.stride}
-            given = {"depth": section.depth, **section.arguments, **stride}
-            if option not in given:
+            settings = {"depth": section.depth, **section.arguments, **stride}
+            if option not in settings:
                 document.fail(
                     place,
-                    "is nothing that the section sets",
-                    **unknown(option, given),
+                    "is not set by the section",
+                    **unknown(option, settings),
                 )
-            now = given[option]
+            now = settings[option]
         else:
             known = [*model.params, *(f"{s}.depth" for s in sections)]
             document.fail(
@@ -75,5 +75,5 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
             document.fail(
                 place, "leaves out the written value", found=list(candidates), expected=f"{now} too"
             )
-        found[key] = now
-    return found
+        written[key] = now
+    return written

@@ -15,8 +15,8 @@ from archgraph.hints import nearest, unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.elsewhere import suggestion
-from archgraph.language.expression import ParamValue, is_expression, resolve
-from archgraph.language.mistakes import explain, shorten
+from archgraph.language.expression import ParamValue, is_expression, resolve_expressions
+from archgraph.language.mistakes import raise_mistake, shorten
 from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
 from archgraph.language.steps import StepOptions
 
@@ -51,14 +51,14 @@ class StepReader:
                 self.document.fail(
                     ("blocks", name), "has the name of a step", found=repr(name), hint="rename it"
                 )
-        seen: set[str] = set()
+        names: set[str] = set()
         for index, section in enumerate(model.sections):
             place: Place = ("sections", index)
-            if section.name in seen or section.name in model.inputs:
+            if section.name in names or section.name in model.inputs:
                 self.document.fail(
                     (*place, "name"), "is taken", found=repr(section.name), expected="another name"
                 )
-            seen.add(section.name)
+            names.add(section.name)
             if section.block is not None:
                 self._check_arguments(section, section.block, place)
             else:
@@ -75,11 +75,11 @@ class StepReader:
                 "is not a block of this model",
                 **unknown(name, self.model.blocks),
             )
-        own = [k for k in type(section).model_fields if k != "steps"]
+        section_keys = [k for k in type(section).model_fields if k != "steps"]
         for key in (*section.arguments, *section.first_arguments):
             if key not in block.params:
                 inside = (*place, "first", key) if key in section.first else (*place, key)
-                known = sorted({*own, *block.params})
+                known = sorted({*section_keys, *block.params})
                 self.document.fail(
                     inside,
                     f"is neither a section's key nor a parameter of block {name!r}",
@@ -87,7 +87,7 @@ class StepReader:
                 )
 
     def _check_steps(self, steps: Sequence[Step], place: Place) -> None:
-        """Names and options of steps, whether any section uses them or not."""
+        """Check names and options of steps, whether a section uses them or not."""
         for index, step in enumerate(steps):
             here = (*place, index)
             if is_expression(step.name):
@@ -103,7 +103,7 @@ class StepReader:
                 self.options(row.options, step, row.main, here, None)
 
     def row(self, name: str, place: Place) -> table.StepRow:
-        """Row of the table that a name means."""
+        """Return the row of the table that a name means."""
         row = table.find(name)
         if row is None and name.startswith("aten."):
             try:
@@ -136,7 +136,7 @@ class StepReader:
         place: Place,
         params: Mapping[str, ParamValue] | None,
     ) -> Read:
-        """A step's options; without parameters, expressions stay unchecked."""
+        """Read a step's options; without parameters, expressions stay unchecked."""
         data = step.options
         inner = (*place, step.name)
         if data is None:
@@ -152,7 +152,7 @@ class StepReader:
             data = {main: data}
         try:
             if params is not None:
-                data = resolve(data, params)
+                data = resolve_expressions(data, params)
             return kind.model_validate(data)
         except Mistake as mistake:
             self.document.fail(self.known(inner, mistake.place), mistake.message, **mistake.facts)
@@ -161,7 +161,7 @@ class StepReader:
             if params is None and all(_has_expression(e["input"]) for e in errors):
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
-            explain(
+            raise_mistake(
                 self.document,
                 error,
                 kind,
@@ -170,7 +170,7 @@ class StepReader:
             )
 
     def known(self, place: Place, rest: Place) -> Place:
-        """The longest part of a place that the file has: a main option has no key of its own."""
+        """Return the longest part of a place that the file has: a bare main option has no key."""
         for key in rest:
             if (*place, key) in self.document.lines:
                 place = (*place, key)
@@ -179,13 +179,16 @@ class StepReader:
     def block_arguments(
         self, step: Step, place: Place, params: Mapping[str, ParamValue] | None
     ) -> tuple[StepOptions, dict[str, ParamValue]]:
-        """Common options and parameters of a step that uses a block."""
+        """Return the common options and the parameters of a step that uses a block."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
         inner = (*place, step.name)
         if not isinstance(data, dict):
             self.document.fail(
-                inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
+                inner,
+                "has a wrong value",
+                found=shorten(data),
+                expected="parameters: {key: value}",
             )
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         arguments: dict[str, ParamValue] = {}
@@ -206,9 +209,9 @@ class StepReader:
         return self.options(StepOptions, rest, "", place, params), arguments
 
     def resolve(self, value: Any, params: Mapping[str, ParamValue], place: Place) -> Any:
-        """A value with every expression inside replaced by its value."""
+        """Replace every expression inside a value by its value."""
         try:
-            return resolve(value, params)
+            return resolve_expressions(value, params)
         except Mistake as mistake:
             self.document.fail(place, mistake.message, **mistake.facts)
 
@@ -236,7 +239,7 @@ class StepReader:
 
 
 def _has_expression(value: Any) -> bool:
-    """Whether a YAML value has an expression anywhere inside."""
+    """Return whether a YAML value has an expression anywhere inside."""
     if isinstance(value, Mapping):
         return any(map(_has_expression, value.values()))
     if isinstance(value, tuple):

@@ -37,26 +37,26 @@ class Scope:
     later: frozenset[str] = frozenset()
 
     def find(self, name: str) -> Ref | None:
-        """The value of a name, here or around."""
+        """Return the value of a name in this scope or an outer one."""
         if name in self.values:
             return self.values[name]
         return self.outer.find(name) if self.outer else None
 
     def names(self) -> Iterator[str]:
-        """All names that stand for values."""
+        """Yield all names that stand for values."""
         yield from self.values
         if self.outer:
             yield from self.outer.names()
 
     def under(self, name: str) -> str:
-        """Path of a module inside."""
+        """Return the path of a module inside."""
         return f"{self.path}.{name}" if self.path else name
 
 
 def lookup(
     document: Document, scope: Scope, steps: Sequence[Step], index: int, name: str, place: Place
 ) -> Ref:
-    """The value of a name, as a step of a list sees it.
+    """Return the value of a name, as a step of a list sees it.
 
     Raises:
         SpecError: If it stands for nothing yet: unknown, made later, or made by a cycle.
@@ -69,12 +69,12 @@ def lookup(
         path = _cycle(steps, labels, index, labels.index(name))
         if path:
             document.fail(
-                place, "draws a cycle", found=" → ".join(path), expected="a value made before"
+                place, "forms a cycle", found=" → ".join(path), expected="a value made before"
             )
     if name in labels or name in scope.later:
         document.fail(
             place,
-            "names a value that is made only later",
+            "names the value of a later step",
             found=repr(name),
             hint="move the step that makes it up",
         )
@@ -82,7 +82,7 @@ def lookup(
 
 
 def labels_of(steps: Sequence[Step]) -> list[str | None]:
-    """What the steps' results are called, if anything."""
+    """Return the labels that the steps give to their results; None for unlabelled ones."""
     return [
         str(s.options["as"]) if isinstance(s.options, dict) and s.options.get("as") else None
         for s in steps
@@ -90,7 +90,7 @@ def labels_of(steps: Sequence[Step]) -> list[str | None]:
 
 
 def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal: int) -> list[str]:
-    """Steps on a way from a later step back to the one that draws on it, if there is one."""
+    """Return the steps from a later step back to the one that uses it, if they form a cycle."""
     import networkx as nx  # 0.07 s that only a mistake costs
 
     drawn = nx.DiGraph()

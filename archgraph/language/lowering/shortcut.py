@@ -15,7 +15,7 @@ from archgraph.language.lowering.reader import StepReader
 from archgraph.language.lowering.scope import Scope, lookup
 from archgraph.language.model import BlockBody, ShortcutSpec
 from archgraph.language.steps import Site
-from archgraph.language.steps.base import shown
+from archgraph.language.steps.base import shape_text
 
 SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 
@@ -23,7 +23,7 @@ SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 def kind_of(
     reader: StepReader, block: BlockBody, place: Place, scope: Scope
 ) -> ShortcutSpec | str | None:
-    """A block's shortcut, looked up where a parameter says it; None where it has none."""
+    """Return a block's shortcut, resolved if it is a parameter; None if it has none."""
     if not isinstance(block.shortcut, str) or not is_expression(block.shortcut):
         return None if block.shortcut == "none" else block.shortcut
     kind = reader.resolve(block.shortcut, scope.params, (*place, "shortcut"))
@@ -57,7 +57,7 @@ class Shortcut:
     normalised: bool
 
     def add(self, x: Ref, y: Ref) -> Ref:
-        """The sum of a block's result ``y`` and its input ``x``."""
+        """Return the sum of a block's result ``y`` and its input ``x``."""
         have, want = self.draft.shape(x), self.draft.shape(y)
         if have != want and self.kind == "where_equal":
             return y
@@ -69,7 +69,7 @@ class Shortcut:
         )
 
     def _projected(self, x: Ref, have: tuple[Size, ...], want: tuple[Size, ...]) -> Ref:
-        """The block's input, or the value named instead of it, in the shape of its result."""
+        """Return the block's input, or the value that replaces it, in the shape of its result."""
         options = self.kind if isinstance(self.kind, ShortcutSpec) else ShortcutSpec()
         source = x
         if options.source is not None:
@@ -80,7 +80,7 @@ class Shortcut:
             self.reader.document.fail(
                 self.place,
                 "cannot add the block's input to its result",
-                found=f"{shown(have)} and {shown(want)}",
+                found=f"{shape_text(have)} and {shape_text(want)}",
                 expected="equal shapes"
                 if self.kind == "identity"
                 else "equal shapes, or sizes that one stride relates",
@@ -88,7 +88,7 @@ class Shortcut:
         return self._project(options, source, want, stride)
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
-        """A 1×1 convolution or a linear map, and a batch norm where the steps end in one."""
+        """Emit a 1×1 convolution or a linear map, and a batch norm if the steps end in one."""
         site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
         norm = self.normalised if options.batch_norm is None else options.batch_norm
         have = self.draft.shape(x)
@@ -99,10 +99,10 @@ class Shortcut:
             name = "conv1d" if len(want) == 3 else "conv"
             data |= {"kernel": 1, "stride": stride}
         row, norm_row = table.STEPS[name], table.STEPS["batch_norm"]
-        own = row.options.model_validate(data)
+        row_options = row.options.model_validate(data)
 
         def emit() -> Ref:
-            y = row.emit(site.within(row.stem), own, (x,))
+            y = row.emit(site.within(row.stem), row_options, (x,))
             if norm:
                 y = norm_row.emit(site.within(norm_row.stem), norm_row.options(), (y,))
             return y
@@ -111,7 +111,7 @@ class Shortcut:
 
 
 def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
-    """Stride of the 1×1 projection between two shapes; None where there is none."""
+    """Return the stride of the 1×1 projection between two shapes; None if none fits."""
     if len(have) != len(want) or have[0] != want[0] or len(want) < 2:
         return None
     if len(want) < 4 and have[:-1] == want[:-1]:

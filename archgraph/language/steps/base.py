@@ -49,28 +49,30 @@ class Site:
         return self.draft.leaf(f"{self.scope}.{name}", tuple(shape), role="buffer", dtype=dtype)
 
     def shape(self, value: Value) -> tuple[Size, ...]:
-        """Shape of a value."""
+        """Return the shape of a value."""
         return self.draft.shape(value)
 
     def size(self, value: Value, dim: int) -> int:
-        """One size of a value, which must not depend on the batch."""
+        """Return one size of a value, which must not depend on the batch."""
         shape = self.shape(value)
         if not -len(shape) <= dim < len(shape):
-            raise Mistake("has too few axes", found=shown(shape), expected=f"an axis {dim}")
+            raise Mistake("has too few axes", found=shape_text(shape), expected=f"an axis {dim}")
         size = shape[dim]
         if not isinstance(size, int):
-            raise Mistake("needs another axis", found=f"axis {dim} of {shown(shape)}, the batch")
+            raise Mistake(
+                "needs another axis", found=f"axis {dim} of {shape_text(shape)}, the batch"
+            )
         return size
 
     def within(self, name: str) -> Site:
-        """The same place one module deeper."""
+        """Return the same site one module deeper."""
         return Site(self.draft, f"{self.scope}.{name}", self.lookup, self.normalised)
 
 
-def shown(shape: Sequence[Size]) -> str:
-    """A shape as messages print it.
+def shape_text(shape: Sequence[Size]) -> str:
+    """Render a shape for messages.
 
-    >>> shown((2, 3))
+    >>> shape_text((2, 3))
     '[2, 3]'
     """
     return f"[{', '.join(map(str, shape))}]"
@@ -155,7 +157,7 @@ def step(
 
 
 def options_model(name: str, fields: dict[str, Any]) -> type[StepOptions]:
-    """The options of a step as a pydantic model."""
+    """Build the pydantic model of a step's options."""
     if not fields:
         return StepOptions
     title = "".join(word.capitalize() for word in name.split("_"))

@@ -39,7 +39,7 @@ class SchemaOption:
     type: Any = None
 
     def field(self, argument: Argument) -> tuple[Any, Any]:
-        """The option as a field of a pydantic model."""
+        """Return the option as a field of a pydantic model."""
         kind = self.type
         if kind is None:
             axis = argument.name in _AXES
@@ -86,12 +86,12 @@ def derive(
     def emit(site: Site, o: Any, xs: tuple[Ref, ...]) -> Ref:
         if unless and not getattr(o, unless):
             return xs[0]
-        given: dict[str, Value] = {first: xs[0], **(fixed or {})}
+        specified: dict[str, Value] = {first: xs[0], **(fixed or {})}
         for key, argument in arguments.items():
             value = getattr(o, key)
             listed = "List[" in known[argument].type and not isinstance(value, tuple)
-            given[argument] = (value,) if listed else value
-        return site.call(op, **given)
+            specified[argument] = (value,) if listed else value
+        return site.call(op, **specified)
 
     STEPS[name] = StepRow(
         options_model(name, fields),

@@ -23,7 +23,7 @@ def _batch_norm(
     ] = 0.1,
     affine: Annotated[bool, "a learned factor and summand per channel"] = True,
 ) -> Ref:
-    """Each channel (axis 1) gets mean 0 and variance 1 over the batch; running ones in eval."""
+    """Scale each channel (axis 1) to mean 0, variance 1 over the batch; running ones in eval."""
     channels = site.size(x, 1)
     weight = site.parameter("weight", (channels,)) if affine else None
     bias = site.parameter("bias", (channels,)) if affine else None
@@ -52,7 +52,7 @@ def _group_norm(
     groups: Annotated[Count, "number of groups that the channels form"],
     eps: Epsilon = 1e-5,
 ) -> Ref:
-    """Groups of channels (axis 1) of each example get mean 0 and variance 1."""
+    """Scale groups of channels (axis 1) of each example to mean 0 and variance 1."""
     channels = site.size(x, 1)
     if channels % groups:
         raise Mistake(
@@ -74,7 +74,7 @@ def _group_norm(
 def _layer_norm(
     site: Site, x: Ref, axes: Annotated[Count, "how many of the last axes"] = 1, eps: Epsilon = 1e-5
 ) -> Ref:
-    """The numbers along the last axes get mean 0 and variance 1."""
+    """Scale the numbers along the last axes to mean 0 and variance 1."""
     shape = tuple(site.size(x, -i) for i in range(axes, 0, -1))
     return site.call(
         "aten.layer_norm",
@@ -88,7 +88,7 @@ def _layer_norm(
 
 @step("rms_norm", "norm", example="rms_norm")
 def _rms_norm(site: Site, x: Ref, eps: Epsilon = 1e-6) -> Ref:
-    """The numbers along the last axis are divided by their root mean square."""
+    """Divide the numbers along the last axis by their root mean square."""
     shape = (site.size(x, -1),)
     return site.call(
         "aten.rms_norm",

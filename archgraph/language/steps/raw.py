@@ -29,7 +29,7 @@ class ParameterOptions(Base):
 
 
 def raw_row(op: str) -> StepRow:
-    """The row of an ATen operator written by its own name.
+    """Return the row of an ATen operator written by its own name.
 
     Its arguments are those of the schema; ``%name`` is a value that ``as:`` named, ``:float32`` a
     dtype, ``{parameter: [64]}`` a learned tensor. Tensor arguments that are left out take the
@@ -41,25 +41,25 @@ def raw_row(op: str) -> StepRow:
     known = schema(op)
 
     def emit(site: Site, o: RawOptions, xs: tuple[Ref, ...]) -> Ref:
-        given = {k: _argument(site, k, v) for k, v in (o.model_extra or {}).items()}
+        operands = {k: _argument(site, k, v) for k, v in (o.model_extra or {}).items()}
         waiting: list[Value] = list(xs)
         for argument in known.args:
             kind = argument.type.removeprefix("Optional[")
-            if argument.name in given or not kind.startswith(("Tensor", "List[Tensor]")):
+            if argument.name in operands or not kind.startswith(("Tensor", "List[Tensor]")):
                 continue
             if argument.type.startswith("List[Tensor]"):
-                given[argument.name], waiting = tuple(waiting), []
+                operands[argument.name], waiting = tuple(waiting), []
             elif waiting:
-                given[argument.name] = waiting.pop(0)
+                operands[argument.name] = waiting.pop(0)
             elif argument.required and argument.type.startswith("Optional"):
-                given[argument.name] = None
-        return site.call(op, **given)
+                operands[argument.name] = None
+        return site.call(op, **operands)
 
     return StepRow(RawOptions, emit, op.split(".")[1], several=True)
 
 
 def _argument(site: Site, name: str, value: Json) -> Value:
-    """A YAML value as an argument of an operator."""
+    """Convert a YAML value to an argument of an operator."""
     match value:
         case str() if value.startswith("%"):
             return site.lookup(value[1:])
@@ -83,14 +83,14 @@ def _argument(site: Site, name: str, value: Json) -> Value:
 
 
 def aten_names() -> list[str]:
-    """Names of the ATen operators that change nothing in place, for advice."""
+    """Return names of the ATen operators that change nothing in place, for hints."""
     names = torch._C._dispatch_get_all_op_names()
     functional = (n for n in names if n.startswith("aten::") and not n.endswith("_"))
     return [n.replace("::", ".") for n in functional]
 
 
 def find(name: str) -> StepRow | None:
-    """The row of a step, ATen operators included; None where there is none."""
+    """Return the row of a step, ATen operators included; None if it is unknown."""
     if name in STEPS or not name.startswith("aten."):
         return STEPS.get(name)
     try:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake
 from archgraph.graph.ir import TRAINING, Atom, Batch, Ref, Value
-from archgraph.language.steps.base import Site, shown, step
+from archgraph.language.steps.base import Site, shape_text, step
 
 Hidden = Annotated[Count, "units of each layer and direction"]
 Layers = Annotated[Count, "layers, one over the other"]
@@ -55,7 +55,7 @@ def _lstm(
     bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
-    """Long short-term memory over [batch, position, feature]."""
+    """Apply a long short-term memory over [batch, position, feature]."""
     if projection is not None and projection >= hidden:
         raise Mistake(
             "is not smaller than what it projects",
@@ -78,7 +78,7 @@ def _gru(
     bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
-    """Gated recurrent units over [batch, position, feature]."""
+    """Apply gated recurrent units over [batch, position, feature]."""
     layer = _Layer("aten.gru.input", 3, hidden, bias)
     return _stack(site, x, layer, layers, bidirectional, dropout, returns)
 
@@ -95,7 +95,7 @@ def _rnn(
     bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
-    """A plain recurrent layer over [batch, position, feature]: one activation, no gates."""
+    """Apply a plain recurrent layer over [batch, position, feature]: one activation, no gates."""
     layer = _Layer(f"aten.rnn_{activation}.input", 1, hidden, bias)
     return _stack(site, x, layer, layers, bidirectional, dropout, returns)
 
@@ -109,10 +109,10 @@ def _stack(
     dropout: float,
     returns: str,
 ) -> Ref:
-    """Layers one over the other."""
+    """Stack recurrent layers."""
     if len(site.shape(x)) != 3:
-        found = shown(site.shape(x))
-        raise Mistake("takes another shape", found=found, expected="[batch, position, feature]")
+        actual = shape_text(site.shape(x))
+        raise Mistake("has the wrong shape", found=actual, expected="[batch, position, feature]")
     for number in range(layers):
         end = number + 1 == layers
         runs = [_run(site, x, layer, f"l{number}")]
@@ -127,17 +127,17 @@ def _stack(
 
 
 def _flipped(site: Site, x: Ref) -> Ref:
-    """The positions from the last to the first."""
+    """Reverse the positions."""
     return site.call("aten.flip", self=x, dims=(1,))
 
 
 def _joined(site: Site, parts: list[Ref]) -> Ref:
-    """What both directions give, side by side."""
+    """Concatenate the results of both directions."""
     return site.call("aten.cat", tensors=tuple(parts), dim=-1) if len(parts) > 1 else parts[0]
 
 
 def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
-    """Dropout between two layers, drawn with time first as PyTorch does."""
+    """Apply dropout between two layers, drawn with time first as PyTorch does."""
 
     def turned(value: Ref) -> Ref:
         return site.call("aten.transpose.int", self=value, dim0=0, dim1=1)
@@ -147,7 +147,7 @@ def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
 
 
 def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
-    """One layer in one direction, from zeros."""
+    """Run one layer in one direction, from zeros."""
     out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
     shapes: dict[str, tuple[int, ...]] = {
         "weight_ih": (rows, site.size(x, -1)),
@@ -159,7 +159,7 @@ def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
         site.call("aten.zeros", size=(1, Batch(), size), dtype=Atom("float32"))
         for size in ((out, layer.hidden) if layer.cell else (out,))
     ]
-    made = site.call(
+    results = site.call(
         layer.op,
         input=x,
         hx=tuple(states) if layer.cell else states[0],
@@ -171,4 +171,4 @@ def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
         bidirectional=False,
         batch_first=True,
     )
-    return site.call("getitem", source=made, index=0)
+    return site.call("getitem", source=results, index=0)

@@ -20,7 +20,7 @@ def _reshape(
         tuple[Annotated[int, Field(ge=-1)], ...], "sizes without the batch axis; -1: what is left"
     ],
 ) -> Ref:
-    """The same numbers in another shape; the batch axis stays."""
+    """Give the same numbers another shape; the batch axis stays."""
     return site.call("aten.reshape", self=x, shape=(Batch(), *shape))
 
 
@@ -28,19 +28,19 @@ def _reshape(
 def _transpose(
     site: Site, x: Ref, dims: Annotated[tuple[AxisNumber, AxisNumber], "the two axes"]
 ) -> Ref:
-    """Two axes change places."""
+    """Exchange two axes."""
     return site.call("aten.transpose.int", self=x, dim0=dims[0], dim1=dims[1])
 
 
 @step("get", main="index", example="get: {index: 1, from: parts}")
 def _get(site: Site, x: Ref, index: Annotated[Natural, "which of the results, from 0"]) -> Ref:
-    """One of the values that a step such as split gives."""
+    """Take one of the values that a step such as split gives."""
     return site.call("getitem", source=x, index=index)
 
 
 @step("identity", example="identity: {as: skip}")
 def _identity(site: Site, x: Ref) -> Ref:
-    """The value as it is, e.g. to name it."""
+    """Return the value unchanged, e.g. to name it."""
     return x
 
 
@@ -59,7 +59,7 @@ def _add(
     xs: tuple[Ref, ...],
     other: Annotated[Name | tuple[Name, ...], "names of what is added"] = (),
 ) -> Ref:
-    """The sum of two or more values."""
+    """Add two or more values."""
     return functools.reduce(
         lambda a, b: site.call("aten.add.Tensor", self=a, other=b), _operands(site, other, xs)
     )
@@ -71,7 +71,7 @@ def _mul(
     xs: tuple[Ref, ...],
     other: Annotated[Name | tuple[Name, ...] | float, "names of the factors, or a number"] = (),
 ) -> Ref:
-    """The product of two or more values, or of a value and a number."""
+    """Multiply two or more values, or a value and a number."""
     if isinstance(other, float | int):
         return site.call("aten.mul.Tensor", self=xs[0], other=float(other))
     return functools.reduce(
@@ -86,5 +86,5 @@ def _cat(
     other: Annotated[Name | tuple[Name, ...], "names of what follows"] = (),
     dim: Annotated[AxisNumber, "the axis"] = 1,
 ) -> Ref:
-    """Two or more values one after the other along an axis."""
+    """Concatenate two or more values along an axis."""
     return site.call("aten.cat", tensors=tuple(_operands(site, other, xs)), dim=dim)

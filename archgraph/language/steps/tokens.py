@@ -9,7 +9,7 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Name
 from archgraph.graph.ir import Batch, Mode, Ref
-from archgraph.language.steps.base import AxisNumber, Site, shown, step
+from archgraph.language.steps.base import AxisNumber, Site, shape_text, step
 
 
 def _linear_map(site: Site, x: Ref, out: int, bias: bool) -> Ref:
@@ -29,7 +29,7 @@ def _linear(
     out: Annotated[Count, "output features"],
     bias: Annotated[bool, "a learned summand for each output feature"] = True,
 ) -> Ref:
-    """A linear map of the last axis."""
+    """Apply a linear map to the last axis."""
     return _linear_map(site, x, out, bias)
 
 
@@ -40,21 +40,21 @@ def _embedding(
     count: Annotated[Count, "size of the vocabulary"],
     width: Annotated[Count, "features of a vector"],
 ) -> Ref:
-    """A learned vector for each token, an integer: one more axis at the end."""
+    """Look up a learned vector for each token, an integer: one more axis at the end."""
     weight = site.parameter("weight", (count, width))
     return site.call("aten.embedding", weight=weight, indices=x)
 
 
 @step("positional_embedding", "position", example="positional_embedding")
 def _positional_embedding(site: Site, x: Ref) -> Ref:
-    """A learned vector is added at each position of [batch, position, feature]."""
+    """Add a learned vector at each position of [batch, position, feature]."""
     shape = [site.size(x, i) for i in range(1, len(site.shape(x)))]
     return site.call("aten.add.Tensor", self=x, other=site.parameter("weight", shape))
 
 
 @step("class_token", example="class_token")
 def _class_token(site: Site, x: Ref) -> Ref:
-    """A learned token before the first of [batch, position, feature]."""
+    """Put a learned token before the first of [batch, position, feature]."""
     width = site.size(x, 2)
     token = site.call(
         "aten.expand", self=site.parameter("weight", (1, 1, width)), size=(Batch(), -1, -1)
@@ -68,7 +68,7 @@ def _layer_scale(
     x: Ref,
     dim: Annotated[AxisNumber, "the feature axis: -1 of tokens, 1 of images"] = -1,
 ) -> Ref:
-    """A learned factor for each feature."""
+    """Multiply each feature by a learned factor."""
     rank = len(site.shape(x))
     after = rank - 1 - dim % rank
     weight = site.parameter("weight", (site.size(x, dim), *(1,) * after))
@@ -92,10 +92,10 @@ def _attention(
     ] = 0.0,
     bias: Annotated[bool, "of the linear maps"] = True,
 ) -> Ref:
-    """Multi-head attention over [batch, position, feature], with its four linear maps."""
+    """Apply multi-head attention over [batch, position, feature], with its four linear maps."""
     if len(site.shape(x)) != 3:
-        found = shown(site.shape(x))
-        raise Mistake("takes another shape", found=found, expected="[batch, position, feature]")
+        actual = shape_text(site.shape(x))
+        raise Mistake("has the wrong shape", found=actual, expected="[batch, position, feature]")
     features = site.size(x, 2)
     if head_width is None and features % heads:
         raise Mistake(
@@ -134,7 +134,7 @@ def _attention(
 def _projections(
     site: Site, x: Ref, inner: int, context: str | None, fused: bool, bias: bool
 ) -> tuple[Ref, Ref, Ref]:
-    """Query, key and value: three linear maps, or three parts of a fused one."""
+    """Return query, key and value: three linear maps, or three parts of a fused one."""
     if not fused:
         other = x if context is None else site.lookup(context)
         query = _linear_map(site.within("query"), x, inner, bias)

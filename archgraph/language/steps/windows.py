@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from archgraph.fields import Count, Mistake, Natural
 from archgraph.graph.ir import Ref
-from archgraph.language.steps.base import CountOrPair, Padding, Site, shown, step
+from archgraph.language.steps.base import CountOrPair, Padding, Site, shape_text, step
 
 Kernel = Annotated[CountOrPair, "size of the window: one number, or one for each spatial axis"]
 Stride = Annotated[CountOrPair, "distance between windows"]
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
 
 def _each(value: CountOrPair | tuple[Natural, ...], count: int, what: str) -> tuple[int, ...]:
-    """One number per spatial axis."""
+    """Expand to one number per spatial axis."""
     if isinstance(value, int):
         return (value,) * count
     if len(value) != count:
@@ -68,11 +68,11 @@ def _padding(
 
 
 def _spatial(site: Site, x: Ref, ranks: Sequence[int]) -> int:
-    """Number of spatial axes of a value of shape [batch, channel, …]."""
+    """Return the number of spatial axes of a value of shape [batch, channel, …]."""
     rank = len(site.shape(x))
     if rank - 2 not in ranks:
         shapes = " or ".join(f"[batch, channel{', size' * n}]" for n in ranks)
-        raise Mistake("takes another shape", found=shown(site.shape(x)), expected=shapes)
+        raise Mistake("has the wrong shape", found=shape_text(site.shape(x)), expected=shapes)
     return rank - 2
 
 
@@ -160,7 +160,7 @@ def _depthwise(
     dilation: Dilation = 1,
     bias: Bias = "auto",
 ) -> Ref:
-    """A convolution of each channel by itself."""
+    """Convolve each channel by itself."""
     window = _window(site, x, (1, 2, 3), kernel, stride, padding, dilation)
     channels = site.size(x, 1)
     return _convolve(site, x, channels * multiplier, channels, window, bias)
@@ -195,6 +195,6 @@ _pool("avg", "The mean of each window.")
 
 @step("global_avg_pool", "pool", example="global_avg_pool")
 def _global_avg_pool(site: Site, x: Ref) -> Ref:
-    """The mean over all positions of each channel; every spatial axis gets size 1."""
+    """Take the mean over all positions of each channel; every spatial axis gets size 1."""
     axes = _spatial(site, x, (1, 2, 3))
     return site.call(f"aten.adaptive_avg_pool{axes}d", self=x, output_size=(1,) * axes)
