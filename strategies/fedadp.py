@@ -38,6 +38,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph import federation as fl
+from archgraph.states import Update
 
 Mode = Literal["paper", "net2net"]
 Lacks = Mapping[str, Sequence[str]]  # blocks by section
@@ -140,7 +141,7 @@ class FedADP(fl.Averaging, fl.Masking):
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].add(fit.same, result.state, weight, skip=result.skip, trusted=True)
+            means[fit].accumulate(Update(fit.same, result.state, weight, skip=result.skip))
             totals[fit] += weight
         if not totals:
             return old, {}
@@ -148,14 +149,9 @@ class FedADP(fl.Averaging, fl.Masking):
         left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
-            merger.add(
-                identity,
-                mean if fit.exact else fit.grown(mean, old),
-                weight=totals[fit],
-                skip=left_out,
-                trusted=True,
-                through=fit.up if fit.exact else None,
-            )
+            state = mean if fit.exact else fit.grown(mean, old)
+            update = Update(identity, state, totals[fit], skip=left_out)
+            merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 
     def _each_grown(

@@ -133,7 +133,7 @@ def group_means(
         if one.group not in mergers:
             mergers[one.group] = Merger(one.whole, state.group(one.group))
         sizes.add(one)
-        one.give(mergers[one.group].add)
+        mergers[one.group].accumulate(one.update)
     for group, merger in mergers.items():
         state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
     return state

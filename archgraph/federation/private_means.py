@@ -36,7 +36,7 @@ from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution
 from archgraph.federation.state import ServerState
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Merger, Signature, State, Transfer, signature
+from archgraph.states import Merger, Signature, State, Transfer, Update, signature
 
 # A client that gives every value once covers none by more, up to rounding.
 ONCE = 1 + 1e-9
@@ -185,7 +185,7 @@ class PrivateMeans:
                     s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in whole
                 }
                 mergers[one.group] = Merger(whole, blank)
-            mergers[one.group].add(counted(one), delta, trusted=True)
+            mergers[one.group].accumulate(Update(counted(one), delta))
         sums = {}
         for group, merger in mergers.items():
             means, coverage = merger.result()

@@ -80,12 +80,12 @@ class Division:
     Attributes:
         bands: Slices along the first dimension, and what each of their rows is divided by; 1 where
             nothing is covered.
-        kept: Boxes where nothing is covered.
+        uncovered: Boxes where nothing is covered.
         covered: Where anything is, if there are too many of these boxes; else None.
     """
 
     bands: list[tuple[slice, Tensor]]
-    kept: list[Slices]
+    uncovered: list[Slices]
     covered: Tensor | None
 
 
@@ -151,21 +151,11 @@ class Coverage(Mapping[str, Tensor]):
         bounds, table = self.grid(name)
         return [*_boxes([part.tolist() for part in bounds], table.tolist())]
 
-    def division(
-        self, name: str, dtype: torch.dtype, count: float = 1.0, share: float = 1.0
-    ) -> Division:
-        """How a sum is divided by the coverage of its entry.
-
-        Args:
-            name: Of the entry.
-            dtype: Of the sum.
-            count: What the coverage is divided by before.
-            share: What it is multiplied by then.
-        """
-        key = (*self._key(name), dtype, count, share)
+    def division(self, name: str, dtype: torch.dtype) -> Division:
+        """Return how a sum of a dtype is divided by the coverage of its entry."""
+        key = (*self._key(name), dtype)
         if key not in self._divisions:
-            grid, shape = self.grid(name), self._shapes[name]
-            self._divisions[key] = _division(grid, shape, dtype, count, share)
+            self._divisions[key] = _division(self.grid(name), self._shapes[name], dtype)
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
@@ -236,13 +226,11 @@ def _boxes(
             start = stop
 
 
-def _division(
-    grid: Grid, shape: tuple[int, ...], dtype: torch.dtype, count: float, share: float
-) -> Division:
+def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Division:
     """See :class:`Division`: a band of rows is divided by one row, which is read from a cache."""
     bounds, table = grid
     covered = table > 0
-    divisors = np.where(covered, table, 1.0) / count * share
+    divisors = np.where(covered, table, 1.0)
     edges = bounds[0].tolist()
     starts = [0, *(i for i in range(1, len(table)) if (divisors[i] != divisors[i - 1]).any())]
     bands = []
