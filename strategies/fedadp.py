@@ -38,7 +38,6 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph import federation as fl
-from archgraph.states import Update
 
 Mode = Literal["paper", "net2net"]
 Lacks = Mapping[str, Sequence[str]]  # blocks by section
@@ -141,7 +140,7 @@ class FedADP(fl.Averaging, fl.Masking):
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].accumulate(Update(fit.same, result.state, weight, skip=result.skip))
+            means[fit].accumulate(fl.Update(fit.same, result.state, weight, skip=result.skip))
             totals[fit] += weight
         if not totals:
             return old, {}
@@ -150,7 +149,7 @@ class FedADP(fl.Averaging, fl.Masking):
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             state = mean if fit.exact else fit.grown(mean, old)
-            update = Update(identity, state, totals[fit], skip=left_out)
+            update = fl.Update(identity, state, totals[fit], skip=left_out)
             merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 

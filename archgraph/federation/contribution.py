@@ -12,7 +12,8 @@ from archgraph.errors import RunError
 from archgraph.federation.state import GLOBAL
 from archgraph.federation.tasks import Result, Weights
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Signature, State, Transfer, Update
+from archgraph.states import Signature, State, Transfer
+from archgraph.states import Update as Update  # what strategies of their own means add
 from archgraph.states.robust import Cut
 
 TINY = 1e-30  # nothing is divided by a size below it

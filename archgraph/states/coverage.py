@@ -40,11 +40,11 @@ class Term:
 
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
-        """The coverage that an entry gives its source when it counts this much."""
+        """Return the coverage that an entry gives its source when it counts this much."""
         return Term(weight * entry.scale**2, entry.dims, rows)
 
     def steps(self) -> Iterator[SteppedVector | None]:
-        """The vectors of the outer product that it is, ``None`` for ones; without the factor."""
+        """Yield the vectors of the outer product, ``None`` for ones; without the factor."""
         for dim, map_ in enumerate(self.dims):
             if self.rows and dim == 0:
                 rows = np.asarray(self.rows)
@@ -61,7 +61,7 @@ class SteppedVector(NamedTuple):
 
     @staticmethod
     def of(vector: Vector) -> SteppedVector:
-        """The steps of a vector."""
+        """Return the steps of a vector."""
         return SteppedVector(
             vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist())
         )
@@ -69,7 +69,7 @@ class SteppedVector(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _steps(map_: DimMap) -> SteppedVector:
-    """What a map covers evenly: the same in every round."""
+    """Return what a map covers; cached, since it is the same in every round."""
     return SteppedVector.of(map_.coverage())
 
 
@@ -118,7 +118,7 @@ class Coverage(Mapping[str, Tensor]):
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
-        """What entries of a transfer cover of its source."""
+        """Return what entries of a transfer cover of its source."""
         terms: dict[str, list[Term]] = {}
         for entry in entries:
             if entry.source is not None:
@@ -139,7 +139,7 @@ class Coverage(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def grid(self, name: str) -> Grid:
-        """The coverage of an entry as cells of equal value."""
+        """Return the coverage of an entry as cells of equal value."""
         key = self._key(name)
         if key not in self._grids:
             self._grids[key] = _grid(self._shapes[name], self._terms[name])
@@ -147,7 +147,7 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def boxes(self, name: str) -> list[tuple[Slices, float]]:
-        """The coverage of an entry as disjoint boxes that fill it, each of one value."""
+        """Return the coverage of an entry as disjoint boxes that fill it, each of one value."""
         bounds, table = self.grid(name)
         return [*_boxes([part.tolist() for part in bounds], table.tolist())]
 
@@ -159,13 +159,13 @@ class Coverage(Mapping[str, Tensor]):
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
-        """The coverage of an entry that every term covers as a whole; None: of another one."""
+        """Return the coverage of an entry that is the same everywhere; None: it differs."""
         if any(term.rows or any(term.dims) for term in self._terms[name]):
             return None
         return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:
-        """The coverage, every weight multiplied."""
+        """Return the coverage with every weight multiplied."""
         result = Coverage(self._shapes, self._terms)
         result._unit = self._unit * factor
         return result
@@ -179,7 +179,7 @@ class Coverage(Mapping[str, Tensor]):
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
     def _key(self, name: str) -> tuple[Any, ...]:
-        """What entries have in common that are covered alike."""
+        """Return what entries have in common that are covered alike."""
         terms = [(id(term.dims), term.factor, term.rows) for term in self._terms[name]]
         return (self._shapes[name], *terms)
 
@@ -189,7 +189,7 @@ class Coverage(Mapping[str, Tensor]):
 
 
 def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
-    """The sum of outer products, on the coarsest grid whose cells have one value each.
+    """Add outer products up on the coarsest grid whose cells have one value each.
 
     An edge stands where the vector of any product changes; a cell's value is the sum over the
     products of their vectors' values at its lower corner.
@@ -227,7 +227,7 @@ def _boxes(
 
 
 def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Division:
-    """See :class:`Division`: a band of rows is divided by one row, which is read from a cache."""
+    """Compute a :class:`Division`: a band of rows is divided by one row, which stays cached."""
     bounds, table = grid
     covered = table > 0
     divisors = np.where(covered, table, 1.0)
@@ -251,7 +251,7 @@ def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Divisio
 def _dense(
     table: npt.NDArray[Any], bounds: Iterable[npt.NDArray[np.int64]], shape: tuple[int, ...]
 ) -> Tensor:
-    """A table of cells, each as large as it is."""
+    """Expand a table of cells, each to its size."""
     for dim, edges in enumerate(bounds):
         if len(edges) > 2:
             table = np.repeat(table, np.diff(edges), axis=dim)

@@ -298,12 +298,12 @@ class Merger:
         return lanes
 
     def _averaged(self) -> Iterator[_Lane]:
-        """All lanes of entries that are averaged."""
+        """Yield the lanes of entries that are averaged."""
         for lanes in self._groups.values():
             yield from (lane for lane in lanes.values() if lane.averaged)
 
     def _type(self, source: str) -> torch.dtype:
-        """What a global entry is summed in."""
+        """Return what a global entry is summed in."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
 
     def _relative(self, update: Update) -> float:

@@ -171,7 +171,7 @@ def foreign(value: object) -> str | None:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all values are; a finite sum proves it in one pass that writes nothing.
+    """Return whether all values are; a finite sum proves it in one pass that writes nothing.
 
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
@@ -265,7 +265,7 @@ def check_options(update: Update) -> None:
 
 
 def _number(value: float) -> bool:
-    """Whether a value is a number, and finite as a float."""
+    """Return whether a value is a number, and finite as a float."""
     try:
         return math.isfinite(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # other things than numbers
