@@ -22,7 +22,7 @@ from archgraph.language.aggregate import (
     MedianOptions,
     TrimmedMeanOptions,
 )
-from archgraph.states import Merger, State, Transfer
+from archgraph.states import Merger, State, Transfer, Update
 from benchmarks.bench_transfer import (
     RATES,
     graph_of,
@@ -83,7 +83,7 @@ def figures(repeat: int = 3) -> dict[str, float]:
     for name, transfers in fleets.items():
         updates = [(t, moved(t.pull(state), i)) for i, t in enumerate(transfers)]
         runs = [averaged(rules, state, updates) for rules in RULES.values()]  # type: ignore[arg-type]  # tuples of states
-        mean, *taken = seconds(merged(full, state, updates, trusted=True), *runs, repeat=repeat)
+        mean, *taken = seconds(merged(full, state, updates, checked=False), *runs, repeat=repeat)
         for rule, spent in zip(RULES, taken, strict=True):
             result[f"{rule}, {name} / covered mean"] = spent / mean
             result[f"{rule}, {name}, s"] = spent
@@ -96,21 +96,19 @@ def orders() -> dict[str, float]:
     state = random_state(full)
     updates = [(Transfer.identity(full), moved(state, i)) for i in range(10)]
 
-    def mean(order: Sequence[int], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    def mean(order: Sequence[int], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         merger = Merger(full, state, dtype=dtype)
         for place in order:
-            merger.add(*updates[place], trusted=True)
+            merger.accumulate(Update(*updates[place]))
         return merger.result()[0]
 
     ascending, result = range(10), {}
-    for dtype in (None, torch.float64):
+    for dtype in (torch.float32, torch.float64):
         first, last = mean(ascending, dtype), mean(ascending[::-1], dtype)
         apart = max(
             float(((first[k] - last[k]) / first[k]).abs().nan_to_num().max()) for k in first
         )
-        result[f"mean in the other order, {dtype or 'float32'} sums: largest relative change"] = (
-            apart
-        )
+        result[f"mean in the other order, {dtype} sums: largest relative change"] = apart
     single, double = seconds(
         functools.partial(mean, ascending),
         functools.partial(mean, ascending, torch.float64),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from archgraph.graph.ir import ArchGraph, Param, TensorType
-from archgraph.states import DimMap, Entry, Merger, Rewritten, State, Transfer, signature
+from archgraph.states import DimMap, Entry, Merger, Rewritten, State, Transfer, Update, signature
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 Choose = Callable[[int, float], DimMap | None]
@@ -149,14 +149,17 @@ def merged(
     state: State,
     updates: Sequence[tuple[Transfer, State]],
     *,
-    trusted: bool,
+    checked: bool,
 ) -> Callable[[], None]:
     """A whole aggregation: all updates and the result."""
 
     def run() -> None:
         merger = Merger(full, state)
         for transfer, update in updates:
-            merger.add(transfer, update, trusted=trusted)
+            if checked:
+                merger.add(transfer, update)
+            else:
+                merger.accumulate(Update(transfer, update))
         merger.result()
 
     return run
@@ -212,8 +215,8 @@ def figures(repeat: int = 15) -> dict[str, float]:
         values = [update for _, update in updates]
         bound, taken, checked = seconds(
             added(values),
-            merged(full, state, updates, trusted=True),
-            merged(full, state, updates, trusted=False),
+            merged(full, state, updates, checked=False),
+            merged(full, state, updates, checked=True),
             repeat=repeat,
         )
         result[f"merge {name} / add_"] = taken / bound

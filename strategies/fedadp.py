@@ -140,7 +140,7 @@ class FedADP(fl.Averaging, fl.Masking):
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].add(fit.same, result.state, weight, skip=result.skip, trusted=True)
+            means[fit].accumulate(fl.Update(fit.same, result.state, weight, skip=result.skip))
             totals[fit] += weight
         if not totals:
             return old, {}
@@ -148,14 +148,9 @@ class FedADP(fl.Averaging, fl.Masking):
         left_out = fl.NormPolicy(self.norm).left_out(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
-            merger.add(
-                identity,
-                mean if fit.exact else fit.grown(mean, old),
-                weight=totals[fit],
-                skip=left_out,
-                trusted=True,
-                through=fit.up if fit.exact else None,
-            )
+            state = mean if fit.exact else fit.grown(mean, old)
+            update = fl.Update(identity, state, totals[fit], skip=left_out)
+            merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 
     def _each_grown(

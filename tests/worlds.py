@@ -32,7 +32,7 @@ from archgraph.federation import (
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import EngineSpec, EvaluateSpec
 from archgraph.module.initial import initial_state
-from archgraph.states import Merger, Transfer
+from archgraph.states import Merger, Transfer, Update
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Mean(Strategy):
                 self.seen(result)
             full = {**state.group("global"), **result.state}
             transfer = world.tier_of(result.client).transfer
-            merger.add(transfer, full, result.examples, skip=self.kept, trusted=True)
+            merger.accumulate(Update(transfer, full, result.examples, skip=self.kept))
             count += 1
         return state.with_group("global", merger.result()[0]).with_values(results=count)
 

@@ -5,6 +5,7 @@ from .average import identity_of as identity_of
 from .average import part as part
 from .catalogue import strategy_table as strategy_table
 from .contribution import Contribution as Contribution
+from .contribution import Update as Update
 from .family import Family as Family
 from .family import resolve as resolve
 from .learning import TASKS as TASKS

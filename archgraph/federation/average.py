@@ -36,7 +36,7 @@ def part(
     norm: NormName = "averaged",
     weights: State | None = None,
 ) -> Task:
-    """The task of a client: its part of the global model, to be trained.
+    """Make the task of a client: its part of the global model, to be trained.
 
     Args:
         world: Who takes part.
@@ -66,7 +66,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """The identity on some entries of an architecture, for a mean of these alone."""
+    """Return the identity on some entries of an architecture, for a mean of these alone."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -80,7 +80,7 @@ def covered_mean(
     rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
     sizes: Callable[[Result], Mapping[str, float]] | None = None,
 ) -> ServerState:
-    """The state with global weights that are the mean of all results, entry by entry.
+    """Return the state with global weights that are the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
     stays with clients (``Result.skip``) is left out. One update is in memory at a time. What the
@@ -110,7 +110,7 @@ def covered_mean(
 def group_means(
     world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """The state with groups that are means of what clients add to them; the others stay.
+    """Return the state with groups that are means of what clients add; the others stay.
 
     Args:
         world: Says in ``World.aggregate`` what limits the part of single clients, and in
@@ -133,7 +133,7 @@ def group_means(
         if one.group not in mergers:
             mergers[one.group] = Merger(one.whole, state.group(one.group))
         sizes.add(one)
-        one.give(mergers[one.group].add)
+        mergers[one.group].accumulate(one.update)
     for group, merger in mergers.items():
         state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
     return state
@@ -159,7 +159,7 @@ def by_tier(
     whole: bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
-    """What is tested: the global model, and each tier's on the data of the clients that run it.
+    """Yield what is tested: the global model, and each tier's on the data of its clients.
 
     Args:
         world: Who takes part.

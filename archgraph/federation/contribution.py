@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from archgraph.federation.state import GLOBAL
 from archgraph.federation.tasks import Result, Weights
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Signature, State, Transfer
+from archgraph.states import Update as Update  # what strategies of their own means add
 from archgraph.states.robust import Cut
 
 TINY = 1e-30  # nothing is divided by a size below it
@@ -49,7 +50,7 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
     ) -> Contribution:
-        """A client's whole result.
+        """Return what a client adds with its whole result.
 
         Raises:
             RunError: If the task did not say where its weights belong.
@@ -63,22 +64,12 @@ class Contribution(NamedTuple):
         weight = result.weight(weights)
         return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
 
-    def give(self, add: Callable[..., None]) -> None:
-        """Hand it to ``Merger.add``, or to what takes the same; the engine has looked at values."""
-        add(
-            self.transfer,
-            self.state,
-            self.weight,
-            scales=self.scales,
-            rows=self.rows,
-            skip=self.skip,
-            trusted=True,
-        )
-
     @property
-    def scales(self) -> dict[str, float]:
-        """Factors of entries: what divides them by their sizes."""
-        return {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
+    def update(self) -> Update:
+        """What mergers and pools take; the engine has checked its form and values."""
+        # Nothing is divided by a size of 0.
+        scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
+        return Update(self.transfer, self.state, self.weight, scales, self.rows or {}, self.skip)
 
 
 class EntrySizes:

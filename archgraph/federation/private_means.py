@@ -36,7 +36,7 @@ from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution
 from archgraph.federation.state import ServerState
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Merger, Signature, State, Transfer, signature
+from archgraph.states import Merger, Signature, State, Transfer, Update, signature
 
 # A client that gives every value once covers none by more, up to rounding.
 ONCE = 1 + 1e-9
@@ -78,7 +78,7 @@ class Census:
         return state
 
     def expected(self, group: str, rate: float) -> Mapping[str, Tensor]:
-        """How many clients cover each value of a group in expectation, float64.
+        """Count how many clients cover each value of a group in expectation, float64.
 
         Args:
             group: The group.
@@ -149,7 +149,7 @@ class PrivateMeans:
     generator: torch.Generator
 
     def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
-        """The state with groups that have moved by sums with noise, over what is expected.
+        """Return the state with groups moved by sums with noise, over what is expected.
 
         Values that no client covers stay, and so does all that is not a trained parameter.
         """
@@ -172,7 +172,7 @@ class PrivateMeans:
     def sums(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> dict[str, dict[str, Tensor]]:
-        """What clients change, clipped and summed, by group and entry; without noise.
+        """Sum what clients change, clipped, by group and entry; without noise.
 
         Without one of the clients the sums differ by a vector whose norm, over all groups, is at
         most ``clip``.
@@ -185,7 +185,7 @@ class PrivateMeans:
                     s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in whole
                 }
                 mergers[one.group] = Merger(whole, blank)
-            mergers[one.group].add(counted(one), delta, trusted=True)
+            mergers[one.group].accumulate(Update(counted(one), delta))
         sums = {}
         for group, merger in mergers.items():
             means, coverage = merger.result()
@@ -195,7 +195,7 @@ class PrivateMeans:
     def _clipped(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> Iterator[tuple[Contribution, State]]:
-        """What each client changes, scaled down to the bound over all groups together."""
+        """Yield what each client changes, scaled down to the bound over all groups together."""
         seen: set[int] = set()
         for client, group in itertools.groupby(contributions, key=lambda one: one.client):
             ones = list(group)
@@ -216,7 +216,7 @@ class PrivateMeans:
 
 
 def counted(one: Contribution) -> Transfer:
-    """The part of a contribution's map that counts here: the parameters that are trained."""
+    """Return the part of a contribution's map that counts: the parameters that are trained."""
     fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
     return _counted(one.transfer, frozenset(one.skip), fixed)
 
@@ -244,7 +244,7 @@ def _counted(transfer: Transfer, skip: frozenset[str], fixed: frozenset[str]) ->
 
 
 def _delta(state: ServerState, one: Contribution) -> State:
-    """What a client has changed of what counts; in double precision, since half would overflow."""
+    """Return what a client has changed, in double precision, since half would overflow."""
     sent = counted(one).pull(state.group(one.group), copy=False)
     return {
         name: one.state[name].double() - old.to(one.state[name].device, torch.float64)

@@ -8,7 +8,6 @@ else one client could move all of them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -37,7 +36,7 @@ def robust_means(
         if one.group not in pools:
             pools[one.group] = Pool(one.whole, state.group(one.group))
         sizes.add(one)
-        one.give(functools.partial(pools[one.group].add, one.client))
+        pools[one.group].add(one.client, one.update)
     clients = sorted({update.client for pool in pools.values() for update in pool.updates})
     if rules.krum is not None:
         clients = chosen(rules.krum, list(pools.values()), clients)
@@ -54,7 +53,7 @@ def robust_means(
 
 
 def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
-    """The clients whose updates are nearest to their neighbours, over all groups."""
+    """Return the clients whose updates are nearest to their neighbours, over all groups."""
     squares = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     counts = torch.zeros_like(squares)
     for pool in pools:
@@ -68,17 +67,8 @@ def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) 
 def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The covered mean of some clients' updates, in ascending order."""
+    """Return the covered mean of some clients' updates, in ascending order."""
     merger = Merger(pool.graph, old)
-    for update in sorted(pool.updates, key=lambda update: update.client):
-        if update.client in clients:
-            merger.add(
-                update.transfer,
-                pool.state(update),
-                update.weight,
-                scales=update.scales,
-                rows=update.rows,
-                skip=update.skip,
-                trusted=True,
-            )
+    for update in pool.read(clients):
+        merger.accumulate(update)
     return merger.result(multiply=factors)[0]

@@ -6,7 +6,7 @@ from archgraph.states.merge import Merger
 from archgraph.states.rewritten import Rewritten
 from archgraph.states.state import Signature, Slot, State, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import check_update
+from archgraph.states.updates import Update, check_update
 
 __all__ = [
     "DimMap",
@@ -17,6 +17,7 @@ __all__ = [
     "Slot",
     "State",
     "Transfer",
+    "Update",
     "check_update",
     "signature",
 ]

@@ -33,7 +33,7 @@ class UpdateSize(NamedTuple):
 
 @torch.no_grad()
 def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
-    """The size of the update ``state - sent``, in double precision.
+    """Return the size of the update ``state - sent``, in double precision.
 
     Args:
         sent: What the client was sent.
@@ -54,7 +54,7 @@ def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
 
 @torch.no_grad()
 def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()) -> State:
-    """The update scaled by a factor: ``sent + factor · (state - sent)``; integers stay.
+    """Scale the update by a factor: ``sent + factor · (state - sent)``; integers stay.
 
     Its norm is ``factor`` times that of the update, up to one rounding of each value. Every value
     lies between the one sent and the one returned, so that variances stay at least 0.

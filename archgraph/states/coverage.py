@@ -40,11 +40,11 @@ class Term:
 
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
-        """The coverage that an entry gives its source when it counts this much."""
+        """Return the coverage that an entry gives its source when it counts this much."""
         return Term(weight * entry.scale**2, entry.dims, rows)
 
     def steps(self) -> Iterator[SteppedVector | None]:
-        """The vectors of the outer product that it is, ``None`` for ones; without the factor."""
+        """Yield the vectors of the outer product, ``None`` for ones; without the factor."""
         for dim, map_ in enumerate(self.dims):
             if self.rows and dim == 0:
                 rows = np.asarray(self.rows)
@@ -61,7 +61,7 @@ class SteppedVector(NamedTuple):
 
     @staticmethod
     def of(vector: Vector) -> SteppedVector:
-        """The steps of a vector."""
+        """Return the steps of a vector."""
         return SteppedVector(
             vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist())
         )
@@ -69,7 +69,7 @@ class SteppedVector(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _steps(map_: DimMap) -> SteppedVector:
-    """What a map covers evenly: the same in every round."""
+    """Return what a map covers; cached, since it is the same in every round."""
     return SteppedVector.of(map_.coverage())
 
 
@@ -80,12 +80,12 @@ class Division:
     Attributes:
         bands: Slices along the first dimension, and what each of their rows is divided by; 1 where
             nothing is covered.
-        kept: Boxes where nothing is covered.
+        uncovered: Boxes where nothing is covered.
         covered: Where anything is, if there are too many of these boxes; else None.
     """
 
     bands: list[tuple[slice, Tensor]]
-    kept: list[Slices]
+    uncovered: list[Slices]
     covered: Tensor | None
 
 
@@ -118,7 +118,7 @@ class Coverage(Mapping[str, Tensor]):
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
-        """What entries of a transfer cover of its source."""
+        """Return what entries of a transfer cover of its source."""
         terms: dict[str, list[Term]] = {}
         for entry in entries:
             if entry.source is not None:
@@ -139,7 +139,7 @@ class Coverage(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def grid(self, name: str) -> Grid:
-        """The coverage of an entry as cells of equal value."""
+        """Return the coverage of an entry as cells of equal value."""
         key = self._key(name)
         if key not in self._grids:
             self._grids[key] = _grid(self._shapes[name], self._terms[name])
@@ -147,35 +147,25 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def boxes(self, name: str) -> list[tuple[Slices, float]]:
-        """The coverage of an entry as disjoint boxes that fill it, each of one value."""
+        """Return the coverage of an entry as disjoint boxes that fill it, each of one value."""
         bounds, table = self.grid(name)
         return [*_boxes([part.tolist() for part in bounds], table.tolist())]
 
-    def division(
-        self, name: str, dtype: torch.dtype, count: float = 1.0, share: float = 1.0
-    ) -> Division:
-        """How a sum is divided by the coverage of its entry.
-
-        Args:
-            name: Of the entry.
-            dtype: Of the sum.
-            count: What the coverage is divided by before.
-            share: What it is multiplied by then.
-        """
-        key = (*self._key(name), dtype, count, share)
+    def division(self, name: str, dtype: torch.dtype) -> Division:
+        """Return how a sum of a dtype is divided by the coverage of its entry."""
+        key = (*self._key(name), dtype)
         if key not in self._divisions:
-            grid, shape = self.grid(name), self._shapes[name]
-            self._divisions[key] = _division(grid, shape, dtype, count, share)
+            self._divisions[key] = _division(self.grid(name), self._shapes[name], dtype)
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
-        """The coverage of an entry that every term covers as a whole; None: of another one."""
+        """Return the coverage of an entry that is the same everywhere; None: it differs."""
         if any(term.rows or any(term.dims) for term in self._terms[name]):
             return None
         return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:
-        """The coverage, every weight multiplied."""
+        """Return the coverage with every weight multiplied."""
         result = Coverage(self._shapes, self._terms)
         result._unit = self._unit * factor
         return result
@@ -189,7 +179,7 @@ class Coverage(Mapping[str, Tensor]):
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
     def _key(self, name: str) -> tuple[Any, ...]:
-        """What entries have in common that are covered alike."""
+        """Return what entries have in common that are covered alike."""
         terms = [(id(term.dims), term.factor, term.rows) for term in self._terms[name]]
         return (self._shapes[name], *terms)
 
@@ -199,7 +189,7 @@ class Coverage(Mapping[str, Tensor]):
 
 
 def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
-    """The sum of outer products, on the coarsest grid whose cells have one value each.
+    """Add outer products up on the coarsest grid whose cells have one value each.
 
     An edge stands where the vector of any product changes; a cell's value is the sum over the
     products of their vectors' values at its lower corner.
@@ -236,13 +226,11 @@ def _boxes(
             start = stop
 
 
-def _division(
-    grid: Grid, shape: tuple[int, ...], dtype: torch.dtype, count: float, share: float
-) -> Division:
-    """See :class:`Division`: a band of rows is divided by one row, which is read from a cache."""
+def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Division:
+    """Compute a :class:`Division`: a band of rows is divided by one row, which stays cached."""
     bounds, table = grid
     covered = table > 0
-    divisors = np.where(covered, table, 1.0) / count * share
+    divisors = np.where(covered, table, 1.0)
     edges = bounds[0].tolist()
     starts = [0, *(i for i in range(1, len(table)) if (divisors[i] != divisors[i - 1]).any())]
     bands = []
@@ -263,7 +251,7 @@ def _division(
 def _dense(
     table: npt.NDArray[Any], bounds: Iterable[npt.NDArray[np.int64]], shape: tuple[int, ...]
 ) -> Tensor:
-    """A table of cells, each as large as it is."""
+    """Expand a table of cells, each to its size."""
     for dim, edges in enumerate(bounds):
         if len(edges) > 2:
             table = np.repeat(table, np.diff(edges), axis=dim)

@@ -62,7 +62,7 @@ class DimMap:
     def of(
         positions: PositionArray, size: int, weights: Sequence[float] | Vector | None = None
     ) -> DimMap | None:
-        """The map that takes these positions in this order, each with its weight.
+        """Return the map that takes these positions in this order, each with its weight.
 
         Identity becomes ``None``, an arithmetic progression one slice, few contiguous runs as many
         slices, anything else an index; repetition is allowed.
@@ -94,7 +94,7 @@ class DimMap:
         size: int,
         length: int,
     ) -> DimMap | None:
-        """The map with ``weights`` at (target ``rows``, source ``columns``), duplicates added up.
+        """Return the map with ``weights`` at (``rows``, ``columns``), duplicates added up.
 
         Raises:
             RewriteError: If a row or column lies outside the matrix.
@@ -188,7 +188,7 @@ class DimMap:
         return np.frombuffer(self.offsets, dtype="<i8")
 
     def then(self, other: DimMap) -> DimMap | None:
-        """The map that applies this one, then the other (matrix product ``other · self``).
+        """Return the map that applies this one, then the other (``other · self``).
 
         >>> half, last = DimMap.of(range(4), 8), DimMap.of([2, 3], 4)
         >>> print(half.then(last))
@@ -226,15 +226,15 @@ class DimMap:
         return None if product is None else product._rounded()
 
     def _rounded(self) -> DimMap | None:
-        """The map with weights rounded that are whole numbers up to rounding errors (3 · 1/3)."""
+        """Round weights that are integers up to rounding errors (3 · 1/3)."""
         values = self.values
-        whole = np.rint(values)
-        values = np.where(np.abs(values - whole) < 1e-12, whole, values)
+        integers = np.rint(values)
+        values = np.where(np.abs(values - integers) < 1e-12, integers, values)
         offsets = self._bounds if self.offsets else None
         return DimMap._make(self.positions, self.size, self.length, values, offsets)
 
     def coverage(self, rows: Vector | None = None) -> Vector:
-        """``|A|ᵀ (rows ∘ |A| 1)`` over the source positions; ``rows`` defaults to ones.
+        """Compute ``|A|ᵀ (rows ∘ |A| 1)`` over the source; ``rows`` defaults to ones.
 
         >>> DimMap.of([0, 0, 2], 4).coverage().tolist()
         [2.0, 0.0, 1.0, 0.0]
@@ -251,13 +251,13 @@ class DimMap:
         return spread.astype(np.float64)
 
     def magnitude(self) -> DimMap:
-        """The map with the absolute values of its weights."""
+        """Return the map with the absolute values of its weights."""
         if not self.weights:
             return self
         return dataclasses.replace(self, weights=_pack(np.abs(self.values), "<f8"))
 
     def matrix(self) -> Vector:
-        """The ``length × size`` matrix.
+        """Return the ``length × size`` matrix.
 
         >>> DimMap.of([2, 2], 3, weights=[0.5, 0.5]).matrix().tolist()
         [[0.0, 0.0, 0.5], [0.0, 0.0, 0.5]]
@@ -267,7 +267,7 @@ class DimMap:
         return dense
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """``A x`` along one dimension, a new tensor.
+        """Compute ``A x`` along one dimension, a new tensor.
 
         Shapes:
             x: ``[…, size, …]`` → ``[…, length, …]``
@@ -313,7 +313,7 @@ class DimMap:
         into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
 
     def expand(self, y: Tensor, dim: int) -> Tensor:
-        """``Aᵀ y`` along one dimension, a new tensor.
+        """Compute ``Aᵀ y`` along one dimension, a new tensor.
 
         Shapes:
             y: ``[…, length, …]`` → ``[…, size, …]``
@@ -344,7 +344,7 @@ class DimMap:
         return bool(self.offsets) and len(self.positions) > 4 * (self.size + self.length)
 
     def _factors(self, dim: int, like: Tensor) -> Tensor:
-        """The weights along a dimension."""
+        """Return the weights along a dimension."""
         shape = [-1 if d == dim else 1 for d in range(like.dim())]
         return torch.from_numpy(self.values).to(like).view(shape)
 
@@ -372,7 +372,7 @@ class DimMap:
 
 
 def _runs(where: npt.NDArray[np.int64]) -> tuple[Segment, ...]:
-    """Few slices that list these positions in order; empty when there are none or too many."""
+    """Return few slices that list these positions in order; empty if there are none or too many."""
     count = len(where)
     if count == 0:
         return ()
@@ -391,7 +391,7 @@ def _at(dim: int, run: Segment) -> tuple[slice, ...]:
 
 
 def chain(a: DimMap | None, b: DimMap | None) -> DimMap | None:
-    """``a``, then ``b``, where ``None`` is the identity.
+    """Return ``a``, then ``b``, where ``None`` is the identity.
 
     >>> chain(None, None) is None, str(chain(None, DimMap.of([0], 2)))
     (True, ':1')

@@ -76,7 +76,7 @@ class Initial:
             )
 
     def make(self, dtype: torch.dtype, seed: int = 0) -> Tensor:
-        """The initial values, the same for the same seed and key, on the CPU."""
+        """Return the initial values, the same for the same seed and key, on the CPU."""
         tensor = torch.empty(self.shape, dtype=dtype)
         args = dict(self.args)
         if self.name in _FIXED:
@@ -115,7 +115,7 @@ class Entry:
 
     @staticmethod
     def kept(slot: Slot) -> Entry:
-        """An entry that is the source's of the same name.
+        """Return the entry that is the source's of the same name.
 
         >>> Entry.kept(Slot("fc.bias", (4,), "float32"))
         <Entry fc.bias>
@@ -124,7 +124,7 @@ class Entry:
 
     @staticmethod
     def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
-        """An entry of this slot's shape that is initialised.
+        """Return an entry of this slot's shape that is initialised.
 
         >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -148,19 +148,19 @@ class Entry:
         return self.scale == 1 and all(m is None or m.selects for m in self.dims)
 
     def then(self, other: Entry) -> Entry:
-        """This entry, then ``other``, whose source it is."""
+        """Compose this entry with ``other``, whose source it is."""
         dims = tuple(itertools.starmap(chain, zip(self.dims, other.dims, strict=True)))
         return Entry(self.source, dims, self.scale * other.scale, self.init)
 
     def magnitude(self) -> Entry:
-        """The entry with the absolute values of its weights."""
+        """Return the entry with the absolute values of its weights."""
         dims = tuple(None if m is None else m.magnitude() for m in self.dims)
         return dataclasses.replace(self, dims=dims, scale=abs(self.scale))
 
     def pull(
         self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0
     ) -> Tensor:
-        """The target's values from the source's, a contiguous copy."""
+        """Compute the target's values from the source's, a contiguous copy."""
         if self.init is not None:
             x = self.init.make(dtype, seed)
         assert x is not None
@@ -196,13 +196,13 @@ class Entry:
         map_.scatter(y, dim, view, alpha)
 
     def view(self, x: Tensor) -> Tensor:
-        """The part of a source tensor that the single slices select."""
+        """Return the part of a source tensor that the single slices select."""
         if not any(self.dims):
             return x
         return x[tuple((m and m.window) or slice(None) for m in self.dims)]
 
     def _rest(self) -> list[tuple[int, DimMap]]:
-        """Dimensions whose map is not a single slice."""
+        """Return the dimensions whose map is not a single slice."""
         return [(d, m) for d, m in enumerate(self.dims) if m and not m.window]
 
     def __repr__(self) -> str:

@@ -5,17 +5,12 @@ reached, elsewhere the old value bit for bit. What a transfer takes by slices (p
 whole entries) is added straight into a view of one sum of the global size, which becomes the new
 state in place. What it takes by index, with weights or as a fold is summed per distinct transfer
 in the client's own shape and embedded once. Neither grows with the number of clients.
-
-Sums cannot overflow: weights are relative, and scaled by powers of two where they add up to more
-than ``HEAVY``; so are the values of an entry where they reach ``SUMMABLE``. As long as all updates
-of an entry are equal, its sum holds that value instead, so their mean is that value exactly.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,7 +27,7 @@ from archgraph.states.entry import Entry
 from archgraph.states.state import Signature, State, accumulator, first_difference, signature
 from archgraph.states.transfer import Transfer
 from archgraph.states.updates import (
-    SUMMABLE,
+    Update,
     check_options,
     check_update,
     expected_entries,
@@ -40,15 +35,10 @@ from archgraph.states.updates import (
     unsummable,
 )
 
-# Fewer values than this are compared faster as they are.
-SMALL = 1 << 12
-
-# Weights are relative to a unit that keeps their sum below HEAVY; one below LIGHT counts as that:
-# beside the others it is less than a rounding, and where it is alone its value stays.
-HEAVY, LIGHT = 2.0**26, 2.0**-64
-
-# Factor of one value that with HEAVY · SUMMABLE stays within single precision.
-STEEP = 2.0**20
+# Weights are relative to the first one. While they and their scales add up to at most HEAVY, sums
+# of values below LARGEST stay within float32; a lighter one than LIGHT could lose small values.
+# Beyond either bound all sums continue in float64.
+HEAVY, LIGHT = 2.0**40, 2.0**-40
 
 
 @dataclass(slots=True)
@@ -58,41 +48,29 @@ class _Lane:
     Attributes:
         entry: Where the client's entry comes from.
         source: Its global name.
-        dtype: What it is summed in.
         view: The part of the global sum that it adds straight into; None: it has a sum of its own.
         averaged: Whether it is averaged; else the maximum counts.
         into: What it adds to, once that exists: the view, or its own sum in the client's shape;
             for an integer entry the maximum.
-        weight: ``Σ w`` of the updates that gave the entry as a whole.
+        weight: ``Σ w`` of the updates that gave all rows of the entry.
         rows: ``Σ w · rows`` of those that gave only some rows of it.
-        repeated: While all updates of the global entry came here and were equal, the factor of that
-            value that ``into`` holds instead of their sum; else 0.
-        shrunk: Power of two that the values of the global entry are multiplied by.
     """
 
     entry: Entry
     source: str
-    dtype: torch.dtype
     view: Slices | None
     averaged: bool
     into: Tensor | None = None
     weight: float = 0.0
     rows: Vector | None = None
-    repeated: float = 0.0
-    shrunk: float = 1.0
-
-    @property
-    def sliced(self) -> bool:
-        """Whether it adds straight into a view of the global sum."""
-        return self.view is not None
 
     @property
     def scale(self) -> float:
-        """Factor that goes with ``into``: a sum of its own is scaled when it is embedded."""
-        return self.shrunk if self.view is None else self.entry.scale * self.shrunk
+        """Factor of values in ``into``: a sum of its own is scaled when it is embedded."""
+        return 1.0 if self.view is None else self.entry.scale
 
     def term(self) -> Term | None:
-        """Coverage that it gives its global entry."""
+        """Return the coverage that it gives its global entry."""
         if self.rows is not None:
             return Term.of(self.entry, rows=tuple((self.rows + self.weight).tolist()))
         return Term.of(self.entry, self.weight) if self.weight else None
@@ -113,9 +91,9 @@ class Merger:
         graph: The global architecture, or its signature. Its frozen parameters and what
             :func:`.unsummable` finds keep their old values bit for bit.
         state: The old global state.
-        dtype: Of the sums; by default float32 for half precision, else the entry's own. In
-            float64, means of float32 do not depend on the clients' order beyond their last
-            rounding; adding takes several times as long.
+        dtype: Least precision of the sums. In float64, means of float32 do not depend on the
+            clients' order beyond their last rounding; adding takes several times as long. Sums
+            continue in float64 by themselves where weights differ by more than ``2**40``.
         groups: For how many distinct transfers sums are stored.
 
     Raises:
@@ -137,7 +115,7 @@ class Merger:
         graph: GraphLike | Signature,
         state: State,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
         groups: int = 16,
     ) -> None:
         graph = graph if isinstance(graph, tuple) else graph_of(graph)
@@ -151,18 +129,15 @@ class Merger:
         self._limit = max(groups, 1)
         self._sums: dict[str, Tensor] = {}
         self._groups: dict[str, Lanes] = {}  # by transfer, in order of last use
-        self._unit: float | None = None
-        self._total = 0.0
-        self._repeated: dict[str, _Lane] = {}  # by global entry, what holds a value, not a sum
-        self._shrunk: dict[str, float] = {}  # by global entry, where it is not 1
-        self._taken = False
+        self._unit = 0.0  # the first weight
+        self._reach = 0.0  # a bound on sums and means, in units of LARGEST
+        self._finished = False
         self.clients = 0
 
     def __repr__(self) -> str:
-        state = "finished" if self._taken else f"{len(self._groups)} transfers pending"
+        state = "finished" if self._finished else f"{len(self._groups)} transfers pending"
         return f"<Merger of {len(self._old)} entries, {state}>"
 
-    @torch.no_grad()
     def add(
         self,
         transfer: Transfer,
@@ -172,87 +147,95 @@ class Merger:
         scales: Mapping[str, float] | None = None,
         rows: Mapping[str, Tensor] | None = None,
         skip: Collection[str] = (),
-        trusted: bool = False,
-        through: Transfer | None = None,
     ) -> None:
-        """Add one client's update.
+        """Check one client's update and add it.
 
         Args:
             transfer: Global → client.
             state: The client's state after training.
-            weight: Of this client against the others (examples, say); any positive number. Only
-                ratios matter, so equal weights are exactly the uniform mean; one below 2⁻⁶⁴ of
-                the largest only counts where no other client covers an entry.
+            weight: Of this client against the others (examples, say); a positive number. Only
+                ratios matter, so equal weights are exactly the uniform mean.
             scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
                 client gives (HeteroFL's classes).
             skip: Client entries that are left out (norm statistics, personal layers, a head of
                 another size), whether the state has them or not.
-            trusted: Whether the values are known to be finite and below ``SUMMABLE``; saves a pass
-                over them.
-            through: What makes the client's entries of those of ``state``, one at a time while they
-                are added; None: they are those of ``state``.
 
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
                 the entry's name; nothing of it was added.
-            ArchGraphError: If the transfer does not start at the global architecture or where
-                ``through`` ends, or the result was already taken.
+            ArchGraphError: If the transfer does not start at the global architecture, or the result
+                was already returned.
         """
-        self._check_open()
-        group = self._groups.get(transfer.digest) or self._group(transfer)
-        scales, rows = scales or {}, rows or {}
+        self._check(transfer)
+        fixed = transfer.covered(self._fixed)
+        check_update(transfer.target, state, optional=skip, fixed=fixed)
+        update = Update(transfer, state, weight, scales or {}, rows or {}, skip)
+        check_options(update)
+        self.accumulate(update)
+
+    @torch.no_grad()
+    def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
+        """Add an update whose form and values were checked where it arrived.
+
+        1. Make the weight relative to the first one, and sums double where they leave float32.
+        2. Integers: keep the maximum of each entry.
+        3. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
+        4. An entry of which only some rows count is added under a mask.
+        5. All others are collected by their factor and added in one call for each factor.
+
+        Args:
+            update: The update.
+            through: What makes the client's entries of those of the update, one at a time while
+                they are added, so that the larger state never exists as a whole (FedADP's growth).
+                None: they are those of the update.
+
+        Raises:
+            ArchGraphError: If the transfer does not start at the global architecture or where
+                ``through`` ends, or the result was already returned.
+        """
+        transfer, state = update.transfer, update.state
+        group = self._groups.get(transfer.digest)
+        if group is None:
+            self._check(transfer)
+            group = self._lanes_of(transfer)
         if through is not None and through.target != transfer.target:
             raise ArchGraphError(
                 "what makes the client's entries does not end where the transfer does",
                 **first_difference(through.target, transfer.target),
             )
-        if through is not None and not trusted:  # what is made is looked at as a whole
-            check_update(through.source, state, finite=False)
-            state, through = through.pull(state, copy=False), None
-        if through is not None:
-            large = check_update(through.source, state, finite=False)
-        else:
-            if skip:
-                state = {name: value for name, value in state.items() if name not in skip}
-            fixed = transfer.covered(self._fixed)
-            large = check_update(
-                transfer.target, state, finite=not trusted, optional=skip, fixed=fixed
-            )
-        if {value.device for value in state.values()} != {self._device}:
-            state = {name: value.to(self._device) for name, value in state.items()}
-        check_options(transfer, weight, scales, rows, skip, large)
-        # From here on nothing can be refused.
         self._groups.pop(transfer.digest, None)
-        self._groups[transfer.digest] = group
-        weight = self._relative(weight)
-        for name in {*large, *(n for n, scale in scales.items() if abs(scale) > STEEP)}:
-            self._shrink(group.get(name), large.get(name, SUMMABLE) * abs(scales.get(name, 1.0)))
+        self._groups[transfer.digest] = group  # the most recently used is the last
+        if any(value.device != self._device for value in state.values()):
+            state = {name: value.to(self._device) for name, value in state.items()}
+        weight = self._relative(update)  # 1
         self.clients += 1
-        sums: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # by the factor of the values
+        batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor
         for name, lane in group.items():
-            if name in skip:
+            if name in update.skip:
                 continue
             value = state[name] if through is None else through.entry(name, state)
-            if not lane.averaged:
+            if not lane.averaged:  # 2
                 lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
                 continue
-            into = lane.into if lane.into is not None else self._view(lane)
-            if into is not None and name not in rows:  # what nearly every update is made of
-                scale = scales.get(name, 1.0)
-                if not (lane.repeated and self._repeats(lane, into, value, scale)):
-                    factor = weight * lane.scale * scale
-                    if through is not None:  # while it is in the cache
-                        into.add_(value, alpha=factor)
-                    else:
-                        totals, values = sums.setdefault(factor, ([], []))
-                        totals.append(into)
-                        values.append(value)
+            factor = weight * lane.scale * update.scales.get(name, 1.0)
+            mask = update.rows.get(name)
+            if lane.into is None and self._begin(lane, value, factor, fresh=mask is None):  # 3
                 lane.weight += weight
-            else:
-                self._add(lane, value, weight, scales.get(name, 1.0), rows.get(name))
-        for factor, (totals, values) in sums.items():
-            _add_each(totals, values, factor)
+                continue
+            assert lane.into is not None
+            if mask is not None:  # 4
+                self._add_rows(lane, value, mask, weight, factor)
+                continue
+            lane.weight += weight
+            if through is not None:  # while it is in the cache
+                lane.into.add_(value, alpha=factor)
+            else:  # 5
+                sums, values = batches.setdefault(factor, ([], []))
+                sums.append(lane.into)
+                values.append(value)
+        for factor, (sums, values) in batches.items():
+            _add_each(sums, values, factor)
         if len(self._groups) > self._limit:
             self._embed(keep=self._limit)
 
@@ -260,7 +243,7 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """The new global state, and what covered it, in the weights of the updates.
+        """Return the new global state, and what covered it, in the weights of the updates.
 
         Integers are the maximum over the clients that have them; bools keep their old values. The
         sums become the new state in place, so this ends the merger.
@@ -269,229 +252,169 @@ class Merger:
             multiply: Factor per global entry on the mean (FedFA's mean norm).
 
         Raises:
-            ArchGraphError: If the result was already taken, a factor names an unknown entry, or a
-                mean times its factor is not finite.
+            ArchGraphError: If the result was already returned, a factor names an unknown entry, or
+                a mean times its factor is not finite.
         """
-        self._check_open()
+        self._check()
         multiply = multiply or {}
         for name in multiply:
             if name not in self._old:
                 raise ArchGraphError("factor of an unknown entry", where=name)
-        self._taken = True
+        self._finished = True
         terms: dict[str, list[Term]] = {}
-        for group in self._groups.values():
-            for lane in group.values():
-                if lane.averaged and (term := lane.term()) is not None:
-                    terms.setdefault(lane.source, []).append(term)
+        for lane in self._averaged():
+            if (term := lane.term()) is not None:
+                terms.setdefault(lane.source, []).append(term)
         self._embed(keep=0)
-        new = self._peaks()
+        maxima = self._maxima()
         self._groups.clear()  # and with them all further references to the sums
         coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
+        new: dict[str, Tensor] = {}
         for name in coverage:
             if name in terms:
-                factor = multiply.get(name, 1.0)
-                new[name] = self._mean(name, coverage, factor)
-                if factor != 1 and not finite(new[name]):
-                    raise ArchGraphError(
-                        "the mean is not finite", where=name, found=f"factor {factor:g}"
-                    )
-            elif name not in new:
-                new[name] = self._old[name].clone()
-        return {name: new[name] for name in coverage}, coverage.times(self._unit or 1.0)
+                new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
+            else:
+                new[name] = maxima[name] if name in maxima else self._old[name].clone()
+        return new, coverage.times(self._unit or 1.0)
 
-    def _check_open(self) -> None:
-        if self._taken:
+    def _check(self, transfer: Transfer | None = None) -> None:
+        """Check that the merger is open and that a transfer starts at its graph."""
+        if self._finished:
             raise ArchGraphError("the result was already taken", hint="make a new Merger")
-
-    def _group(self, transfer: Transfer) -> Lanes:
-        if transfer.source != self.signature:
+        if transfer is not None and transfer.source != self.signature:
             raise ArchGraphError(
                 "the transfer does not start at the merger's graph",
                 hint="Merger.add takes the transfer from the global architecture to the client's",
             )
+
+    def _lanes_of(self, transfer: Transfer) -> Lanes:
         lanes: Lanes = {}
         for want in expected_entries(transfer.target):
             entry = transfer.entries[want.name]
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
-            dtype = self._dtype or accumulator(self._old[entry.source].dtype)
             view = transfer.views.get(want.name)
-            lane = _Lane(entry, entry.source, dtype, view, want.averaged)
-            lane.shrunk = self._shrunk.get(lane.source, 1.0)
-            lanes[want.name] = lane
+            lanes[want.name] = _Lane(entry, entry.source, view, want.averaged)
         return lanes
 
-    def _relative(self, weight: float) -> float:
-        """A weight in units of the first one, the unit enlarged where weights become heavy."""
-        self._unit = self._unit or weight
-        if weight / self._unit + self._total > HEAVY:
-            power = max(math.frexp(weight)[1] - math.frexp(self._unit)[1], 26)
-            self._unit = math.ldexp(self._unit, power)
-            factor = max(2.0**-power, LIGHT)
-            self._total *= factor
-            for sums in self._sums.values():
-                sums.mul_(factor)
-            for lane in self._lanes():
-                lane.weight, lane.repeated = lane.weight * factor, lane.repeated * factor
-                lane.rows = None if lane.rows is None else lane.rows * factor
-                if lane.into is not None and not lane.sliced:
-                    lane.into.mul_(factor)
-        weight = max(weight / self._unit, LIGHT)
-        self._total += weight
+    def _averaged(self) -> Iterator[_Lane]:
+        """Yield the lanes of entries that are averaged."""
+        for lanes in self._groups.values():
+            yield from (lane for lane in lanes.values() if lane.averaged)
+
+    def _type(self, source: str) -> torch.dtype:
+        """Return what a global entry is summed in."""
+        return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
+
+    def _relative(self, update: Update) -> float:
+        """Return a weight in units of the first one, so that equal weights are exactly 1."""
+        self._unit = self._unit or update.weight
+        weight = update.weight / self._unit
+        self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
+        if not (weight >= LIGHT and self._reach <= HEAVY) and self._dtype != torch.float64:
+            self._dtype = torch.float64
+            self._sums = {name: value.to(self._type(name)) for name, value in self._sums.items()}
+            for lane in self._averaged():
+                if lane.into is not None and lane.view is not None:
+                    lane.into = self._sums[lane.source][lane.view]
+                elif lane.into is not None:
+                    lane.into = lane.into.to(self._type(lane.source))
         return weight
 
-    def _lanes(self) -> list[_Lane]:
-        """All lanes of entries that are averaged."""
-        return [v for lanes in self._groups.values() for v in lanes.values() if v.averaged]
+    def _begin(self, lane: _Lane, value: Tensor, factor: float, *, fresh: bool) -> bool:
+        """Give a lane what it adds to.
 
-    def _shrink(self, lane: _Lane | None, size: float) -> None:
-        """Multiply a global entry's sums by a power of two, so that values of a size fit."""
-        if lane is None or not lane.averaged:
-            return
-        source, old = lane.source, self._shrunk.get(lane.source, 1.0)
-        power = 2.0 ** -min(max(math.frexp(size)[1] - math.frexp(SUMMABLE)[1] + 1, 0), 100)
-        if power >= old:
-            return
-        self._shrunk[source] = power
-        if source in self._sums:
-            self._sums[source].mul_(power / old)
-        for one in self._lanes():
-            if one.source == source:
-                one.shrunk = power
-                if one.into is not None and not one.sliced:
-                    one.into.mul_(power / old)
+        Args:
+            lane: The lane.
+            value: Its first value.
+            factor: Of the value.
+            fresh: Whether that value as a whole may become the sum.
 
-    def _repeats(self, lane: _Lane, into: Tensor, value: Tensor, scale: float) -> bool:
-        """Whether an update is equal to those before it; if not, they become their sum."""
-        factor = lane.repeated * lane.scale
-        same = value.to(lane.dtype) if factor == 1 else value.to(lane.dtype) * factor
-        if scale == 1 and _equal(into, same):
-            return True
-        self._differ(lane.source)
-        return False
-
-    def _differ(self, source: str) -> None:
-        """From a value that all updates of an entry had so far to their sum."""
-        lane = self._repeated.pop(source, None)
-        if lane is not None and lane.into is not None:
-            if lane.weight != lane.repeated:
-                lane.into.mul_(lane.weight / lane.repeated)
-            lane.repeated = 0.0
-
-    def _view(self, lane: _Lane) -> Tensor | None:
-        """What a lane adds to from now on, if others have made its sum."""
-        if lane.view is not None and lane.source in self._sums:
-            self._differ(lane.source)
-            lane.into = self._sums[lane.source][lane.view]
-        return lane.into
-
-    def _add(
-        self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
-    ) -> None:
-        """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
-        self._differ(lane.source)
-        first = lane.sliced and lane.source not in self._sums
-        fresh = False
-        if lane.into is None and lane.view is not None:
-            # The first update of a whole entry need not be added to zeros.
-            fresh = rows is None and not lane.view and lane.source not in self._sums
-            lane.into = self._sum(lane.source, lane.dtype, empty=fresh)[lane.view]
-        elif lane.into is None:
-            fresh = rows is None
+        Returns:
+            Whether it has become the sum, so that nothing is left to add.
+        """
+        if lane.view is None:
             make = torch.empty if fresh else torch.zeros
-            lane.into = make(value.shape, dtype=lane.dtype, device=self._device)
-        factor, total = weight * scale * lane.scale, lane.into
-        if rows is not None:
-            mask = rows.to(device=self._device, dtype=lane.dtype)
-            mask = mask.view(-1, *[1] * (value.dim() - 1))
-            total.addcmul_(value.to(lane.dtype), mask, value=factor)
-            counted: Vector = weight * rows.double().cpu().numpy()
-            lane.rows = counted if lane.rows is None else lane.rows + counted
-            return
-        if not fresh:
-            total.add_(value, alpha=factor)
-        elif factor == 1:
-            total.copy_(value)
+            lane.into = make(value.shape, dtype=self._type(lane.source), device=self._device)
         else:
-            torch.mul(value.to(lane.dtype), factor, out=total)
-        lane.weight += weight
-        if first and scale == 1:
-            lane.repeated, self._repeated[lane.source] = weight, lane
+            fresh = fresh and not lane.view and lane.source not in self._sums
+            lane.into = self._sum(lane.source, empty=fresh)[lane.view]
+        if fresh and factor == 1:
+            lane.into.copy_(value)
+        elif fresh:
+            torch.mul(value.to(lane.into.dtype), factor, out=lane.into)
+        return fresh
 
-    def _sum(self, source: str, dtype: torch.dtype, *, empty: bool = False) -> Tensor:
-        """The global sum of an entry, created when it is first needed."""
-        self._differ(source)
+    def _add_rows(
+        self, lane: _Lane, value: Tensor, rows: Tensor, weight: float, factor: float
+    ) -> None:
+        """Add some rows of an entry, and count the weight of these."""
+        assert lane.into is not None
+        mask = rows.to(device=self._device, dtype=lane.into.dtype)
+        mask = mask.view(-1, *[1] * (value.dim() - 1))
+        lane.into.addcmul_(value.to(lane.into.dtype), mask, value=factor)
+        counted: Vector = weight * rows.double().cpu().numpy()
+        lane.rows = counted if lane.rows is None else lane.rows + counted
+
+    def _sum(self, source: str, *, empty: bool = False) -> Tensor:
+        """Return the global sum of an entry, created when it is first needed."""
         if source not in self._sums:
-            old = self._old[source]
             make = torch.empty if empty else torch.zeros
-            self._sums[source] = make(old.shape, dtype=dtype, device=self._device)
+            shape, dtype = self._old[source].shape, self._type(source)
+            self._sums[source] = make(shape, dtype=dtype, device=self._device)
         return self._sums[source]
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""
-        own = (
-            [v for v in lanes.values() if v.averaged and v.into is not None and not v.sliced]
+        separate = (
+            [v for v in lanes.values() if v.averaged and v.view is None and v.into is not None]
             for lanes in self._groups.values()
         )
-        unembedded = list(filter(None, own))
-        for lane in itertools.chain(*unembedded[: max(len(unembedded) - keep, 0)]):
-            if lane.into is not None:
-                lane.entry.push(lane.into, self._sum(lane.source, lane.dtype))
-                lane.into = None
+        pending = list(filter(None, separate))
+        for lane in itertools.chain(*pending[: max(len(pending) - keep, 0)]):
+            assert lane.into is not None
+            lane.entry.push(lane.into, self._sum(lane.source))
+            lane.into = None
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
-        """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
+        """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
-        share = self._shrunk.get(name, 1.0)
-        count = 1.0
-        if name in self._repeated:  # one value, counted once
-            count = self._repeated[name].weight
-            share *= self._repeated[name].repeated
-        large = name in self._shrunk and factor == 1
-        if name in self._shrunk and factor:  # in one step: the mean alone may be too large
-            share, factor = share / factor, 1.0
         division = None
         if even := coverage.even(name):
-            new.div_(even / count * share)
+            new.div_(even)
         else:
-            division = coverage.division(name, new.dtype, count, share)
+            division = coverage.division(name, new.dtype)
             for rows, divisor in division.bands:
                 new[rows].div_(divisor.to(self._device))
         if factor != 1:
             new.mul_(factor)
-        if large:  # rounded beyond the largest number
-            new.nan_to_num_(nan=math.nan)
+        steep = factor != 1 or self._reach > HEAVY  # else it is a mean of finite values
         new = new.to(old.dtype)
+        if steep and not finite(new):
+            raise ArchGraphError("the mean is not finite", where=name, found=f"factor {factor:g}")
         if division is None:
             return new
-        for box in division.kept:
+        for box in division.uncovered:
             new[box] = old[box]
         covered = division.covered
         return new if covered is None else torch.where(covered.to(self._device), new, old)
 
-    def _peaks(self) -> dict[str, Tensor]:
-        """Maximum over the clients of every integer entry, the old value where none has it."""
+    def _maxima(self) -> dict[str, Tensor]:
+        """Return the maximum of every integer entry that a client has, else the old values."""
         result: dict[str, Tensor] = {}
-        seen: dict[str, Tensor] = {}
-        lanes = [v for group in self._groups.values() for v in group.values() if not v.averaged]
-        # Whole entries first: where there is one, all is seen.
-        for lane in sorted(lanes, key=lambda lane: any(lane.entry.dims)):
-            name, value = lane.source, lane.into
-            if value is None:
+        parts: list[tuple[_Lane, Tensor, Tensor]] = []
+        for lane in itertools.chain(*(lanes.values() for lanes in self._groups.values())):
+            if lane.averaged or lane.into is None:
                 continue
-            if not any(lane.entry.dims):
-                result[name] = result[name].maximum(value) if name in result else value
-                continue
-            if name not in seen:
-                whole = torch.full_like(self._old[name], name in result, dtype=torch.bool)
-                seen[name] = whole.view(-1)
-                result[name] = result.get(name, self._old[name]).flatten().clone()
             # An integer entry only selects: pulling positions tells where values belong.
-            places = torch.arange(seen[name].numel(), device=self._device)
-            at = lane.entry.pull(places.view(self._old[name].shape)).flatten()
-            result[name][at[~seen[name][at]]] = torch.iinfo(value.dtype).min
-            result[name].scatter_reduce_(0, at, value.flatten(), "amax")
-            seen[name][at] = True
+            old = self._old[lane.source]
+            positions = torch.arange(old.numel(), device=self._device).view(old.shape)
+            at = lane.entry.pull(positions).flatten()
+            peak = result.setdefault(lane.source, old.flatten().clone())
+            peak[at] = torch.iinfo(old.dtype).min  # so that only clients' values count
+            parts.append((lane, at, lane.into))
+        for lane, at, values in parts:
+            result[lane.source].scatter_reduce_(0, at, values.flatten(), "amax")
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
 
 
@@ -502,14 +425,3 @@ def _add_each(sums: list[Tensor], values: list[Tensor], factor: float) -> None:
     else:
         for into, value in zip(sums, values, strict=True):
             into.add_(value, alpha=factor)
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal; stops at the first difference."""
-    pair = (first, second)
-    if first.numel() > SMALL and all(
-        t.is_contiguous() and t.nbytes % 8 == t.storage_offset() == 0 for t in pair
-    ):
-        # Bits as integers of eight bytes compare several times as fast as numbers.
-        pair = (first.view(-1).view(torch.int64), second.view(-1).view(torch.int64))
-    return torch.equal(*pair)

@@ -11,7 +11,7 @@ from archgraph.states.transfer import Transfer
 
 
 def nested(larger: Transfer, smaller: Transfer) -> Transfer:
-    """The map from one part of a model to a part that lies in it.
+    """Return the map from one part of a model to a part that lies in it.
 
     Args:
         larger: From the model to the first part.
@@ -62,12 +62,12 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
 
 
 def _within(outer: DimMap | None, inner: DimMap | None) -> DimMap | None:
-    """Where the positions of one selection stand in another."""
+    """Return where the positions of one selection stand in another."""
     if outer is None or outer == inner:
         return None if outer is not None else inner
-    wanted = np.arange(outer.size) if inner is None else inner.positions
-    places = np.full(outer.size, -1)
-    places[outer.positions] = np.arange(outer.length)
-    if (places[wanted] < 0).any():
+    positions = np.arange(outer.size) if inner is None else inner.positions
+    inverse = np.full(outer.size, -1)
+    inverse[outer.positions] = np.arange(outer.length)
+    if (inverse[positions] < 0).any():
         raise LookupError
-    return DimMap.of(places[wanted], outer.length)
+    return DimMap.of(inverse[positions], outer.length)

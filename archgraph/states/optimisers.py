@@ -115,7 +115,7 @@ def carry(
 def _named(
     module: nn.Module, optimiser: torch.optim.Optimizer, slots: Signature
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """An optimiser's parameters with the names that a transfer has for them."""
+    """Yield an optimiser's parameters with the names that a transfer has for them."""
     shapes = {slot.name: slot.shape for slot in slots}
     name_of: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -135,7 +135,7 @@ def _named(
 def _order(
     kind: str, moments: Mapping[str, Tensor], module: nn.Module, known: Mapping[str, int]
 ) -> int:
-    """How a kind of state follows gradients; single numbers of larger parameters are copied."""
+    """Return how a kind of state follows gradients; numbers of larger parameters are copied."""
     if kind in known:
         return known[kind]
     if all(m.numel() == 1 and module.get_parameter(k).numel() > 1 for k, m in moments.items()):
@@ -150,7 +150,7 @@ def _order(
 
 
 def repeated(transfer: Transfer) -> frozenset[str]:
-    """Entries that begin as copies of one which is still there under its own name."""
+    """Return the entries that begin as copies of one which is still there under its own name."""
     stay = {name for name, entry in transfer.entries.items() if entry.source == name}
     return frozenset(
         name
@@ -161,7 +161,7 @@ def repeated(transfer: Transfer) -> frozenset[str]:
 
 @torch.no_grad()
 def pull_moments(transfer: Transfer, moments: State, *, order: int = 1) -> dict[str, Tensor]:
-    """What an optimiser stores per parameter, mapped so that training can go on.
+    """Map what an optimiser stores per parameter, so that training can go on.
 
     Gradients transform with the transpose's inverse, not with the weights: where a unit is
     replicated with its outgoing weights divided, the outgoing gradients stay and the incoming

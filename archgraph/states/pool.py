@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.roles import frozen
-from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Term
@@ -33,7 +32,7 @@ from archgraph.states.robust import Cut, distances, middle
 from archgraph.states.spill import Spill, StoredState
 from archgraph.states.state import Signature, State, accumulator, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import check_options, check_update, unsummable
+from archgraph.states.updates import Update, unsummable
 
 # Values of all updates together that are in memory at a time; a row is never cut.
 SLAB = 2**20
@@ -44,21 +43,13 @@ class PooledUpdate(NamedTuple):
 
     Attributes:
         client: Whose it is.
-        transfer: Global → client.
-        stored: Its entries.
-        weight: Against other clients.
-        scales: Factor per client entry.
-        rows: Per client entry, 0 and 1 over its first axis: the rows that this client gives.
-        skip: Client entries that are left out.
+        update: The update, without its state.
+        stored: Its entries in the file.
     """
 
     client: int
-    transfer: Transfer
+    update: Update
     stored: StoredState
-    weight: float
-    scales: Mapping[str, float]
-    rows: Mapping[str, Tensor]
-    skip: frozenset[str]
 
 
 class Slab(NamedTuple):
@@ -85,15 +76,12 @@ class Pool:
         state: The old global state.
         slab: Values of all updates together that are in memory at a time.
 
-    Raises:
-        RejectedUpdate: If the state is not one of the graph.
-
     >>> from archgraph.states import DimMap, Entry, Slot
     >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
     >>> half = Transfer(slots, small, {"w": Entry("w", (DimMap.of([0, 1], 3),))})
     >>> pool = Pool(slots, {"w": torch.tensor([7.0, 8.0, 9.0])})
     >>> for client, values in enumerate(([1.0, 1.0], [4.0, 1.0], [1e30, 2.0])):
-    ...     pool.add(client, half, {"w": torch.tensor(values)})
+    ...     pool.add(client, Update(half, {"w": torch.tensor(values)}))
     >>> pool.middle(lambda count: (count - 1) // 2)["w"].tolist()
     [4.0, 1.0, 9.0]
     """
@@ -101,56 +89,34 @@ class Pool:
     def __init__(self, graph: GraphLike | Signature, state: State, *, slab: int = SLAB) -> None:
         self.graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(self.graph)
-        check_update(self.signature, state, finite=False)
-        self._fixed = unsummable(self.graph, state)
         untrained = frozen(self.graph) if isinstance(self.graph, ArchGraph) else ()
-        self._frozen = self._fixed.keys() | untrained
+        self._frozen = unsummable(self.graph, state).keys() | untrained
         self._old = state
         self._slab = slab
         self._spill = Spill()
         self.updates: list[PooledUpdate] = []
 
-    @torch.no_grad()
-    def add(
-        self,
-        client: int,
-        transfer: Transfer,
-        state: State,
-        weight: float = 1.0,
-        *,
-        scales: Mapping[str, float] | None = None,
-        rows: Mapping[str, Tensor] | None = None,
-        skip: Collection[str] = (),
-        trusted: bool = False,
-    ) -> None:
-        """Write one client's update to the file; arguments as for :class:`Merger`.
+    def add(self, client: int, update: Update) -> None:
+        """Write an update, whose form and values were checked where it arrived, to the file.
 
         Raises:
-            RejectedUpdate: If the update, its weight, scales or rows are not fit for merging.
-            ArchGraphError: If the transfer does not start at the global architecture.
             RunError: If there is no room on disk.
         """
-        if transfer.source != self.signature:
-            raise ArchGraphError(
-                "the transfer does not start at the pool's graph",
-                hint="Pool.add takes the transfer from the global architecture to the client's",
-            )
-        scales, rows, left_out = scales or {}, rows or {}, frozenset(skip)
-        fixed = transfer.covered(self._fixed)
-        large = check_update(
-            transfer.target, state, finite=not trusted, optional=left_out, fixed=fixed
-        )
-        check_options(transfer, weight, scales, rows, left_out, large)
-        stored = self._spill.put({k: v for k, v in state.items() if k not in left_out})
-        self.updates.append(PooledUpdate(client, transfer, stored, weight, scales, rows, left_out))
+        stored = self._spill.put({k: v for k, v in update.state.items() if k not in update.skip})
+        self.updates.append(PooledUpdate(client, update._replace(state={}), stored))
 
-    def state(self, update: PooledUpdate) -> dict[str, Tensor]:
-        """An update's entries that are not left out, read back."""
-        return self._spill.get(update.stored)
+    def read(self, clients: Collection[int]) -> Iterator[Update]:
+        """Read clients' updates back, one at a time in ascending order of the clients."""
+        for one in self._of(clients):
+            yield one.update._replace(state=self._spill.get(one.stored))
+
+    def _of(self, clients: Collection[int] | None) -> list[PooledUpdate]:
+        chosen = (one for one in self.updates if clients is None or one.client in clients)
+        return sorted(chosen, key=lambda one: one.client)
 
     @torch.no_grad()
     def slabs(self, name: str, clients: Collection[int] | None = None) -> Iterator[Slab]:
-        """The values that clients have for a global entry, by rows.
+        """Read the values that clients have for a global entry, by rows.
 
         Args:
             name: The entry; a frozen one or one of bools has none.
@@ -160,26 +126,29 @@ class Pool:
         if name in self._frozen or old.dtype == torch.bool:
             return
         lanes = [
-            (update, entries)
-            for update in sorted(self.updates, key=lambda update: update.client)
-            if (clients is None or update.client in clients)
-            and (entries := [n for n in _by_source(update.transfer)[name] if n not in update.skip])
+            (one, entries)
+            for one in self._of(clients)
+            if (
+                entries := [
+                    n for n in _by_source(one.update.transfer)[name] if n not in one.update.skip
+                ]
+            )
         ]
         if not lanes:
             return
-        dtype, whole = accumulator(old.dtype), (*old.shape, 1)  # a scalar is one row
-        step = max(self._slab // max(len(lanes) * math.prod(whole[1:]), 1), 1)
-        for start in range(0, whole[0], step):
-            window = slice(start, min(start + step, whole[0]))
-            shape = (window.stop - start, *old.shape[1:]) if old.dim() else ()
-            values = torch.zeros(len(lanes), *shape, dtype=dtype)
-            covered = torch.zeros(len(lanes), *shape, dtype=torch.bool)
-            for place, (update, entries) in enumerate(lanes):
-                self._fill(update, entries, window, values[place], covered[place])
+        dtype, shape = accumulator(old.dtype), (*old.shape, 1)  # a scalar is one row
+        step = max(self._slab // max(len(lanes) * math.prod(shape[1:]), 1), 1)
+        for start in range(0, shape[0], step):
+            window = slice(start, min(start + step, shape[0]))
+            part = (window.stop - start, *old.shape[1:]) if old.dim() else ()
+            values = torch.zeros(len(lanes), *part, dtype=dtype)
+            covered = torch.zeros(len(lanes), *part, dtype=torch.bool)
+            for row, (one, entries) in enumerate(lanes):
+                self._fill(one, entries, window, values[row], covered[row])
             if dtype.is_complex:
                 values = torch.view_as_real(values)
                 covered = covered.unsqueeze(-1).expand(values.shape)
-            yield Slab(tuple(u.client for u, _ in lanes), window, values, covered)
+            yield Slab(tuple(one.client for one, _ in lanes), window, values, covered)
 
     @torch.no_grad()
     def middle(
@@ -190,7 +159,7 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> dict[str, Tensor]:
-        """The new global state: of every position the mean of the values in the middle.
+        """Return the new global state: at every position the mean of the values in the middle.
 
         Weights do not count. Integers take the lower median, bools their old values, and so does a
         position whose mean is not finite: one client alone could have made it so.
@@ -218,7 +187,7 @@ class Pool:
 
     @torch.no_grad()
     def squared_distances(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Sums of squared differences between updates, and over how many values each is.
+        """Sum squared differences between updates, and count over how many values each is.
 
         Args:
             clients: Whose updates, ascending.
@@ -226,7 +195,7 @@ class Pool:
         Returns:
             Both ``[client, client]``, float64; values that not both cover do not count.
         """
-        place = {client: number for number, client in enumerate(clients)}
+        index = {client: number for number, client in enumerate(clients)}
         sums = torch.zeros(len(clients), len(clients), dtype=torch.float64)
         counts = torch.zeros_like(sums)
         for slot in self.signature:
@@ -235,7 +204,7 @@ class Pool:
             for slab in self.slabs(slot.name, clients) if slot.averaged else ():
                 # Differences do not depend on the origin; near the values they lose no digits.
                 values = slab.values.double() - (origin[slab.rows] if old.dim() else origin)
-                at = torch.tensor([place[client] for client in slab.clients])
+                at = torch.tensor([index[client] for client in slab.clients])
                 squares, common = distances(values.flatten(1), slab.covered.flatten(1))
                 sums[at[:, None], at] += squares
                 counts[at[:, None], at] += common
@@ -243,24 +212,29 @@ class Pool:
 
     def _fill(
         self,
-        update: PooledUpdate,
+        one: PooledUpdate,
         names: Iterable[str],
         window: slice,
         values: Tensor,
         covered: Tensor,
     ) -> None:
-        """Write what an update has for some rows of a global entry, and where it has anything."""
+        """Write what an update has for some rows of a global entry, and where it has anything.
+
+        1. Each of the client's entries that lie in these rows is pushed into them, ``Aᵀ θ_c``.
+        2. Where ``|A|ᵀ|A| 1`` of all of them is 0, nothing is covered.
+        3. Divided by it, a fold gives each position its share, and a selection the value itself.
+        """
         coverage = torch.zeros(values.shape, dtype=torch.float64)
         averaged = values.is_floating_point() or values.is_complex()
         for name in names:
-            mask = update.rows.get(name) if averaged else None
-            entry = update.transfer.entries[name]
-            found = _within(entry, window, mask)
-            if found is None:
+            mask = one.update.rows.get(name) if averaged else None
+            entry = one.update.transfer.entries[name]
+            inner = _within(entry, window, mask)
+            if inner is None:
                 continue
-            first, last, part = found
-            piece = self._spill.rows(update.stored[name], first, last).to(values.dtype)
-            part.push(piece, values, update.scales.get(name, 1.0) if averaged else 1.0)
+            first, last, part = inner
+            piece = self._spill.rows(one.stored[name], first, last).to(values.dtype)
+            part.push(piece, values, one.update.scales.get(name, 1.0) if averaged else 1.0)
             coverage += _outer(entry, window, mask)
         covered.copy_(coverage > 0)
         coverage.masked_fill_(~covered, 1.0)
@@ -272,7 +246,7 @@ class Pool:
 
 @functools.lru_cache(maxsize=256)
 def _by_source(transfer: Transfer) -> Mapping[str, tuple[str, ...]]:
-    """The target's entries by where they come from; every source has its entry."""
+    """Return the target's entries by where they come from, for every entry of the source."""
     names: dict[str, tuple[str, ...]] = {slot.name: () for slot in transfer.source}
     for name, entry in transfer.entries.items():
         if entry.source is not None:
@@ -281,7 +255,7 @@ def _by_source(transfer: Transfer) -> Mapping[str, tuple[str, ...]]:
 
 
 def _within(entry: Entry, window: slice, mask: Tensor | None) -> tuple[int, int, Entry] | None:
-    """The rows of a client's entry that lie within some of the global ones, and their map."""
+    """Return the rows of a client's entry that lie within some global ones, and their map."""
     if not entry.dims:
         return 0, 1, entry
     map_, size = entry.dims[0], window.stop - window.start
@@ -302,7 +276,7 @@ def _within(entry: Entry, window: slice, mask: Tensor | None) -> tuple[int, int,
 
 
 def _outer(entry: Entry, window: slice, mask: Tensor | None) -> Tensor:
-    """What an entry covers of some rows of its source, to be broadcast."""
+    """Return what an entry covers of some rows of its source, to be broadcast."""
     term = Term.of(entry, rows=() if mask is None else tuple(mask.tolist()))
     product = torch.tensor(term.factor, dtype=torch.float64)
     for dim, steps in enumerate(term.steps()):

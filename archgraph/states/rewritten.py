@@ -37,12 +37,12 @@ class Rewritten:
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:
-        """The rewrite that changes nothing, the start of a chain."""
+        """Return the rewrite that changes nothing, the start of a chain."""
         return Rewritten(graph, Transfer.identity(graph))
 
     @staticmethod
     def between(before: ArchGraph, after: ArchGraph, entries: Mapping[str, Entry]) -> Rewritten:
-        """The rewrite of a graph to another, whose state's entries come from the first one's."""
+        """Return the rewrite of a graph to another, whose entries come from the first one's."""
         return Rewritten(after, Transfer(signature(before), signature(after), entries))
 
     def __repr__(self) -> str:

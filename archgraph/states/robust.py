@@ -14,7 +14,7 @@ Cut: TypeAlias = Callable[[int], int]
 
 
 def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-    """The mean of the values in the middle of each column; of integers the lower median.
+    """Average the values in the middle of each column; of integers take the lower median.
 
     Values are added in ascending order, so that the result does not depend on theirs, and the mean
     lies between the least and the largest of them, whatever rounding does.
@@ -51,7 +51,7 @@ def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
 
 
 def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of squared differences of rows where both count, and how often both do.
+    """Sum squared differences of rows where both count, and count how often both do.
 
     Args:
         values: ``[update, value]``, in double precision.
@@ -75,7 +75,7 @@ def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int]:
-    """The updates that are nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
+    """Choose the updates nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
 
     The score of an update is the mean of its ``n - f - 2`` least squared distances to others, per
     value that both have; with less than that in common with anyone, of those that there are.

@@ -63,7 +63,7 @@ class Spill:
         }
 
     def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
-        """Some slices along the first dimension, on the CPU; a scalar is read whole."""
+        """Read some slices along the first dimension, on the CPU; of a scalar all of it."""
         width = math.prod(stored.shape[1:])
         shape = (stop - start, *stored.shape[1:]) if stored.shape else ()
         count = math.prod(shape)

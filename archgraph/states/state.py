@@ -48,7 +48,7 @@ def _signature(graph: ArchGraph) -> Signature:
 
 
 def signature(graph: ArchGraph | Signature) -> Signature:
-    """Names, shapes, dtypes and roles of an architecture's state, in its order.
+    """Return names, shapes, dtypes and roles of an architecture's state, in its order.
 
     >>> from archgraph.graph.ir import ArchGraph, Param, TensorType
     >>> fc = Param("fc.weight", TensorType((10, 4), "float32"))
@@ -59,7 +59,7 @@ def signature(graph: ArchGraph | Signature) -> Signature:
 
 
 def first_difference(found: Signature, expected: Signature) -> dict[str, Any]:
-    """Where two signatures first differ, as parts of an error; empty where they are equal."""
+    """Return where two signatures first differ, as parts of an error; empty if they are equal."""
     for a, b in itertools.zip_longest(found, expected):
         if a != b:
             return {"where": (a or b).name, "found": a or "nothing", "expected": b or "nothing"}
@@ -67,7 +67,7 @@ def first_difference(found: Signature, expected: Signature) -> dict[str, Any]:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that values of this dtype are summed in: float32 for half precision, else itself.
+    """Return the dtype that values are summed in: float32 for half precision, else itself.
 
     >>> accumulator(torch.bfloat16), accumulator(torch.float64)
     (torch.float32, torch.float64)

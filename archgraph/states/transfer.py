@@ -98,7 +98,7 @@ class Transfer:
 
     @staticmethod
     def identity(graph: ArchGraph | Signature) -> Transfer:
-        """The map that leaves every state as it is."""
+        """Return the map that leaves every state as it is."""
         slots = signature(graph)
         return Transfer(slots, slots, {slot.name: Entry.kept(slot) for slot in slots})
 
@@ -121,7 +121,7 @@ class Transfer:
         return Transfer, (self.source, self.target, self.entries)  # without what is cached
 
     def then(self, other: Transfer) -> Transfer:
-        """This map first, then ``other``: associative, with :meth:`identity` neutral.
+        """Compose this map with ``other``: associative, with :meth:`identity` neutral.
 
         Raises:
             RewriteError: If ``other`` does not start where this one ends.
@@ -141,7 +141,7 @@ class Transfer:
         return self.then(other)
 
     def only(self, names: Container[str]) -> Transfer:
-        """The part of this map that makes some of the target's entries.
+        """Return the part of this map that makes some of the target's entries.
 
         Args:
             names: Names of entries to keep; those of the target that are not among them go.
@@ -164,7 +164,7 @@ class Transfer:
         partial: bool = False,
         gradients: bool = False,
     ) -> dict[str, Tensor]:
-        """The target's state from the source's: contiguous copies, dtype and device kept.
+        """Compute the target's state from the source's: contiguous copies of its dtype and device.
 
         Args:
             state: A state of the source; entries that nothing comes from may be missing.
@@ -207,7 +207,7 @@ class Transfer:
         return result
 
     def entry(self, name: str, state: State) -> Tensor:
-        """One entry of what :meth:`pull` gives, which may be one of the state's own tensors.
+        """Compute one entry of what :meth:`pull` gives; it may be a tensor of the state itself.
 
         Raises:
             RewriteError: As :meth:`pull`.
@@ -217,12 +217,12 @@ class Transfer:
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """The entries of what :meth:`pull` gives that come from some entries of the source."""
+        """Return the entries of what :meth:`pull` gives that come from some of the source's."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
     def _made(self, name: str, state: State, seed: int, copy: bool, partial: bool) -> Tensor | None:
-        """An entry of the target; None: what it comes from is missing."""
+        """Compute an entry of the target; None: what it comes from is missing."""
         entry, shape, dtype, index = self._plan[name]
         if entry.source is None:
             return entry.pull(None, dtype=dtype or torch.float32, seed=seed)
@@ -241,7 +241,7 @@ class Transfer:
 
     @torch.no_grad()
     def push(self, state: State) -> tuple[dict[str, Tensor], Coverage]:
-        """The transpose: a target's state back in the source's shape, and what covers it.
+        """Apply the transpose: a target's state back in the source's shape, and what covers it.
 
         Several target entries that come from one source entry add up. Half precision is summed
         in float32.
@@ -281,7 +281,7 @@ class Transfer:
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:
-        """One line per target entry that changed, then what was dropped."""
+        """Describe each target entry that changed on a line, then what was dropped."""
         used = {entry.source for entry in self.entries.values()}
         changed = self._changed()
         lines = [self.summary(), *(f"{slot} = {self.entries[slot.name]}" for slot in changed)]
@@ -308,7 +308,7 @@ class Transfer:
         )._repr_html_()
 
     def summary(self) -> str:
-        """How much is taken, in one line."""
+        """Say how much is taken, in one line."""
         fresh = sum(entry.source is None for entry in self.entries.values())
         before, after = (sum(math.prod(s.shape) for s in x) for x in (self.source, self.target))
         return (
@@ -317,7 +317,7 @@ class Transfer:
         )
 
     def _changed(self) -> list[Slot]:
-        """Entries that are not plain copies under their own names."""
+        """Return the entries that are not plain copies under their own names."""
         return [
             slot
             for slot in self.target
@@ -380,7 +380,7 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
-    """An entry of a state, checked.
+    """Return an entry of a state, checked.
 
     Raises:
         RewriteError: If the state lacks it or it has another shape.

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,28 @@ from archgraph.ops.table import statistics
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer
 
-# Values below it can be summed in single precision, with weights of many clients; so can values,
-# or values with their scales, up to SHRINKABLE times as large, once they are shrunk.
-SUMMABLE, SHRINKABLE = 2.0**80, 2.0**100
+# Values, weights and scales are below it, so that the sums of a round stay within single precision.
+LARGEST = 2.0**80
+
+
+class Update(NamedTuple):
+    """A client's update, and how it counts.
+
+    Attributes:
+        transfer: Global → client.
+        state: The client's state after training.
+        weight: Of this client against the others.
+        scales: Factor per client entry on the numerator alone.
+        rows: Per client entry, 0 and 1 over its first axis: the rows that this client gives.
+        skip: Client entries that are left out; the state need not have them.
+    """
+
+    transfer: Transfer
+    state: State
+    weight: float = 1.0
+    scales: Mapping[str, float] = MappingProxyType({})
+    rows: Mapping[str, Tensor] = MappingProxyType({})
+    skip: Collection[str] = ()
 
 
 class ExpectedEntry:
@@ -36,7 +55,7 @@ class ExpectedEntry:
 
 @functools.lru_cache(maxsize=256)
 def expected_entries(slots: Signature) -> tuple[ExpectedEntry, ...]:
-    """What an update of this signature must have, in order."""
+    """Return what an update of this signature must have, in order."""
     return tuple(map(ExpectedEntry, slots))
 
 
@@ -45,7 +64,7 @@ def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
     """Return the entries of a state that no sum holds and that nothing changes: masks of −∞, say.
 
     They are the leaves that are neither trained nor written by forward and have values that are
-    infinite or not below ``SUMMABLE``. A signature does not say which leaves these are.
+    infinite or not below ``LARGEST``. A signature does not say which leaves these are.
 
     Args:
         graph: The architecture.
@@ -66,12 +85,12 @@ def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
     """
     names = _unchanged(graph) if isinstance(graph, ArchGraph) else ()
     here = {name: state[name] for name in names if name in state}
-    return {name: v for name, v in here.items() if not bool((v.abs() < SUMMABLE).all())}
+    return {name: v for name, v in here.items() if not bool((v.abs() < LARGEST).all())}
 
 
 @per_graph
 def _unchanged(graph: ArchGraph) -> tuple[str, ...]:
-    """The leaves of real numbers that neither training nor forward changes."""
+    """Return the leaves of real numbers that neither training nor forward changes."""
     written = statistics(graph)
     leaves = {p.name for p in graph.params if not p.trainable and p.name not in written}
     types = {slot.name: slot.torch_dtype for slot in signature(graph) if slot.name in leaves}
@@ -86,28 +105,23 @@ def check_update(
     finite: bool = True,
     optional: Collection[str] = (),
     fixed: State = MappingProxyType({}),
-) -> dict[str, float]:
+) -> None:
     """Check that a state is one of this architecture, and fit for averaging.
 
     Args:
         graph: The architecture, or its signature.
         state: The update.
-        finite: Whether to look for NaN and infinity (one pass over the values).
+        finite: Whether to look at values, too: for NaN, infinity and numbers that are too large to
+            be summed (one pass).
         optional: Entries that may be missing (what stays with the client).
         fixed: What :func:`unsummable` found in the state before: these values are not looked at
             where they are still the same.
 
-    Returns:
-        The largest magnitude in each entry that has one of ``SUMMABLE`` or more; empty without
-        ``finite``.
-
     Raises:
-        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
-            infinity; names the entry.
+        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN, infinity
+            or a value of 1.2e24 (2⁸⁰) or more; names the entry.
 
     >>> slots = (Slot("w", (2,), "float32"),)
-    >>> check_update(slots, {"w": torch.tensor([-(2.0**100), 1.0])})
-    {'w': 1.2676506002282294e+30}
     >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
     Traceback (most recent call last):
     archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
@@ -134,17 +148,14 @@ def check_update(
     if len(state) != len(expected):
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
-    large = {}
     for want in expected if finite else ():
         value, before = state[want.name], fixed.get(want.name)
         if want.averaged and (before is None or not torch.equal(value, before.to(value.device))):
-            if (size := _magnitude(want.name, value)) >= SUMMABLE:
-                large[want.name] = size
-    return large
+            _check_values(want.name, value)
 
 
 def foreign(value: object) -> str | None:
-    """What something is, if it is not an ordinary dense tensor, whose values can be relied on.
+    """Return what something is, if it is not an ordinary dense tensor, whose values are its own.
 
     >>> foreign(torch.zeros(2)), foreign([0.0]), foreign(torch.eye(2).to_sparse())
     (None, 'list', 'torch.sparse_coo tensor on cpu')
@@ -160,7 +171,7 @@ def foreign(value: object) -> str | None:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all values are; a finite sum proves it in one pass that writes nothing.
+    """Return whether all values are; a finite sum proves it in one pass that writes nothing.
 
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
@@ -191,13 +202,12 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _magnitude(name: str, value: Tensor) -> float:
-    """A bound on the magnitudes of an entry's values; the largest one where that matters."""
-    # One NaN or infinity spoils the norm, so a finite norm proves all values finite and no larger,
-    # in one pass that writes nothing. A norm can also overflow: then look at every value.
+def _check_values(name: str, value: Tensor) -> None:
+    # One NaN or infinity spoils the norm, so a small norm proves all values finite and no larger,
+    # in one pass that writes nothing. Only else is every value looked at: the norm can overflow.
     norm = torch.linalg.vector_norm(value, dtype=accumulator(value.dtype)).item()
-    if norm < SUMMABLE or not value.numel():
-        return norm
+    if norm < LARGEST or not value.numel():
+        return
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:
         raise RejectedUpdate(
@@ -206,52 +216,43 @@ def _magnitude(name: str, value: Tensor) -> float:
             found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
             expected="finite values",
         )
-    return value.abs().max().item()
+    if (largest := value.abs().max().item()) >= LARGEST:
+        raise RejectedUpdate(
+            "too large to be averaged",
+            where=name,
+            found=f"a value of {largest:.3g}",
+            expected="below 1e24",
+            hint="training has diverged, or the client is faulty",
+        )
 
 
-def check_options(
-    transfer: Transfer,
-    weight: float,
-    scales: Mapping[str, float],
-    rows: Mapping[str, Tensor],
-    skip: Collection[str],
-    large: Mapping[str, float],
-) -> None:
-    """Check what an update is merged with.
-
-    Args:
-        transfer: Global → client.
-        weight: Of the client.
-        scales: Factors of entries.
-        rows: Masks of entries' rows.
-        skip: Entries that are left out.
-        large: What :func:`check_update` returned.
+def check_options(update: Update) -> None:
+    """Check how an update is to count: its weight, scales, masks of rows, and what is left out.
 
     Raises:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
     """
-    if not _finite(weight) or weight <= 0:
+    if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):
         raise RejectedUpdate(
-            "unusable weight", where="weight", found=weight, expected="a positive number"
+            "unusable weight",
+            where="weight",
+            found=update.weight,
+            expected="a positive number, 1e-24 to 1e24",
         )
-    for kind, names in (("scale", scales), ("row mask", rows), ("skip", skip)):
+    for kind, names in (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip)):
         for name in names:
-            if name not in transfer.entries:
+            if name not in update.transfer.entries:
                 raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
-    for name, scale in scales.items():
-        if not _finite(scale):
-            raise RejectedUpdate("unusable scale", where=name, found=scale)
-        if abs(scale) * large.get(name, SUMMABLE) > SHRINKABLE * SUMMABLE:
+    for name, scale in update.scales.items():
+        if not (_number(scale) and abs(scale) < LARGEST):
             raise RejectedUpdate(
-                "scale too large for its values",
-                where=name,
-                found=scale,
-                expected=f"at most {SHRINKABLE * SUMMABLE / large.get(name, SUMMABLE):.0e}",
+                "unusable scale", where=name, found=scale, expected="a number below 1e24"
             )
-    for name, mask in rows.items():
-        if (found := foreign(mask)) is not None:
-            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=found)
-        shape = next(slot.shape for slot in transfer.target if slot.name == name)
+    shapes = {slot.name: slot.shape for slot in update.transfer.target} if update.rows else {}
+    for name, mask in update.rows.items():
+        if (kind_ := foreign(mask)) is not None:
+            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=kind_)
+        shape = shapes[name]
         if not shape or tuple(mask.shape) != shape[:1]:
             raise RejectedUpdate(
                 "row mask of another length",
@@ -263,9 +264,9 @@ def check_options(
             raise RejectedUpdate("row mask with other values than 0 and 1", where=name)
 
 
-def _finite(number: float) -> bool:
-    """Whether it is a number, and finite as a float."""
+def _number(value: float) -> bool:
+    """Return whether a value is a number, and finite as a float."""
     try:
-        return math.isfinite(number)
+        return math.isfinite(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # other things than numbers
         return False

@@ -16,7 +16,7 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """How many positions of each axis a transfer keeps, by axis name.
+    """Count how many positions of each axis a transfer keeps, by axis name.
 
     Read off its dimension maps, so that it does not matter how the narrow architecture was made.
     Between blocks of a chain that are left out, an axis is as wide as the one that enters them;
@@ -39,12 +39,12 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in transfer.entries.values():
         if entry.source is not None:
-            for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
+            for layout, map_ in zip(solved.of(entry.source), entry.dims, strict=True):
                 for axis in axis_refs(layout):
                     # The axis' own position at each of the layout's; 1 where it has none.
-                    place = position_shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
-                    place = place if taken is None else place[taken.positions]
-                    if count := len(np.unique(place[place > 1])):
+                    at = position_shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
+                    at = at if map_ is None else at[map_.positions]
+                    if count := len(np.unique(at[at > 1])):
                         sizes[axis.name] = max(sizes.get(axis.name, 0), count)
     for block in structure(graph).blocks:
         for before, after in zip(

@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.errors import ArchGraphError, RejectedUpdate
-from archgraph.states import DimMap, Entry, Merger, Signature, Slot, Transfer, check_update
+from archgraph.states import (
+    DimMap,
+    Entry,
+    Merger,
+    Signature,
+    Slot,
+    Transfer,
+    Update,
+    check_update,
+)
 from archgraph.states.entry import Initial
 
 Tensors = dict[str, torch.Tensor]
@@ -239,14 +248,14 @@ def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Cl
         patch.setattr("archgraph.states.coverage.MAX_BANDS", bands)
         for name in ("conv.weight", "norm.mean", "fc.weight"):
             dense = coverage[name]
-            division = coverage.division(name, torch.float64, 3.0, 0.5)
+            division = coverage.division(name, torch.float64)
             quotient = torch.ones_like(old[name], dtype=torch.float64)
             for rows, divisor in division.bands:
                 quotient[rows] /= divisor
-            expected = torch.where(dense > 0, 1 / (dense / 3 * 0.5), 6.0)
+            expected = torch.where(dense > 0, 1 / dense, 1.0)
             torch.testing.assert_close(quotient, expected, rtol=1e-15, atol=0)
             kept = torch.zeros_like(old[name], dtype=torch.bool)
-            for box in division.kept:
+            for box in division.uncovered:
                 kept[box] = True
             if division.covered is not None:
                 kept = ~division.covered
@@ -258,8 +267,8 @@ def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Cl
 # ------------------------------------------------------------------------------------ options
 
 
-@given(st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.5, 50), st.booleans())
-def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight, trusted):
+@given(st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.5, 50))
+def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight):
     """Entries made one at a time are added as those of a whole state are, bit for bit."""
     down = KINDS[kind]
 
@@ -284,8 +293,8 @@ def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight,
         merger = Merger(SLOTS, random(SLOTS, 100))
         merger.add(*client("full", 7))
         for state in states:
-            update = state if through else grow.pull(state)
-            merger.add(FULL, update, weight, skip=["fc.weight"], trusted=trusted, through=through)
+            sent = state if through else grow.pull(state)
+            merger.accumulate(Update(FULL, sent, weight, skip=["fc.weight"]), through=through)
         results.append(merger.result()[0])
     assert all(same_bits(results[0][name], results[1][name]) for name in results[0])
 
@@ -294,13 +303,7 @@ def test_what_makes_the_entries_ends_where_the_transfer_does():
     narrow = KINDS["prefix"]
     merger = Merger(SLOTS, random(SLOTS, 0))
     with pytest.raises(ArchGraphError, match=r"conv\.weight: what makes the client's entries does"):
-        merger.add(FULL, random(SLOTS, 1), through=narrow)
-    bad = random(SLOTS, 1) | {"norm.mean": torch.full((6,), math.nan)}
-    with pytest.raises(RejectedUpdate, match=r"norm\.mean: not finite"):
-        merger.add(FULL, bad, through=FULL)
-    for trusted in (True, False):
-        with pytest.raises(RejectedUpdate, match=r"fc\.weight: missing entry"):
-            merger.add(FULL, random(SLOTS[:3], 1), through=FULL, trusted=trusted)
+        merger.accumulate(Update(FULL, random(SLOTS, 1)), through=narrow)
     assert merger.clients == 0
 
 
@@ -430,7 +433,7 @@ def test_half_precision_is_summed_in_single(dtype):
     old = random(slots, 0)
     merger = Merger(slots, old)
     for _ in range(3000):
-        merger.add(one, {"w": torch.ones(3, dtype=slots[0].torch_dtype)}, trusted=True)
+        merger.add(one, {"w": torch.ones(3, dtype=slots[0].torch_dtype)})
     new, _ = merger.result()
     assert new["w"].tolist() == [1, 1, 1]
     assert new["w"].dtype == slots[0].torch_dtype
@@ -461,7 +464,7 @@ def test_the_updates_stay_as_they_are():
 # ------------------------------------------------------------------- sums that stay in range
 
 
-WIDE = st.floats(1e-300, 1e300)
+WIDE = st.floats(2.0**-79, 2.0**79)
 
 
 def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, Tensors]:
@@ -471,76 +474,44 @@ def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, 
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "scattered"])
-@pytest.mark.parametrize("values", [(3e38, 3e38), (3e38, -3e38, 2e38), (1e30, 3e38, 1.0)])
-def test_sums_do_not_overflow(kind, values):
-    """Two updates of 3e38 have a mean, whatever their transfer adds up by."""
-    old, transfer = random(SLOTS, 0), KINDS[kind]
-    merger, single = Merger(SLOTS, old), Merger(SLOTS, old, dtype=torch.float64)
-    for value in values:
-        update = random(transfer.target, 1)
-        for name in ("conv.weight", "norm.mean", "fc.weight"):
-            update[name].fill_(value)
-        merger.add(transfer, update)
-        single.add(transfer, update)
-    (new, coverage), (expected, _) = merger.result(), single.result()
-    for name in ("conv.weight", "norm.mean", "fc.weight"):
-        reached = coverage[name] > 0
-        assert reached.any()
-        assert new[name][reached].isfinite().all()
-        torch.testing.assert_close(new[name], expected[name], rtol=1e-6, atol=1e32)
-
-
-@pytest.mark.parametrize("width", [3, 200])
-def test_a_mean_is_not_rounded_beyond_the_largest_number(width):
-    """Few cells of equal coverage are divided one by one, many at once."""
-    largest = torch.finfo(torch.float32).max
-    slots = (Slot("w", (width,), "float32"),)
-    merger = Merger(slots, {"w": torch.zeros(width)})
-    parts = [DimMap.of(range(0, width, 2), width), None]
-    for number, weight in enumerate((1.0, *[2.0**20] * 63, 2.0**20 - 1)):
-        entry = Entry("w", (parts[number > 0],))
-        slot = Slot("w", (len(range(0, width, 2)) if number == 0 else width,), "float32")
-        value = torch.full(slot.shape, largest * (0.999 if number == 0 else 1.0))
-        merger.add(Transfer(slots, (slot,), {"w": entry}), {"w": value}, weight)
-    new, _ = merger.result()
-    torch.testing.assert_close(new["w"], torch.full((width,), largest), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("kind", ["full", "scattered"])
-@pytest.mark.parametrize("values", [(6e37, 3e38), (3e38, 2e24, 1e38), (3e38, 3e38, 3e38, 2e24)])
-def test_a_sum_shrinks_with_its_values(kind, values):
-    """What was added before a larger value keeps its share, and no later one enlarges it again."""
-    transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
-    for value in (1e24, *values):
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 1e6, 3e9), (1.0, 1e20, 3.0)])
+def test_sums_of_the_largest_values_do_not_overflow(kind, weights):
+    """Values just below the bound have a mean, with whatever weights and transfer."""
+    old, transfer, values = random(SLOTS, 0), KINDS[kind], (1.2e24, -1.1e24, 1e23)
+    merger = Merger(SLOTS, old)
+    for value, weight in zip(values, weights, strict=True):
         update = random(transfer.target, 1)
         update["norm.mean"].fill_(value)
-        merger.add(transfer, update)
+        merger.add(transfer, update, weight)
     sent = transfer.pull(merger.result()[0])["norm.mean"]
-    mean = sum((1e24, *values)) / (len(values) + 1)
-    torch.testing.assert_close(sent, torch.full_like(sent, mean), rtol=1e-6, atol=0)
+    mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    torch.testing.assert_close(sent, torch.full_like(sent, mean), rtol=1e-5, atol=1e18)
 
 
-def test_small_values_beside_a_large_one_keep_their_digits():
-    slots, state = one([3e38, 1e-14])
+@pytest.mark.parametrize("kind", ["full", "window", "scattered"])
+@pytest.mark.parametrize("heavy", [2.0**39, 2.0**41, 2.0**60])
+def test_sums_continue_in_double_precision_beyond_a_weight(kind, heavy):
+    """What was added before stays, in the sums of all entries and transfers."""
+    transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
+    states = [random(transfer.target, seed) for seed in range(3)]
+    merger.add(transfer, states[0], 1.0)
+    merger.add(FULL, random(SLOTS, 7), 0.5)
+    merger.add(transfer, states[1], heavy)
+    merger.add(transfer, states[2], 3 * heavy)
+    sent = transfer.pull(merger.result()[0])
+    for name in ("conv.weight", "norm.mean", "fc.weight"):
+        mean = (states[1][name].double() + 3 * states[2][name].double()) / 4
+        torch.testing.assert_close(sent[name], mean.float(), rtol=1e-5, atol=1e-6)
+    assert sent["conv.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("value", [1.21e24, -3e38])
+def test_values_that_no_sum_holds_are_refused_by_name(value):
+    slots, state = one([1.0, value])
     merger = Merger(slots, {"w": torch.zeros(2)})
-    merger.add(Transfer.identity(slots), state)
-    merger.add(Transfer.identity(slots), {"w": torch.tensor([3e38, 3e-14])})
-    torch.testing.assert_close(
-        merger.result()[0]["w"], torch.tensor([3e38, 2e-14]), rtol=1e-6, atol=0
-    )
-
-
-def test_weights_that_add_up_are_scaled_as_one_heavy_weight_is():
-    slots, _ = one(0.0)
-    merger = Merger(slots, {"w": torch.zeros(1)})
-    for _ in range(40):
-        merger.add(Transfer.identity(slots), {"w": torch.tensor([1.0])}, 1.0)
-        for value in (3.0, 1.0):
-            merger.add(Transfer.identity(slots), {"w": torch.tensor([value])}, 2.0**21)
-    new, coverage = merger.result()
-    assert new["w"].item() == pytest.approx(2, rel=1e-5)
-    assert merger._total < 2.0**26
-    assert coverage["w"].item() == pytest.approx(80 * 2**21 + 40, rel=1e-6)
+    with pytest.raises(RejectedUpdate, match="w: too large to be averaged; found a value of"):
+        merger.add(Transfer.identity(slots), state)
+    assert merger.clients == 0
 
 
 def test_steep_scales_and_heavy_weights_together_do_not_overflow():
@@ -557,26 +528,13 @@ def test_steep_scales_and_heavy_weights_together_do_not_overflow():
     assert new["w"].item() == pytest.approx(mean, rel=1e-5)
 
 
-def test_large_values_leave_other_entries_their_bits():
-    a, b = random(SLOTS, 1), random(SLOTS, 2)
-    plain, large = Merger(SLOTS, random(SLOTS, 0)), Merger(SLOTS, random(SLOTS, 0))
-    for state in (a, b):
-        state["norm.mean"].fill_(1e-45)
-        plain.add(FULL, state)
-        large.add(FULL, state | {"fc.weight": torch.full((5, 6), 3e38)})
-    new, expected = large.result()[0], plain.result()[0]
-    assert same_bits(new["norm.mean"], expected["norm.mean"])
-    assert same_bits(new["conv.weight"], expected["conv.weight"])
-    assert new["fc.weight"].unique().tolist() == [torch.tensor(3e38).item()]
-
-
 def test_a_steep_scale_does_not_overflow():
     """FedFA divides by a size and multiplies with the mean size."""
     slots, state = one([3.0, -2.0])
     merger = Merger(slots, {"w": torch.zeros(2)})
     for _ in range(2):
-        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e15}, scales={"w": 1e25})
-    new, _ = merger.result({"w": 1e-25})
+        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e15}, scales={"w": 1e24})
+    new, _ = merger.result({"w": 1e-24})
     torch.testing.assert_close(new["w"], torch.tensor([3e15, -2e15]), rtol=1e-5, atol=0)
 
 
@@ -594,7 +552,7 @@ def test_weights_of_any_size_give_the_weighted_mean(pairs):
     assert coverage["w"].item() == pytest.approx(float(total), rel=1e-6)
 
 
-@pytest.mark.parametrize("weights", [(1e-300, 1e300), (1e300, 1e-300)])
+@pytest.mark.parametrize("weights", [(1e-23, 1e23), (1e23, 1e-23)])
 @pytest.mark.parametrize("kind", ["window", "scattered"])
 def test_a_light_client_decides_where_it_is_alone(weights, kind):
     old, (light, heavy) = random(SLOTS, 0), sorted(weights)
@@ -616,15 +574,15 @@ def test_many_light_weights_do_not_grow_without_bound():
     slots, state = one([2.0])
     merger = Merger(slots, state)
     for weight in (1e-3, *[1e6] * 200):
-        merger.add(Transfer.identity(slots), {"w": torch.tensor([1e24])}, weight, trusted=True)
+        merger.add(Transfer.identity(slots), {"w": torch.tensor([1e24])}, weight)
     new, coverage = merger.result()
-    assert new["w"].tolist() == [torch.tensor(1e24).item()]
+    assert new["w"].item() == pytest.approx(1e24, rel=1e-6)
     assert coverage["w"].item() == pytest.approx(2e8)
 
 
 @pytest.mark.parametrize("kind", ["full", "prefix", "window"])
 @given(
-    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.floats(-(2.0**79), 2.0**79, width=32),
     st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
 )
 def test_the_mean_of_equal_updates_is_that_update(kind, value, weights):
@@ -635,12 +593,12 @@ def test_the_mean_of_equal_updates_is_that_update(kind, value, weights):
     for weight in weights:
         merger.add(transfer, update, weight)
     sent = transfer.pull(merger.result()[0])
-    assert all(torch.equal(sent[name], update[name]) for name in update)
+    for slot in transfer.target:
+        torch.testing.assert_close(sent[slot.name], update[slot.name], rtol=2e-6, atol=1e-36)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["full", "prefix", "scattered"]))
 def test_equal_updates_before_and_after_another_count_each(before, after, kind):
-    """The value that stands for equal updates becomes their sum when another one comes."""
     old, same, other = random(SLOTS, 0), client("full", 1, 3.0), client(kind, 2, 3.0)
     found = merge([same] * before + [other] + [same] * after, old)
     expected = reference([same] * before + [other] + [same] * after, old)
@@ -651,7 +609,6 @@ def test_equal_updates_before_and_after_another_count_each(before, after, kind):
 
 @pytest.mark.parametrize("heavy", [2.0**20, 2.0**30, 2.0**50])
 def test_rows_keep_their_weight_beside_a_heavy_client(heavy):
-    """Weights are relative to a unit that grows: what was counted by rows is counted in it, too."""
     states = [random(SLOTS, seed) for seed in (1, 2)]
     merger = Merger(SLOTS, random(SLOTS, 0))
     merger.add(FULL, states[0], 1.0, rows={"fc.weight": torch.tensor([1, 0, 1, 0, 1])})
@@ -684,17 +641,6 @@ def test_rows_may_have_any_dtype():
             merger.add(FULL, random(SLOTS, seed), seed / 3, rows=rows)
         found.append(merger.result()[0]["fc.weight"])
     assert all(torch.equal(value, found[0]) for value in found)
-
-
-@pytest.mark.parametrize("size", range(1, 20))
-def test_equal_updates_of_any_size_are_their_mean(size):
-    """However many bytes they have: the comparison takes eight at a time where it can."""
-    slots = (Slot("w", (size,), "float32"),)
-    state = {"w": torch.randn(size) / 3}
-    merger = Merger(slots, state)
-    for weight in (1.0, 3.0, 7.0):
-        merger.add(Transfer.identity(slots), {"w": state["w"].clone()}, weight)
-    assert torch.equal(merger.result()[0]["w"], state["w"])
 
 
 def test_equal_updates_with_other_scales_or_rows_are_not_one_value():
@@ -773,9 +719,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weight: unusable weight; found tensor": {"weight": torch.ones(2)},
     "fc.weight: unusable scale": {"scales": {"fc.weight": None}},
     "fc.weight: unusable scale; found inf": {"scales": {"fc.weight": math.inf}},
-    "fc.weight: scale too large for its values; found 1e[+]31; expected at most 1e[+]30": {
-        "scales": {"fc.weight": 1e31}
+    "fc.weight: unusable scale; found 1e[+]25; expected a number below": {
+        "scales": {"fc.weight": 1e25}
     },
+    "weight: unusable weight; found 1e[+]25; expected a positive number": {"weight": 1e25},
+    "weight: unusable weight; found 1e-25": {"weight": 1e-25},
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
     "fc: skip of an unknown entry": {"skip": ["fc"]},
@@ -830,18 +778,15 @@ def test_names_that_are_not_text_are_unknown_entries():
         check_update(SLOTS, {**random(SLOTS, 0), 3: 1, None: 2, ("x",): 3})  # type: ignore[dict-item]
 
 
-def test_trusting_spares_only_the_look_at_the_values():
+def test_the_form_alone_may_be_checked():
+    check_update(SLOTS, broken("nan"), finite=False)
     with pytest.raises(RejectedUpdate, match="wrong shape"):
-        Merger(SLOTS, random(SLOTS, 0)).add(FULL, broken("shape"), trusted=True)
-    assert check_update(SLOTS, broken("nan"), finite=False) == {}
+        check_update(SLOTS, broken("shape"), finite=False)
 
 
-def test_values_whose_sum_overflows_are_finite():
-    slots = (Slot("w", (4,), "float32"),)
-    largest = check_update(slots, {"w": torch.full((4,), 3e38)})
-    assert largest == {"w": pytest.approx(3e38)}
-    half = (Slot("w", (4,), "float16"),)
-    assert check_update(half, {"w": torch.full((4,), 6e4).half()}) == {}
+def test_values_whose_norm_overflows_are_finite():
+    check_update((Slot("w", (4,), "float32"),), {"w": torch.full((4,), 1.2e24)})
+    check_update((Slot("w", (4,), "float16"),), {"w": torch.full((4,), 6e4).half()})
 
 
 def test_a_foreign_transfer_is_refused():
@@ -895,7 +840,7 @@ def test_sums_of_no_more_transfers_than_allowed_are_kept():
     held = [
         group
         for group in merger._groups.values()
-        if any(v.into is not None and not v.sliced for v in group.values() if v.averaged)
+        if any(v.into is not None and v.view is None for v in group.values() if v.averaged)
     ]
     assert len(held) == 2
 
@@ -916,7 +861,7 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
             merger.add(*client(("full", "prefix", "scattered")[seed % 3], seed))
         sums = sum(v.nbytes for v in merger._sums.values())
         lanes = [
-            v for g in merger._groups.values() for v in g.values() if v.averaged and not v.sliced
+            v for g in merger._groups.values() for v in g.values() if v.averaged and v.view is None
         ]
         return sums + sum(v.into.nbytes for v in lanes if v.into is not None)
 
@@ -925,7 +870,7 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("size", [1.0, 2.0**100])
+@pytest.mark.parametrize("size", [1.0, 2.0**70])
 def test_a_factor_that_overflows_is_an_error_by_name(dtype: str, size: float):
     slots = (Slot("w", (2,), dtype),)
     merger = Merger(slots, {"w": torch.zeros(2, dtype=slots[0].torch_dtype)})

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
+from archgraph.errors import RunError
 from archgraph.language.aggregate import MedianOptions, TrimmedMeanOptions
-from archgraph.states import DimMap, Entry, Merger, Slot, Transfer
+from archgraph.states import DimMap, Entry, Merger, Slot, Transfer, Update
 from archgraph.states.pool import Pool
 from archgraph.states.robust import distances, krum, middle
 from archgraph.states.spill import Spill
@@ -48,7 +48,7 @@ fleets = st.lists(
 def pooled(clients: list[Client], old: Tensors = OLD, slots: Any = SLOTS, **options: Any) -> Pool:
     pool = Pool(slots, old, **options)
     for number, one in enumerate(clients):
-        pool.add(number, one.transfer, one.state, one.weight)
+        pool.add(number, Update(one.transfer, one.state, one.weight))
     return pool
 
 
@@ -97,9 +97,8 @@ def test_a_fold_is_undone_in_the_precision_of_its_entry():
     slots, one = (Slot("w", (2,), "float64"),), (Slot("w", (1,), "float64"),)
     fold = DimMap.sparse([0, 0], [0, 1], [0.1, 0.7], size=2, length=1)
     pool = Pool(slots, {"w": torch.zeros(2, dtype=torch.float64)})
-    pool.add(
-        0, Transfer(slots, one, {"w": Entry("w", (fold,))}), {"w": torch.tensor([5.0]).double()}
-    )
+    folded = Transfer(slots, one, {"w": Entry("w", (fold,))})
+    pool.add(0, Update(folded, {"w": torch.tensor([5.0]).double()}))
     expected = torch.tensor([5 / 0.8, 5 / 0.8], dtype=torch.float64)
     torch.testing.assert_close(pool.middle(MEDIAN)["w"], expected, rtol=1e-14, atol=0)
 
@@ -187,26 +186,12 @@ def test_the_middle_of_equal_updates_is_that_update(dtype: str, count: int, seed
 @given(
     st.lists(st.sampled_from(["full", "prefix", "window", "scattered"]), min_size=2, max_size=6),
     st.sampled_from(sorted(KINDS)),
-    st.sampled_from([1e30, -1e30, 1e9, math.nan]),
+    st.sampled_from([1e30, -1e30, 1e9]),
 )
 def test_one_client_moves_nothing_out_of_the_honest_range(kinds: list[str], kind: str, size: float):
     """Where two honest clients or more cover a position, whatever the third one sends."""
     honest = [client(name, seed) for seed, name in enumerate(kinds)]
     evil = client(kind, 77)
-    if math.isnan(size):
-        with pytest.raises(RejectedUpdate, match="not finite"):
-            pooled(
-                [
-                    *honest,
-                    evil._replace(
-                        state={
-                            k: v * size if v.is_floating_point() else v
-                            for k, v in evil.state.items()
-                        }
-                    ),
-                ]
-            )
-        return
     huge = {k: v * size if v.is_floating_point() else v for k, v in evil.state.items()}
     every = [alone(one) for one in honest]
     for place in range(len(honest) + 1):
@@ -251,7 +236,8 @@ def test_frozen_parameters_and_bools_are_left_alone():
     graph = ag.train_only(graph, ["1.*"]).graph
     pool = Pool(graph, state)
     for number in range(3):
-        pool.add(number, Transfer.identity(graph), {k: v + number for k, v in state.items()})
+        moved = {k: v + number for k, v in state.items()}
+        pool.add(number, Update(Transfer.identity(graph), moved))
     found = pool.middle(MEDIAN)
     assert torch.equal(found["0.weight"], state["0.weight"])
     assert torch.equal(found["1.weight"], state["1.weight"] + 1)
@@ -266,14 +252,14 @@ def test_rows_skip_scales_and_factors_are_honoured():
     states = [random(SLOTS, seed) for seed in range(3)]
     owned = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
     for number, state in enumerate(states):
-        pool.add(
-            number,
+        update = Update(
             FULL,
             {k: v for k, v in state.items() if k != "norm.mean"},
             scales={"conv.weight": 0.5},
             rows={"fc.weight": owned if number else 1 - owned},
             skip={"norm.mean"},
         )
+        pool.add(number, update)
     found = pool.middle(NOTHING, multiply={"conv.weight": 4.0})
     assert same_bits(found["norm.mean"], OLD["norm.mean"])
     mean = torch.stack([s["conv.weight"] for s in states]).double().mean(0) * 2
@@ -289,7 +275,7 @@ def test_rows_that_a_client_does_not_give_do_not_count_where_rows_are_copies():
     copied = Transfer(slots, wide, {"w": Entry("w", (DimMap.of([0, 1, 0], 2),))})
     pool = Pool(slots, {"w": torch.zeros(2)})
     mask = torch.tensor([1.0, 1.0, 0.0])
-    pool.add(0, copied, {"w": torch.tensor([1.0, 2.0, 30.0])}, rows={"w": mask})
+    pool.add(0, Update(copied, {"w": torch.tensor([1.0, 2.0, 30.0])}, rows={"w": mask}))
     assert pool.middle(MEDIAN)["w"].tolist() == [1.0, 2.0]
 
 
@@ -298,21 +284,9 @@ def test_a_position_whose_mean_is_not_finite_stays():
     pool = Pool(slots, {"w": torch.tensor([7.0, 8.0])})
     same = Transfer.identity(slots)
     for number in range(3):
-        pool.add(number, same, {"w": torch.tensor([1e30, 1.0])}, scales={"w": 1e10})
+        update = Update(same, {"w": torch.tensor([1e30, 1.0])}, scales={"w": 1e10})
+        pool.add(number, update)
     assert pool.middle(MEDIAN, multiply={"w": 1e-5})["w"].tolist() == [7.0, 1e5]
-
-
-def test_what_is_not_fit_for_merging_is_refused_and_leaves_nothing():
-    pool = Pool(SLOTS, OLD)
-    wrong = {**random(SLOTS, 1), "fc.weight": torch.zeros(5, 7)}
-    with pytest.raises(RejectedUpdate, match=r"fc.weight: wrong shape"):
-        pool.add(0, FULL, wrong)
-    with pytest.raises(RejectedUpdate, match="unusable weight"):
-        pool.add(0, FULL, random(SLOTS, 1), weight=-1.0)
-    other = Transfer.identity((Slot("w", (2,), "float32"),))
-    with pytest.raises(ArchGraphError, match="does not start at the pool's graph"):
-        pool.add(0, other, {"w": torch.zeros(2)})
-    assert not pool.updates
 
 
 # ------------------------------------------------------------------------------------------ Krum
@@ -426,20 +400,16 @@ def test_entries_of_one_source_are_all_read_however_it_is_cut(slab):
     }
     pool = Pool(whole, {"w": torch.zeros(4)}, slab=slab)
     state = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}
-    pool.add(0, Transfer(whole, parts, halves), state)
+    pool.add(0, Update(Transfer(whole, parts, halves), state))
     assert pool.middle(lambda count: 0)["w"].tolist() == [1, 2, 3, 4]
-
-
-def test_a_pool_begins_with_a_state_of_its_graph():
-    with pytest.raises(RejectedUpdate, match="w: wrong shape"):
-        Pool((Slot("w", (4,), "float32"),), {"w": torch.zeros(3)})
 
 
 def test_distances_are_in_double_precision():
     slots = (Slot("w", (2,), "float32"),)
     pool = Pool(slots, {"w": torch.zeros(2)})
     for client, value in enumerate((1.0, 1.0 + 2.0**-20)):
-        pool.add(client, Transfer.identity(slots), {"w": torch.tensor([value, 1e4 * client])})
+        update = Update(Transfer.identity(slots), {"w": torch.tensor([value, 1e4 * client])})
+        pool.add(client, update)
     sums, counts = pool.squared_distances([0, 1])
     assert (sums.dtype, counts.dtype) == (torch.float64, torch.float64)
     assert sums[0, 1].item() == 1e8 + 2.0**-40

@@ -188,18 +188,12 @@ EQUIVALENT = {
     ),
     "archgraph/states/dimension_map.py DimMap.sparse: np.asarray(weights, dtype=np.float64) → "
     "np.asarray(weights)": "other numbers than these are whole, and are packed as these",
-    "archgraph/states/merge.py Merger._shrink: math.frexp(size)[1] - math.frexp(SUMMABLE)[1] + 1 "
-    "→ math.frexp(size)[1] - math.frexp(SUMMABLE)[1] - 1": (
-        "sums stay below 2¹¹⁰ instead of 2¹⁰⁸: they fit as well"
-    ),
     "archgraph/states/entry.py Initial.make: 8 → 7": "another random stream, as good as this one",
     "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
     "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
     "archgraph/states/dimension_map.py DimMap._dense: 4 → 3": (
         "it decides what a map costs, not what it gives"
     ),
-    "archgraph/states/updates.py _magnitude: norm < SUMMABLE or not value.numel() → "
-    "norm < SUMMABLE and (not value.numel())": "values that the norm has cleared are looked at",
     "archgraph/states/dimension_map.py DimMap.scatter: dim > 0 → dim >= 0": (
         "it decides what scattering costs, not what it gives"
     ),
@@ -208,16 +202,6 @@ EQUIVALENT = {
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
     "archgraph/record/folder.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
     "archgraph/record/folder.py saved: 1 → 0": "a record that only reads removes nothing",
-    "archgraph/federation/contribution.py Contribution.give: add(self.transfer, self.state, "
-    "self.weight, scales=self.scal … ip=self.skip, trusted=True) → add(self.transfer, self.state, "
-    "self.weight, scales=self.scal … =self.rows, skip=self.skip)": (
-        "values that are known to be finite are looked at again"
-    ),
-    "archgraph/federation/robust_means.py merged: merger.add(update.transfer, pool.state(update), "
-    "update.weigh … =update.skip, trusted=True) → merger.add(update.transfer, "
-    "pool.state(update), update.weigh … ate.rows, skip=update.skip)": (
-        "values that are known to be finite are looked at again"
-    ),
     "archgraph/rewrites/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
     ),
@@ -235,7 +219,7 @@ EQUIVALENT = {
     ),
     "archgraph/rewrites/laws.py in_float64: dict(args) | {'dtype': Atom(_WIDE[node.dtype])} → "
     "{'dtype': Atom(_WIDE[node.dtype])} | dict(args)": "an argument that is None is not written",
-    "archgraph/federation/contribution.py Contribution.scales: size > TINY → size >= TINY": (
+    "archgraph/federation/contribution.py Contribution.update: size > TINY → size >= TINY": (
         "no size is exactly 1e-30"
     ),
     "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "

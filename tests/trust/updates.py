@@ -19,8 +19,9 @@ from archgraph.federation import GLOBAL, ServerState, State, robust_means
 from archgraph.federation.contribution import Contribution
 from archgraph.federation.private_means import Census, PrivateMeans
 from archgraph.language.aggregate import KrumOptions
-from archgraph.states import Merger, Transfer, check_update
+from archgraph.states import Merger, Transfer, Update, check_update
 from archgraph.states.pool import Pool
+from archgraph.states.updates import check_options
 from tests.language.fuzzing import Stage
 from tests.trust.folders import MODEL
 
@@ -86,7 +87,15 @@ def _pooling(use: Callable[[Pool], Mapping[str, torch.Tensor]]) -> Callable[...,
 
     def way(graph: ag.ArchGraph, state: State) -> Way:
         pool = Pool(graph, state, slab=64)
-        return pool.add, lambda: use(pool)
+
+        def add(
+            client: int, transfer: Transfer, update: State, weight: float, **options: Any
+        ) -> None:
+            one = Update(transfer, update, weight, **options)
+            check_options(one)
+            pool.add(client, one)
+
+        return add, lambda: use(pool)
 
     return way
 
@@ -107,8 +116,7 @@ def _private(graph: ag.ArchGraph, state: State) -> Way:
 
     def add(client: int, transfer: Transfer, update: State, weight: float, **options: Any) -> None:
         # Checked by the engine before a mean sees them; weights are 1, and nothing is left out.
-        if large := check_update(transfer.target, update):
-            raise ag.RejectedUpdate("too large", found=large)
+        check_update(transfer.target, update)
         added.append(Contribution(client, GLOBAL, graph, transfer, dict(update), 1.0))
 
     def result() -> Mapping[str, torch.Tensor]:
