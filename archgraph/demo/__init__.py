@@ -61,7 +61,7 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
     """One model, from its family to the page about its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary
-    from archgraph.reports import curves, report
+    from archgraph.reports import curves, read_run, report
     from archgraph.reports.plots import save
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
@@ -78,8 +78,8 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
     run = archgraph.run(spec, out=place / "run")
-    save(curves(run.rounds, title=name), place / "curves.svg")
-    save(curves(run.rounds, title=name), place / "curves.png")
+    for file in ("curves.svg", "curves.png"):
+        save(curves(read_run(place / "run"), title=name), place / file)
     report(place / "run", place / "report.html")
     yield run.table()
 

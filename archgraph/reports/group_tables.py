@@ -9,7 +9,7 @@ from typing import Any
 from archgraph.engine.clients import ClientFacts
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
-from archgraph.reports.run_tables import client_sheet, setting_sheet, traffic_sheet
+from archgraph.reports.run_tables import setting_sheet, traffic_sheet
 from archgraph.reports.runs import Log
 from archgraph.reports.settings import said
 from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes, quantity
@@ -91,9 +91,8 @@ def attack_sheet(compared: Comparison) -> Sheet:
             continue
         options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
         bad = {client.client: client.label for client in log.clients if client.malicious}
-        sheet = client_sheet(log)
-        taken, lost = (_column(sheet, key) for key in ("taken", "lost"))
-        mine = [i for i, client in enumerate(log.clients) if client.malicious]
+        what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
+        taken = int((what == "clients").sum())
         rows.append(
             (
                 group.label,
@@ -101,8 +100,8 @@ def attack_sheet(compared: Comparison) -> Sheet:
                 attack.kind,
                 ", ".join(f"{key} {said(value)}" for key, value in options.items()),
                 len(bad),
-                sum(taken[i] for i in mine),
-                sum(lost[i] or 0 for i in mine),
+                taken,
+                len(what) - taken,
                 "; ".join(bad.values()),
             )
         )
@@ -141,11 +140,6 @@ def differences_csv(compared: Comparison) -> str:
 def participants(log: Log) -> list[ClientFacts]:
     """The clients of a run, without the further models that some of them train."""
     return [client for client in log.clients if client.of is None]
-
-
-def _column(sheet: Sheet, key: str) -> list[Any]:
-    at = [column.key for column in sheet.columns].index(key)
-    return [row[at] for row in sheet.rows]
 
 
 def _last(names: Iterable[str], name: str) -> list[str]:

@@ -209,35 +209,33 @@ def watch_page(log: Log, *, framed: bool = False) -> str:
 
 
 def _progress(log: Log) -> Iterator[str]:
-    done, planned = _rounds(log)
+    planned = _planned(log)
     yield f"<h1>{html.escape(log.name)}</h1>"
     yield '<p class="lost">The server has ended: this is what it showed last.</p>'
     rest = _left(log) if goes_on(log.folder) else _still(log)
     yield f"<p>{html.escape(_done(log) + rest)}</p>"
-    yield f'<progress max="{planned}" value="{done}"></progress>'
+    yield f'<progress max="{planned}" value="{log.done}"></progress>'
 
 
-def _rounds(log: Log) -> tuple[int, int]:
-    done = int(log.rounds[-1]["round"]) if log.rounds else 0
-    return done, log.experiment.rounds if log.experiment else done
+def _planned(log: Log) -> int:
+    return log.experiment.rounds if log.experiment else log.done
 
 
 def _done(log: Log) -> str:
-    done, planned = _rounds(log)
-    return f"round {done} of {planned}"
+    return f"round {log.done} of {_planned(log)}"
 
 
 def _still(log: Log) -> str:
     """What to say of a run that no process writes."""
-    done, planned = _rounds(log)
-    return "" if done >= planned else ", not running now: archgraph run … --resume goes on"
+    over = log.done >= _planned(log)
+    return "" if over else ", not running now: archgraph run … --resume goes on"
 
 
 def _left(log: Log) -> str:
     """About how long it will take, from the rounds so far."""
-    done, planned = _rounds(log)
-    spent = sum(seconds(log.rounds).values())
-    if not done or done >= planned or not spent:
+    rounds = _planned(log) - log.done
+    spent = sum(seconds(log.figures).values())
+    if not log.done or rounds <= 0 or not spent:
         return ""
-    left = spent / done * (planned - done)
+    left = spent / log.done * rounds
     return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"
