@@ -52,8 +52,12 @@ class Point(NamedTuple):
         return "/".join((self.part.replace(" ", "_"), self.group.replace(" ", "_"), self.metric))
 
 
-def points(line: Mapping[str, Any]) -> Iterator[Point]:
+def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
     """Yield all figures of a round's line.
+
+    Args:
+        line: As in ``metrics.jsonl``.
+        clients: Whether those of single clients' training (``train``) are among them.
 
     Example:
         >>> figures = {"accuracy": 0.5, "local": {"accuracy": 0.7}}
@@ -72,7 +76,7 @@ def points(line: Mapping[str, Any]) -> Iterator[Point]:
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
         for of in ("local", "trained"):
             yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
-    for row in line.get("clients", ()):
+    for row in line.get("clients", ()) if clients else ():
         own = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", own)
     # Always there, so that every round has a row, whatever else its line lacks.
@@ -92,9 +96,14 @@ def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> 
             yield Point(number, part, group, metric, float(value))
 
 
-def frame(lines: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Return a data frame with a row for each figure of a run's lines."""
+def frame(lines: Iterable[Mapping[str, Any]], *, clients: bool = True) -> DataFrame:
+    """Return a data frame with a row for each figure of a run's lines.
+
+    Args:
+        lines: As in ``metrics.jsonl``.
+        clients: Whether figures of single clients' training, most of them, are among them.
+    """
     import pandas  # takes half a second
 
-    rows = [point for line in lines for point in points(line)]
+    rows = [point for line in lines for point in points(line, clients=clients)]
     return pandas.DataFrame(rows, columns=list(Point._fields))

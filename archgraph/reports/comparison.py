@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from archgraph.errors import RunError
 from archgraph.language import ExperimentSpec
 from archgraph.reports.measures import Measure, of_tiers, spent, tested
-from archgraph.reports.runs import Log, better, judge, read_run, together
+from archgraph.reports.runs import Log, better, chosen, judge, read_run, together
 from archgraph.reports.settings import differing
 from archgraph.reports.sheets import as_csv
 from archgraph.tables import Table, plural
@@ -257,23 +257,25 @@ def comparison(
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
     groups = tuple(_group(*row, last) for row in zip(labels, by_settings.values(), strict=True))
     compared = Comparison(groups, (), last)
-    figures = _counted(compared)
+    until, counted = _until(compared)
     logs = [log for group in groups for log in group.runs]
-    there = set(figures.loc[figures["submodel"], "metric"])
+    there = set(counted.loc[counted["submodel"], "metric"])
     names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
-    columns, mixed = of_tiers(figures, next(iter(names))) if tiers else ([], False)
-    measures = (*tested(figures, names), *columns, *spent(figures))
+    columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
+    measures = (*tested(counted, names), *columns, *spent(until))
     measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
 
 
-def _counted(compared: Comparison) -> DataFrame:
-    """The figures until the last common test of each group, and which of its tests count."""
-    frame = compared.frame
-    at = frame["experiment"].map({group.label: group.at for group in compared.groups})
-    counted = {(group.label, number) for group in compared.groups for number in group.tests}
-    places = zip(frame["experiment"], frame["round"], strict=True)
-    return frame.assign(counted=[place in counted for place in places])[frame["round"] <= at]
+def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
+    """The figures until the last common test of each group, and those of the tests that count."""
+    import pandas
+
+    frames = [chosen(compared.frame, experiment=group.label) for group in compared.groups]
+    pairs = [*zip(compared.groups, frames, strict=True)]
+    until = pandas.concat([own[own["round"] <= group.at] for group, own in pairs])
+    counted = pandas.concat([own[own["round"].isin(group.tests)] for group, own in pairs])
+    return until, counted
 
 
 def run_folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:

@@ -67,14 +67,13 @@ def data(spec: ExperimentSpec) -> str:
 
 
 def _clients(log: Log) -> Iterator[tuple[str, str]]:
-    participants = [client for client in log.clients if client.of is None]
-    tiers = Counter(client.tier for client in participants)
+    tiers = Counter(client.tier for client in log.participants)
     if not tiers:
         return
     of = ", ".join(f"{many} {name}" for name, many in tiers.items())
     sample = log.experiment.sample if log.experiment else 1.0
     part = "" if sample == 1.0 and isinstance(sample, float) else f"; {_share(sample)} a round"
-    yield "clients", f"{len(participants)}: {of}{part}"
+    yield "clients", f"{tiers.total()}: {of}{part}"
 
 
 def _share(sample: float) -> str:

@@ -1,7 +1,7 @@
 """The columns of a comparison: how a figure of several runs is called, read and shown.
 
-All of them are selections of one frame of these runs (:func:`archgraph.reports.runs.together`),
-until the last common test. In its column ``counted`` stands which rounds' tests count.
+All of them are selections of one frame of these runs (:func:`archgraph.reports.runs.together`):
+of the rounds whose tests count, or of all rounds until the last common test.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
     The first three on test data, and on validation examples where a run has some.
 
     Args:
-        figures: Of the runs.
+        figures: Of the rounds whose tests count.
         names: Of the figures, and whether more is better.
     """
     for name, more in names.items():
@@ -95,13 +95,13 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     """Return a column for each tier: the mean over its clients, each on its own test data.
 
     Args:
-        figures: Of the runs.
+        figures: Of the rounds whose tests count.
         name: Of the figure, where a run was not tested on its clients' mixtures of classes.
 
     Returns:
         The columns, and whether they are on these mixtures.
     """
-    rows = chosen(figures, part="test local", counted=True, model=True)
+    rows = chosen(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
@@ -152,9 +152,9 @@ def _averaged(
     rows: DataFrame,
     reduce: Callable[[np.ndarray], float] = statistics.fmean,
 ) -> Series:
-    """The mean over the tests that count of what a round's rows reduce to; all must have it."""
-    tests = chosen(figures, counted=True).groupby(RUN)["round"].nunique()
-    by_round = _each(chosen(rows, counted=True).groupby([*RUN, "round"])["value"], reduce)
+    """The mean over the tests of what a round's rows reduce to; all must have it."""
+    tests = figures.groupby(RUN)["round"].nunique()
+    by_round = _each(rows.groupby([*RUN, "round"])["value"], reduce)
     runs = by_round.groupby(RUN)
     return _each(runs, statistics.fmean)[runs.size() == tests.reindex(runs.size().index)]
 

@@ -142,13 +142,11 @@ def _rounds(log: Log) -> Iterator[str]:
         total = sum(spent.values()) or 1.0
         share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
         yield f"<p>Time of all rounds: {html.escape(share)}.</p>"
-    # Clients' own figures would be most of it; `Run.to_frame` has them.
-    rows = log.figures[log.figures["part"] != "train"]
-    yield f"<p>{download('rounds', rows.to_csv(index=False, na_rep='nan'))}</p>"
+    yield f"<p>{download('rounds', log.figures.to_csv(index=False, na_rep='nan'))}</p>"
 
 
 def _clients(log: Log) -> Iterator[str]:
-    figure = data_chart([client for client in log.clients if client.of is None])
+    figure = data_chart(log.participants)
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
         yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'

@@ -11,8 +11,8 @@ from archgraph.fields import GLOBAL
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.runs import Log, chosen, judge, series, tests
 from archgraph.reports.settings import differing, said
-from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes, quantity
-from archgraph.tables import Table, plural
+from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes
+from archgraph.tables import Table, count, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,8 +69,8 @@ def model_sheet(log: Log) -> Sheet:
         SheetColumn(f"{figure}_at_best", f"in round {best}", show, right=True),
         SheetColumn("worst", ""),
         SheetColumn("clients", "clients", right=True),
-        SheetColumn("parameters", "parameters", quantity, right=True),
-        SheetColumn("macs", "MACs", quantity, right=True),
+        SheetColumn("parameters", "parameters", count, right=True),
+        SheetColumn("macs", "MACs", count, right=True),
     )
     strong = frozenset(i for i, row in enumerate(rows) if row[0] == GLOBAL)
     return Sheet("models", columns, tuple(rows), strong, _note(log))
@@ -90,9 +90,8 @@ def _note(log: Log) -> str:
 
 def _members(log: Log) -> Mapping[str, int]:
     """Clients of each tier; all of them for the global model."""
-    participants = [client for client in log.clients if client.of is None]
-    counts = Counter(client.tier for client in participants)
-    return {**counts, GLOBAL: len(participants)} if counts else {}
+    counts = Counter(client.tier for client in log.participants)
+    return {**counts, GLOBAL: counts.total()} if counts else {}
 
 
 def client_sheet(log: Log) -> Sheet:
@@ -154,7 +153,7 @@ def traffic_sheet(log: Log) -> Sheet:
         SheetColumn("tasks", "tasks", right=True),
         SheetColumn(DOWN, "bytes down", in_bytes, right=True),
         SheetColumn(UP, "bytes up", in_bytes, right=True),
-        SheetColumn("macs", "MACs forward", quantity, right=True),
+        SheetColumn("macs", "MACs forward", count, right=True),
     )
     strong = frozenset({len(rows) - 1}) if len(by_tier) > 1 else frozenset()
     note = (

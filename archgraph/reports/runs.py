@@ -64,8 +64,8 @@ class Log:
 
     @functools.cached_property
     def figures(self) -> DataFrame:
-        """All figures: a row for each, with its round, part, group and metric."""
-        return frame(self.rounds)
+        """A row for each figure, but those of single clients' training, which no page shows."""
+        return frame(self.rounds, clients=False)
 
     @functools.cached_property
     def updates(self) -> DataFrame:
@@ -114,6 +114,11 @@ class Log:
     def clients(self) -> tuple[ClientFacts, ...]:
         """Who takes part; none where the folder is from before that was recorded."""
         return read_clients(self.folder)
+
+    @property
+    def participants(self) -> tuple[ClientFacts, ...]:
+        """The clients, without the further models that some of them train."""
+        return tuple(client for client in self.clients if client.of is None)
 
     @functools.cached_property
     def graphs(self) -> Mapping[str, ArchGraph | str]:

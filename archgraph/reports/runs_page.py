@@ -19,7 +19,6 @@ from archgraph.reports.group_tables import (
     data_sheet,
     differences_csv,
     each_run,
-    participants,
     sent_sheet,
     shared_sheet,
 )
@@ -204,11 +203,11 @@ def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
     """The data of each client, once for runs whose clients have the same; of the first few."""
     users: dict[str, tuple[Log, list[str]]] = {}
     for group, seed, log in each_run(compared):
-        clients = json.dumps([one.model_dump() for one in participants(log)])
+        clients = json.dumps([one.model_dump() for one in log.participants])
         users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
     for log, labels in list(users.values())[:FEW]:
         more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
-        figure = data_chart(participants(log))
+        figure = data_chart(log.participants)
         if figure is not None:
             figure.suptitle(labels[0] + more, fontsize=9, color=colours.INK)
             yield f"data of each client: {labels[0]}{more}", figure
