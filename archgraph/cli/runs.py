@@ -192,10 +192,7 @@ def compare(
     if output is not None:
         from archgraph.reports.plots import save, spread
 
-        save(
-            spread({group.label: [log.rounds for log in group.runs] for group in compared.groups}),
-            output,
-        )
+        save(spread({group.label: group.runs for group in compared.groups}), output)
     if as_json:
         say_json(compared.plain())
     elif as_csv or as_markdown:

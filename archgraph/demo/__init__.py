@@ -61,7 +61,7 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     """Run one model, from its family to the page about its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary
-    from archgraph.reports import curves, report
+    from archgraph.reports import curves, read_run, report
     from archgraph.reports.plots import save
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
@@ -78,8 +78,8 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
     run = archgraph.run(spec, out=folder / "run")
-    save(curves(run.rounds, title=name), folder / "curves.svg")
-    save(curves(run.rounds, title=name), folder / "curves.png")
+    for file in ("curves.svg", "curves.png"):
+        save(curves(read_run(folder / "run"), title=name), folder / file)
     report(folder / "run", folder / "report.html")
     yield run.table()
 

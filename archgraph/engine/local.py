@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
@@ -35,6 +35,9 @@ from archgraph.record.points import frame
 from archgraph.record.progress import bars, idle, table, troubles
 from archgraph.record.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.tables import Table, plural
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +94,12 @@ class Run:
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
-    def to_frame(self) -> Any:
-        """A pandas data frame with a row for each figure: round, part, group, metric, value.
+    def to_frame(self) -> DataFrame:
+        """Return a data frame with a row for each figure: round, part, group, metric, value.
 
         ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` the
-        model, the client or the run; see :class:`archgraph.record.points.Point`.
-
-        Raises:
-            RunError: If pandas is not installed.
+        model, the client or the run; see :class:`archgraph.record.points.Point`. Tables, plots and
+        pages of runs are read from the same frame.
         """
         return frame(self.rounds)
 

@@ -29,16 +29,10 @@ class _Report(_Read):
     bytes_up: int = 0
 
 
-class _Figures(_Read):
-    """Figures of one model."""
-
-    local: dict[str, Json] | None = None
-
-
 class _Evaluation(_Read):
     """Figures of all models."""
 
-    models: dict[str, _Figures] = {}
+    models: dict[str, dict[str, Json]] = {}
     worst: dict[str, Json] | None = None
     local: dict[str, Json] | None = None
     untuned: list[_Report] = []
@@ -56,7 +50,7 @@ class _Line(_Read):
 
 
 def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
-    r"""Complete lines; a last one that was cut off is dropped.
+    r"""Return the complete lines; a last one that was cut off is dropped.
 
     Args:
         content: Of the file.

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.record.traffic import traffic
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # What the tests of a round are called here, by their key in its line.
 _TESTS = {"evaluation": "test", "validation": "validation"}
 _NAMES = ("client", "name", "malicious", "spare")  # of a client's row: these are not figures
+# What a line says of MACs, by its key there: FedFA's MACE and E, and the MACs of the round.
+_MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
 ALL_CLIENTS = "all clients"
+REPORTS = ("clients", "rejected", "failed")
+"""The lists of a line with a row for each client: taken, refused, without an answer."""
 
 
 class Point(NamedTuple):
@@ -22,8 +28,9 @@ class Point(NamedTuple):
     Attributes:
         round: Counted from 1.
         part: ``test``, ``validation``: on all examples of these; with `` local`` behind it: on each
-            client's own, the mean over clients. ``train``: of a client's training. ``run``: of the
-            round itself.
+            client's own, the mean over clients; with `` trained`` behind it: of the models that
+            clients send, before they are averaged. ``train``: of a client's training. ``run``: of
+            the round itself.
         group: The model (``global``, or a tier), ``client 3``, ``all clients``, or ``run``.
         metric: Name of the figure.
         value: NaN where it was not finite.
@@ -45,13 +52,17 @@ class Point(NamedTuple):
         return "/".join((self.part.replace(" ", "_"), self.group.replace(" ", "_"), self.metric))
 
 
-def points(line: Mapping[str, Any]) -> Iterator[Point]:
-    """All figures of a round's line.
+def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
+    """Yield all figures of a round's line.
+
+    Args:
+        line: As in ``metrics.jsonl``.
+        clients: Whether those of single clients' training (``train``) are among them.
 
     Example:
         >>> figures = {"accuracy": 0.5, "local": {"accuracy": 0.7}}
         >>> line = {"round": 3, "evaluation": {"models": {"global": figures}}}
-        >>> [point.tag for point in points(line)]
+        >>> [point.tag for point in points(line)][:2]
         ['test/global/accuracy', 'test_local/global/accuracy']
     """
     number = int(line["round"])
@@ -63,15 +74,18 @@ def points(line: Mapping[str, Any]) -> Iterator[Point]:
         for group, figures in named.items():
             yield from _figures(number, part, group, figures)
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
-        yield from _figures(number, f"{part} local", ALL_CLIENTS, block.get("local") or {})
-    for row in line.get("clients", ()):
+        for of in ("local", "trained"):
+            yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
+    for row in line.get("clients", ()) if clients else ():
         own = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", own)
-    of_run = {key: len(line[key]) for key in ("clients", "rejected", "failed") if key in line}
+    # Always there, so that every round has a row, whatever else its line lacks.
+    of_run: dict[str, Any] = {key: len(line.get(key) or ()) for key in REPORTS}
     of_run |= traffic(line)
+    macs = {name: line["macs"][key] for key, name in _MACS.items()} if "macs" in line else {}
     spent = {"epsilon": line["privacy"].get("epsilon")} if "privacy" in line else {}
     seconds = {f"seconds_{purpose}": value for purpose, value in line.get("seconds", {}).items()}
-    yield from _figures(number, "run", "run", {**of_run, **spent, **seconds})
+    yield from _figures(number, "run", "run", {**of_run, **macs, **spent, **seconds})
 
 
 def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> Iterator[Point]:
@@ -82,20 +96,14 @@ def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> 
             yield Point(number, part, group, metric, float(value))
 
 
-def frame(lines: Iterable[Mapping[str, Any]]) -> Any:
-    """A pandas data frame with a row for each figure.
+def frame(lines: Iterable[Mapping[str, Any]], *, clients: bool = True) -> DataFrame:
+    """Return a data frame with a row for each figure of a run's lines.
 
-    Raises:
-        RunError: If pandas is not installed.
+    Args:
+        lines: As in ``metrics.jsonl``.
+        clients: Whether figures of single clients' training, most of them, are among them.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise RunError(
-            "needs the package pandas",
-            where="to_frame",
-            found=str(error),
-            hint="pip install 'archgraph[frames]'",
-        ) from error
-    rows = [point for line in lines for point in points(line)]
+    import pandas  # takes half a second
+
+    rows = [point for line in lines for point in points(line, clients=clients)]
     return pandas.DataFrame(rows, columns=list(Point._fields))

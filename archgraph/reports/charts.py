@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.fields import GLOBAL
-from archgraph.record.traffic import traffic
+from archgraph.record.points import ALL_CLIENTS
+from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.plots import BESIDE, draw_line, fit, panels, scale, tiers_panel, time_panel
-from archgraph.reports.runs import (
-    Log,
-    RoundLine,
-    better,
-    evaluation,
-    judge,
-    models,
-    seconds,
-    series,
-)
+from archgraph.reports.runs import Log, better, chosen, judge, seconds, series
 from archgraph.reports.sheets import in_bytes
 
 if TYPE_CHECKING:
@@ -35,58 +27,54 @@ NAMED = 40
 
 
 def charts(log: Log) -> Iterator[tuple[str, Figure]]:
-    """Over the rounds: figures on all data and on clients' own, over bytes; time by purpose."""
-    rounds = log.rounds
+    """Draw figures on all data and on clients' own over the rounds and bytes; time by purpose."""
     figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-    tiers_panel(panel, rounds)
+    tiers_panel(panel, log)
     legend(figure, panel)
-    yield f"{judge(rounds)} over the rounds", figure
-    yield from _own(rounds)
-    yield from _over_bytes(rounds)
-    if seconds(rounds):
+    yield f"{judge([log])} over the rounds", figure
+    yield from _own(log)
+    yield from _over_bytes(log)
+    if seconds(log.figures):
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-        time_panel(panel, {log.name: rounds})
+        time_panel(panel, {log.name: log.figures})
         yield "seconds per round", figure
 
 
-def _own(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
+def _own(log: Log) -> Iterator[tuple[str, Figure]]:
     """Each tier on its clients' own test data, and the mean over all clients."""
-    what, others = judge(rounds), [name for name in models(rounds) if name != GLOBAL]
-    lines = [(name, series(rounds, "models", name, "local", what)) for name in others]
-    everyone = series(rounds, "local", what)
-    if not any(points[0] for _, points in lines):
+    what = judge([log])
+    own = chosen(log.figures, part="test local", metric=what)
+    lines = [(name, series(own, group=name)) for name in log.models if name != GLOBAL]
+    if all(points.empty for _, points in lines):
         return
     figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
     for number, (name, points) in enumerate(lines):
         draw_line(panel, points, name, number)
-    draw_line(panel, everyone, "all clients", 0, bold=True)
-    more = None if what == "accuracy" else better(rounds, what)
+    draw_line(panel, series(own, group=ALL_CLIENTS), ALL_CLIENTS, 0, bold=True)
+    more = None if what == "accuracy" else better([log], what)
     scale(panel, what, f"{what} on clients' own classes", more)
     legend(figure, panel)
     yield f"{what} on clients' own classes over the rounds", figure
 
 
-def _over_bytes(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
+def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     """What the run reached by the bytes that had travelled until then, both ways together."""
-    what, total = judge(rounds), 0
-    places: list[float] = []
-    values: list[float] = []
-    worst: list[float] = []
-    for line in rounds:
-        total += sum(traffic(line).values())
-        tested = evaluation(line)
-        value, least = ((tested.get(k) or {}).get(what) for k in ("global", "worst"))
-        if total and value is not None and least is not None:
-            places.append(total)
-            values.append(value)
-            worst.append(least)
-    if len(places) < 2:
+    what = judge([log])
+    of_run = chosen(log.figures, part="run")
+    sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
+    tested = chosen(log.figures, part="test", metric=what)
+    rows = tested[tested["group"].isin(log.submodels)].groupby("round")["value"]
+    values = series(tested, group=GLOBAL)
+    values = values[values.index.isin(sent[sent > 0].index)]
+    worst = (rows.min() if better([log], what) else rows.max())[values.index]
+    if len(values) < 2:
         return
+    worst.index = values.index = sent[values.index]
     figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-    name = GLOBAL if GLOBAL in models(rounds) else "mean of all models"
-    draw_line(panel, (places, values), name, 0, bold=True)
-    if worst != values:
-        draw_line(panel, (places, worst), "worst tier", 0)
+    name = GLOBAL if GLOBAL in log.models else "mean of all models"
+    draw_line(panel, values, name, 0, bold=True)
+    if not worst.equals(values):
+        draw_line(panel, worst, "worst tier", 0)
     panel.set_title(f"{what} by bytes sent", loc="left", fontsize=10, color=colours.INK)
     panel.xaxis.set_major_formatter(lambda value, _: in_bytes(round(value)))
     panel.set_xlabel("bytes down and up so far", fontsize=9, color=colours.INK)

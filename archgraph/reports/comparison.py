@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import functools
 import itertools
 import json
 import os
@@ -13,22 +12,18 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
 from archgraph.language import ExperimentSpec
-from archgraph.reports.measures import (
-    SPENT,
-    Measure,
-    Test,
-    by_tier,
-    figures_of,
-    tested,
-    tier_measure,
-)
-from archgraph.reports.runs import Log, RoundLine, read_run
+from archgraph.reports.measures import Measure, of_tiers, spent, tested
+from archgraph.reports.runs import Log, better, chosen, judge, read_run, together
 from archgraph.reports.settings import differing
+from archgraph.reports.sheets import as_csv
 from archgraph.tables import Table, plural
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # What stands in no file of facts, or decides no figure.
 UNTOLD = frozenset({"archgraph", "seed"})
@@ -95,10 +90,6 @@ class RunGroup:
         """Rounds that were asked for."""
         return int(self.settings["rounds"])
 
-    def counted(self, log: Log) -> list[Test]:
-        """The tests of a run that count."""
-        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -116,6 +107,12 @@ class Comparison:
     measures: tuple[Measure, ...]
     last: float | None = None
     mixed: bool | None = None
+
+    @functools.cached_property
+    def frame(self) -> DataFrame:
+        """All figures of all runs, the runs by experiment and seed."""
+        groups = {group.label: group.runs for group in self.groups}
+        return together(groups, {group.label: group.seeds for group in self.groups})
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
@@ -179,20 +176,14 @@ class Comparison:
     def csv(self) -> str:
         """A line per group: mean and standard deviation of every figure."""
         keys = [m.key for m in self._measures()]
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
         heads = [name for key in keys for name in (key, f"{key}_std")]
-        writer.writerow(["experiment", "strategy", "seeds", "round", *self._tests(), *heads])
+        rows = []
         for group in self.groups:
-            cells: list[float | None] = []
-            for key in keys:
-                figure = group.figures.get(key)
-                cells += [figure.mean, figure.std] if figure else [None, None]
+            figures = [group.figures.get(key) for key in keys]
+            cells = [cell for f in figures for cell in ((f.mean, f.std) if f else (None, None))]
             tests = [] if self.last is None else [len(group.tests)]
-            writer.writerow(
-                [group.label, group.strategy, len(group.seeds), group.at, *tests, *cells]
-            )
-        return stream.getvalue()
+            rows.append([group.label, group.strategy, len(group.seeds), group.at, *tests, *cells])
+        return as_csv(["experiment", "strategy", "seeds", "round", *self._tests(), *heads], rows)
 
     def markdown(self) -> str:
         """The tables as Markdown."""
@@ -252,29 +243,39 @@ def comparison(
     for folder in run_folders(places):
         log = read_run(folder)
         settings = _settings(log)
-        done, planned = (log.rounds[-1]["round"] if log.rounds else 0), settings["rounds"]
-        stopped = bool(log.rounds and log.rounds[-1].get("stopped"))
-        if done < planned and not stopped and not unfinished:
+        planned = settings["rounds"]
+        if log.done < planned and not log.stopped and not unfinished:
             raise RunError(
                 "the run is not finished",
                 where=str(folder),
-                found=f"{done} of {plural(planned, 'round')}",
+                found=f"{log.done} of {plural(planned, 'round')}",
                 hint="go on with it, or take it as it is (--unfinished)",
             )
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
-    groups = [_group(*row, last) for row in zip(labels, by_settings.values(), strict=True)]
-    tests = [test for of in groups for log in of.runs for test in of.counted(log)]
-    of_tiers = [by_tier(test) for test in tests]
-    mixed = all("matched" in row for test in of_tiers for row in test.values())
-    names = dict.fromkeys(name for test in of_tiers for name in test)
-    figures = figures_of(tests)
-    columns = [tier_measure(name, "matched" if mixed else next(iter(figures))) for name in names]
-    measures = (*tested(figures), *(columns if tiers else ()), *SPENT)
+    groups = tuple(_group(*row, last) for row in zip(labels, by_settings.values(), strict=True))
+    compared = Comparison(groups, (), last)
+    until, counted = _until(compared)
+    logs = [log for group in groups for log in group.runs]
+    there = set(counted.loc[counted["submodel"], "metric"])
+    names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
+    columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
+    measures = (*tested(counted, names), *columns, *spent(until))
     measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
-    return Comparison(measured, measures, last, mixed if tiers and columns else None)
+    return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
+
+
+def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
+    """The figures until the last common test of each group, and those of the tests that count."""
+    import pandas
+
+    frames = [chosen(compared.frame, experiment=group.label) for group in compared.groups]
+    pairs = [*zip(compared.groups, frames, strict=True)]
+    until = pandas.concat([own[own["round"] <= group.at] for group, own in pairs])
+    counted = pandas.concat([own[own["round"].isin(group.tests)] for group, own in pairs])
+    return until, counted
 
 
 def run_folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
@@ -322,7 +323,7 @@ def _group(
                 found=f"seed {seed} of the same experiment, as in {log.folder}",
                 expected="another seed",
             )
-    tested = [{line["round"] for line in _tested(log)} for _, log, _ in runs]
+    tested = [_tested(log) for _, log, _ in runs]
     common = sorted(set.intersection(*tested))
     if not common:
         folders = ", ".join(str(log.folder) for _, log, _ in runs)
@@ -344,21 +345,19 @@ def _group(
 def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
     """What every run of a group measured; where only some did, the value that stands for none."""
     figures = {}
+    runs = [(group.label, seed) for seed in group.seeds]
     for measure in measures:
-        values = []
-        for log in group.runs:
-            rounds = [line for line in log.rounds if line["round"] <= group.at]
-            values.append(measure.read(rounds, group.counted(log)))
-        if any(value is not None for value in values):
-            values = [measure.absent if value is None else value for value in values]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            figures[measure.key] = Figure(tuple(known))
+        values = measure.values.reindex(runs)
+        if values.notna().any() and measure.absent is not None:
+            values = values.fillna(measure.absent)
+        if values.notna().all():
+            figures[measure.key] = Figure(tuple(map(float, values)))
     return figures
 
 
-def _tested(log: Log) -> Iterator[RoundLine]:
-    return (line for line in log.rounds if (line.get("evaluation") or {}).get("models"))
+def _tested(log: Log) -> set[int]:
+    """The rounds after which a run was tested."""
+    return set(log.figures.loc[log.figures["part"] == "test", "round"])
 
 
 def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from archgraph.engine.clients import ClientFacts
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
-from archgraph.reports.run_tables import client_sheet, setting_sheet, traffic_sheet
+from archgraph.reports.run_tables import setting_sheet, traffic_sheet
 from archgraph.reports.runs import Log
 from archgraph.reports.settings import said
-from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes, quantity
+from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes
+from archgraph.tables import count
 
 
 def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
@@ -26,7 +26,7 @@ def data_sheet(compared: Comparison) -> Sheet:
     """A row per group and tier: how many clients there are, and how much data one of them has."""
     rows = []
     for group in compared.groups:
-        everyone = [one for log in group.runs for one in participants(log)]
+        everyone = [one for log in group.runs for one in log.participants]
         for tier in dict.fromkeys(one.tier for one in everyone):
             clients = [one for one in everyone if one.tier == tier]
             examples = [one.examples for one in clients]
@@ -77,7 +77,7 @@ def sent_sheet(compared: Comparison) -> Sheet:
         SheetColumn("tasks", "tasks", _short, right=True),
         SheetColumn(DOWN, "bytes down", _bytes, right=True),
         SheetColumn(UP, "bytes up", _bytes, right=True),
-        SheetColumn("macs", "MACs forward", quantity, right=True),
+        SheetColumn("macs", "MACs forward", count, right=True),
     )
     return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
 
@@ -91,9 +91,8 @@ def attack_sheet(compared: Comparison) -> Sheet:
             continue
         options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
         bad = {client.client: client.label for client in log.clients if client.malicious}
-        sheet = client_sheet(log)
-        taken, lost = (_column(sheet, key) for key in ("taken", "lost"))
-        mine = [i for i, client in enumerate(log.clients) if client.malicious]
+        what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
+        taken = int((what == "clients").sum())
         rows.append(
             (
                 group.label,
@@ -101,8 +100,8 @@ def attack_sheet(compared: Comparison) -> Sheet:
                 attack.kind,
                 ", ".join(f"{key} {said(value)}" for key, value in options.items()),
                 len(bad),
-                sum(taken[i] for i in mine),
-                sum(lost[i] or 0 for i in mine),
+                taken,
+                len(what) - taken,
                 "; ".join(bad.values()),
             )
         )
@@ -136,16 +135,6 @@ def differences_csv(compared: Comparison) -> str:
     labels = (group.label for group in compared.groups)
     rows = ((key, *texts) for key, texts in compared.differences.items())
     return as_csv(("setting", *labels), rows)
-
-
-def participants(log: Log) -> list[ClientFacts]:
-    """The clients of a run, without the further models that some of them train."""
-    return [client for client in log.clients if client.of is None]
-
-
-def _column(sheet: Sheet, key: str) -> list[Any]:
-    at = [column.key for column in sheet.columns].index(key)
-    return [row[at] for row in sheet.rows]
 
 
 def _last(names: Iterable[str], name: str) -> list[str]:

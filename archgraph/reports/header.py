@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from archgraph.fields import GLOBAL
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
-from archgraph.record.traffic import DOWN, UP, traffic
-from archgraph.reports.runs import Log, RoundLine, seconds
+from archgraph.record.traffic import DOWN, UP
+from archgraph.reports.runs import Log, RoundLine, chosen, seconds
 from archgraph.reports.sheets import in_bytes
 from archgraph.tables import count, plural
 
@@ -27,12 +28,10 @@ def header(log: Log) -> Iterator[tuple[str, str]]:
         sizes = _sizes(log, of)
         if sizes:
             yield name, sizes
-    done = log.rounds[-1]["round"] if log.rounds else 0
-    planned = spec.rounds if spec else done
-    stopped = log.rounds[-1].get("stopped") if log.rounds else None
-    of = str(done) if done == planned else f"{done} of {planned}"
-    yield "rounds", f"{of}: {stopped}" if stopped else of
-    spent = seconds(log.rounds)
+    planned = spec.rounds if spec else log.done
+    of = str(log.done) if log.done == planned else f"{log.done} of {planned}"
+    yield "rounds", f"{of}: {log.stopped}" if log.stopped else of
+    spent = seconds(log.figures)
     if spent:
         total = sum(spent.values()) or 1.0
         share = spent.get("local", 0.0) / total
@@ -68,16 +67,13 @@ def data(spec: ExperimentSpec) -> str:
 
 
 def _clients(log: Log) -> Iterator[tuple[str, str]]:
-    tiers: dict[str, int] = {}
-    participants = [client for client in log.clients if client.of is None]
-    for client in participants:
-        tiers[client.tier] = tiers.get(client.tier, 0) + 1
+    tiers = Counter(client.tier for client in log.participants)
     if not tiers:
         return
     of = ", ".join(f"{many} {name}" for name, many in tiers.items())
     sample = log.experiment.sample if log.experiment else 1.0
     part = "" if sample == 1.0 and isinstance(sample, float) else f"; {_share(sample)} a round"
-    yield "clients", f"{len(participants)}: {of}{part}"
+    yield "clients", f"{tiers.total()}: {of}{part}"
 
 
 def _share(sample: float) -> str:
@@ -96,10 +92,9 @@ def _sizes(log: Log, of: str) -> str:
 
 
 def _sent(log: Log) -> Iterator[tuple[str, str]]:
-    sums = [traffic(line) for line in log.rounds]
-    if any(sums):
-        down, up = (sum(one.get(way, 0) for one in sums) for way in (DOWN, UP))
-        yield "communication", f"{in_bytes(down)} down, {in_bytes(up)} up"
+    sums = chosen(log.figures, part="run").groupby("metric")["value"].sum()
+    if DOWN in sums:
+        yield "communication", f"{in_bytes(sums[DOWN])} down, {in_bytes(sums[UP])} up"
 
 
 def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, str]]:
@@ -112,6 +107,5 @@ def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, st
         epsilon = spent.get("epsilon")
         shown = "∞" if epsilon is None else f"{epsilon:.4g}"
         yield "privacy of a client", f"ε {shown} for δ {spent['delta']:g}"
-    lost = sum(len(line.get(key) or ()) for line in log.rounds for key in ("rejected", "failed"))
-    if lost:
+    if lost := sum(log.lost.values()):
         yield "lost", plural(lost, "update")

@@ -1,199 +1,176 @@
-"""The columns of a comparison: how a figure of several runs is called, read and shown."""
+"""The columns of a comparison: how a figure of several runs is called, read and shown.
+
+All of them are selections of one frame of these runs (:func:`archgraph.reports.runs.together`):
+of the rounds whose tests count, or of all rounds until the last common test.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from archgraph.fields import GLOBAL
-from archgraph.record.traffic import DOWN, UP, traffic
-from archgraph.reports.runs import RoundLine, better, judge, seconds, submodels
+from archgraph.record.points import ALL_CLIENTS
+from archgraph.record.traffic import DOWN, UP
+from archgraph.reports.runs import RUN, chosen, seconds
 from archgraph.tables import count
 
-Test = Mapping[str, Any]  # the evaluation of a round
-ReadFigure = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+Show = Callable[[float], str]
 
 # Shares, which tables show in per cent.
 SHARES = ("accuracy", "matched")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measure:
-    """How a figure is called, read and shown.
+    """How a figure is called and shown, and what it is.
 
     Attributes:
         key: In JSON and CSV.
         title: In tables.
-        read: From the rounds until the last common test, and the tests that count; None: not
-            measured.
         show: A value as text.
+        values: Of each run; NaN or missing: not measured.
         absent: Value of a run that did not measure it where others did; None: then no run has
             the figure.
     """
 
     key: str
     title: str
-    read: ReadFigure
-    show: Callable[[float], str]
+    show: Show
+    values: Series
     absent: float | None = None
 
 
-def figures_of(tests: Sequence[Test]) -> dict[str, bool]:
-    """The figures by which runs are compared, and whether more is better.
-
-    >>> figures_of([{"better": {"mse": False, "r2": True}, "models": {"all": {"mse": 1.0}}}])
-    {'mse': False}
-    """
-    found: dict[str, bool] = {}
-    for test in tests:
-        line = {"evaluation": test}
-        named = (judge([line]), "accuracy")
-        models = submodels(line)
-        found |= {n: better([line], n) for n in named if any(n in row for row in models)}
-    return dict(sorted(found.items(), key=lambda item: item[0] != "accuracy"))
-
-
-def tested(figures: Mapping[str, bool]) -> tuple[Measure, ...]:
-    """Columns of figures: of the worst tier, of all on average, of the global model, of clients.
+def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
+    """Yield columns of figures: of the worst tier, of all, of the global model, of clients.
 
     The first three on test data, and on validation examples where a run has some.
+
+    Args:
+        figures: Of the rounds whose tests count.
+        names: Of the figures, and whether more is better.
     """
-    of_all = [measure for name, more in figures.items() for measure in _of_all(name, more)]
-    of_clients = [measure for name, more in figures.items() for measure in _of_clients(name, more)]
-    return (*of_all, *of_clients, *map(_on_validation, of_all))
+    for name, more in names.items():
+        yield from _of_all(figures, name, more)
+    for name, more in names.items():
+        yield from _of_clients(figures, name, more)
+    for name, more in names.items():
+        yield from _of_all(figures, name, more, "validation")
 
 
-def _of_all(name: str, more: bool) -> tuple[Measure, ...]:
-    reads = {
-        "worst": _of_submodels(name, min if more else max),
-        "average": _of_submodels(name, statistics.fmean),
-        "global": _averaged(lambda test: test["models"].get(GLOBAL, {}).get(name)),
+def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> Iterator[Measure]:
+    rows = chosen(figures, part=part, metric=name)
+    of = "" if part == "test" else f"{part} "
+    submodels = chosen(rows, submodel=True)
+    values = {
+        "worst": _averaged(figures, submodels, np.min if more else np.max),
+        "average": _averaged(figures, submodels, statistics.fmean),
+        "global": _averaged(figures, chosen(rows, model=True, group=GLOBAL)),
     }
-    return tuple(_column(f"{of}_{name}", of, name, read) for of, read in reads.items())
+    for which, value in values.items():
+        yield _column(f"{of.strip()}_{which}_{name}".lstrip("_"), f"{of}{which}", name, value)
 
 
-def _on_validation(measure: Measure) -> Measure:
-    """The same figure on validation examples, after the rounds whose tests count."""
-
-    def read(rounds: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
-        counted = {id(test) for test in tests}  # two tests may have found the same
-        tested = [line for line in rounds if id(line.get("evaluation")) in counted]
-        held = [line["validation"] for line in tested if "validation" in line]
-        return measure.read(rounds, held) if len(held) == len(tests) else None
-
-    key, title = f"validation_{measure.key}", f"validation {measure.title}"
-    return dataclasses.replace(measure, key=key, title=title, read=read)
-
-
-def _of_clients(name: str, more: bool) -> tuple[Measure, ...]:
-    best_of = max if more else min
-
-    def local(test: Test) -> float | None:
-        return (test.get("local") or {}).get(name)
-
-    def best(test: Test) -> float | None:
-        own = [(row.get("local") or {}).get(name) for row in submodels({"evaluation": test})]
-        return best_of((value for value in own if value is not None), default=None)
-
-    def trained(test: Test) -> float | None:
-        return (test.get("trained") or {}).get(name)
-
-    return (
-        _column(f"local_{name}", "local", name, _averaged(local)),
-        _column(f"trained_{name}", "trained", name, _averaged(trained)),
-        _column(f"best_local_{name}", "best local", name, _averaged(best)),
-    )
+def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
+    own = chosen(figures, metric=name, part="test local")
+    trained = chosen(figures, metric=name, part="test trained")
+    best = np.nanmax if more else np.nanmin
+    values = {
+        "local": _averaged(figures, chosen(own, group=ALL_CLIENTS)),
+        "trained": _averaged(figures, trained),
+        "best local": _averaged(figures, chosen(own, submodel=True), best),
+    }
+    for which, value in values.items():
+        yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
 
 
-def _column(key: str, of: str, name: str, read: ReadFigure) -> Measure:
+def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
+    """Return a column for each tier: the mean over its clients, each on its own test data.
+
+    Args:
+        figures: Of the rounds whose tests count.
+        name: Of the figure, where a run was not tested on its clients' mixtures of classes.
+
+    Returns:
+        The columns, and whether they are on these mixtures.
+    """
+    rows = chosen(figures, part="test local", model=True)
+    rows = rows[rows["group"] != GLOBAL]
+    tests = [rows[key] for key in (*RUN, "round", "group")]
+    mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
+    metric = "matched" if mixed else name
+    columns = [
+        _column(f"tier.{tier}.{metric}", tier, metric, _averaged(figures, of))
+        for tier in rows["group"].unique()
+        for of in [chosen(rows, group=tier, metric=metric)]
+    ]
+    return columns, mixed
+
+
+def spent(figures: DataFrame) -> Iterator[Measure]:
+    """Yield columns of what all rounds together took; what some round does not say is left out."""
+    of_run = chosen(figures, part="run")
+    # A row per round: what its line does not say is a gap.
+    rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")
+
+    def over(metric: str, reduce: Callable[[np.ndarray], float] = sum) -> Series:
+        return _each(rounds.reindex(columns=[metric])[metric].groupby(RUN), reduce)
+
+    times = {run: seconds(rows) for run, rows in of_run.groupby(RUN)}
+    lost = rounds["rejected"].groupby(RUN).sum() + rounds["failed"].groupby(RUN).sum()
+    mace, epochs = over("mace", np.max), over("epochs")
+    yield Measure("seconds", "seconds", _seconds, _timed(times, lambda of: sum(of.values())))
+    server = _timed(times, lambda of: of.get("server", 0.0))
+    yield Measure("server_seconds", "server s", _seconds, server)
+    yield Measure("megabytes_down", "MB down", _number, over(DOWN) / 1e6)
+    yield Measure("megabytes_up", "MB up", _number, over(UP) / 1e6)
+    yield Measure("macs", "MACs", count, over("macs"))
+    yield Measure("mace", "MACE", count, mace)
+    yield Measure("epochs", "T·E", _number, epochs)
+    yield Measure("tmac", "TMAC", count, mace * epochs)
+    yield Measure("lost", "lost updates", _number, lost[lost > 0], absent=0.0)
+
+
+def _timed(
+    times: Mapping[tuple[str, int], Mapping[str, float]],
+    read: Callable[[Mapping[str, float]], float],
+) -> Series:
+    import pandas
+
+    return pandas.Series({run: read(of) for run, of in times.items() if of}, dtype=float)
+
+
+def _averaged(
+    figures: DataFrame,
+    rows: DataFrame,
+    reduce: Callable[[np.ndarray], float] = statistics.fmean,
+) -> Series:
+    """The mean over the tests of what a round's rows reduce to; all must have it."""
+    tests = figures.groupby(RUN)["round"].nunique()
+    by_round = _each(rows.groupby([*RUN, "round"])["value"], reduce)
+    runs = by_round.groupby(RUN)
+    return _each(runs, statistics.fmean)[runs.size() == tests.reindex(runs.size().index)]
+
+
+def _each(groups: Any, reduce: Callable[[np.ndarray], float]) -> Series:
+    """What the values of each group reduce to, to the bit as Python does it."""
+    return groups.agg(lambda values: reduce(values.to_numpy()))
+
+
+def _column(key: str, of: str, name: str, values: Series) -> Measure:
     share = name in SHARES
-    return Measure(key, f"{of} {'%' if share else name}", read, _percent if share else _number)
-
-
-def tier_measure(tier: str, name: str) -> Measure:
-    """The column of a tier: the mean of a figure over its clients, each on its own test data."""
-    read = _averaged(lambda test: by_tier(test).get(tier, {}).get(name))
-    return _column(f"tier.{tier}.{name}", tier, name, read)
-
-
-def by_tier(test: Test) -> dict[str, Mapping[str, float]]:
-    """Figures of the tiers that have clients, each on its clients' own test data."""
-    named = {name: row.get("local") for name, row in test["models"].items() if name != GLOBAL}
-    return {name: row for name, row in named.items() if row}
-
-
-def _averaged(read: Callable[[Test], float | None]) -> ReadFigure:
-    """The mean of a figure over tests that all have it."""
-
-    def average(_: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
-        values = [read(test) for test in tests]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(values) else None
-
-    return average
-
-
-def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> ReadFigure:
-    def read(test: Test) -> float | None:
-        values = [row.get(key) for row in submodels({"evaluation": test})]
-        return reduce(v for v in values if v is not None) if None not in values else None
-
-    return _averaged(read)
-
-
-def _spent(purposes: Sequence[str], rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-    parts = seconds(rounds)
-    return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
-
-
-def _lost(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-    """Clients whose update was rejected or never arrived; None: there were none."""
-    many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
-    return float(many) or None
+    return Measure(key, f"{of} {'%' if share else name}", _percent if share else _number, values)
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-def _travelled(way: str, rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-    """Millions of bytes, one way; None: some round does not say."""
-    sums = [traffic(line).get(way) for line in rounds]
-    known = [one for one in sums if one is not None]
-    return sum(known) / 1e6 if sums and len(known) == len(sums) else None
-
-
-def _computed(key: str, reduce: Callable[[Sequence[float]], float]) -> ReadFigure:
-    """Of the rounds' MACs (or epochs); None: some round does not say."""
-
-    def read(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-        values = [float(line["macs"][key]) for line in rounds if "macs" in line]
-        return reduce(values) if values and len(values) == len(rounds) else None
-
-    return read
-
-
-def _tmac(rounds: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
-    epoch, epochs = (read(rounds, tests) for read in (_MACE, _EPOCHS))
-    return None if epoch is None or epochs is None else epoch * epochs
-
-
-_MACE, _EPOCHS = _computed("epoch", max), _computed("epochs", sum)
-
 _seconds, _number = "{:.2f}".format, "{:.4g}".format
-
-SPENT: tuple[Measure, ...] = (
-    Measure("seconds", "seconds", functools.partial(_spent, ()), _seconds),
-    Measure("server_seconds", "server s", functools.partial(_spent, ("server",)), _seconds),
-    Measure("megabytes_down", "MB down", functools.partial(_travelled, DOWN), _number),
-    Measure("megabytes_up", "MB up", functools.partial(_travelled, UP), _number),
-    Measure("macs", "MACs", _computed("round", sum), count),
-    Measure("mace", "MACE", _MACE, count),
-    Measure("epochs", "T·E", _EPOCHS, _number),
-    Measure("tmac", "TMAC", _tmac, count),
-    Measure("lost", "lost updates", _lost, _number, absent=0.0),
-)

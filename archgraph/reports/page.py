@@ -15,7 +15,6 @@ from archgraph.display import colours
 from archgraph.display.style import STYLE
 from archgraph.errors import ArchGraphError
 from archgraph.files import write
-from archgraph.record.points import Point, points
 from archgraph.reports.charts import charts, data_chart
 from archgraph.reports.comparison import comparison, run_folders
 from archgraph.reports.header import header
@@ -27,7 +26,7 @@ from archgraph.reports.run_tables import (
     traffic_sheet,
 )
 from archgraph.reports.runs import Log, read_run, seconds
-from archgraph.reports.sheets import Sheet, as_csv, download
+from archgraph.reports.sheets import Sheet, download
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
@@ -139,17 +138,15 @@ def _rounds(log: Log) -> Iterator[str]:
     yield "<h2>Over the rounds</h2>"
     drawn = "".join(chart(figure, name) for name, figure in charts(log))
     yield f'<div class="charts">{drawn}</div>'
-    if spent := seconds(log.rounds):
+    if spent := seconds(log.figures):
         total = sum(spent.values()) or 1.0
         share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
         yield f"<p>Time of all rounds: {html.escape(share)}.</p>"
-    # Clients' own figures would be most of it; `Run.to_frame` has them.
-    rows = [p for line in log.rounds for p in points(line) if p.part != "train"]
-    yield f"<p>{download('rounds', as_csv(Point._fields, rows))}</p>"
+    yield f"<p>{download('rounds', log.figures.to_csv(index=False, na_rep='nan'))}</p>"
 
 
 def _clients(log: Log) -> Iterator[str]:
-    figure = data_chart([client for client in log.clients if client.of is None])
+    figure = data_chart(log.participants)
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
         yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'

@@ -5,31 +5,35 @@ from __future__ import annotations
 import io
 import math
 import os
-import statistics
 import textwrap
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from archgraph.display import colours
 from archgraph.errors import RunError
+from archgraph.fields import GLOBAL
 from archgraph.files import write
-from archgraph.record.traffic import traffic
+from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.runs import (
-    RoundLine,
+    RUN,
+    Log,
     better,
+    chosen,
     judge,
-    models,
     seconds,
     series,
-    submodels,
+    together,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
 
+Reduce = Callable[[np.ndarray], float]
 FORMATS = ("svg", "png", "pdf")
 # Markers besides colours distinguish lines in print and without colour vision.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -49,76 +53,68 @@ PURPOSES = {
 }
 
 
-def _bytes(line: RoundLine) -> float | None:
-    ways = traffic(line)
-    return sum(ways.values()) / 1e6 if ways else None
-
-
-def _macs(line: RoundLine) -> float | None:
-    return line["macs"]["round"] / 1e9 if "macs" in line else None
-
-
-# What accuracy is drawn over beside rounds, where all runs say it.
-COSTS: Mapping[str, Callable[[RoundLine], float | None]] = {
-    "megabytes, both ways": _bytes,
-    "GMACs of training": _macs,
+# What accuracy is drawn over beside rounds, where all runs say it: figures of a round, and a unit.
+COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
+    "megabytes, both ways": ((DOWN, UP), 1e6),
+    "GMACs of training": (("macs",), 1e9),
 }
 
 
-def curves(rounds: Sequence[RoundLine], *, title: str = "") -> Figure:
-    """Every model by the figure that judges it (accuracy, say) over the rounds; the time split.
+def curves(log: Log, *, title: str = "") -> Figure:
+    """Draw every model by the figure that judges it (accuracy, say) over the rounds; and the time.
 
     Args:
-        rounds: Lines of `metrics.jsonl`.
+        log: The run.
         title: Heading.
 
     Example:
         >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
-        >>> len(curves([line]).axes)
+        >>> len(curves(Log(Path("run"), "", (line,))).axes)
         1
     """
-    spent = seconds(rounds)
-    figure, axes = panels(9.0 if spent else 6.5, 2 if spent else 1, title, ratios=(2.4, 1.0))
-    tiers_panel(axes[0], rounds)
-    if spent:
-        time_panel(axes[1], {title or "run": rounds})
+    timed = bool(seconds(log.figures))
+    figure, axes = panels(9.0 if timed else 6.5, 2 if timed else 1, title, ratios=(2.4, 1.0))
+    tiers_panel(axes[0], log)
+    if timed:
+        time_panel(axes[1], {title or "run": log.figures})
     return figure
 
 
-def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = "") -> Figure:
-    """Groups of runs that differ in the seed only: means as lines, standard deviations as bands.
+def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
+    """Draw runs that differ in the seed only: means as lines, standard deviations as bands.
 
     Args:
-        groups: The lines of `metrics.jsonl` of each run, by the name of the group.
+        groups: The runs by the name of their group.
         title: Heading.
 
     Raises:
         RunError: If there are no runs.
     """
-    runs = {name: [line for rounds in many for line in rounds] for name, many in groups.items()}
-    if not any(runs.values()):
+    logs = [log for many in groups.values() for log in many]
+    if not any(log.rounds for log in logs):
         raise RunError("no runs to compare", expected="at least one")
-    everything = [line for lines in runs.values() for line in lines]
-    what = judge(everything)
-    worst = min if better(everything, what) else max
-    timed = any(seconds(lines) for lines in runs.values())
-    costs = by_cost(groups)
+    figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
+    what = judge(logs)
+    worst = np.min if better(logs, what) else np.max
+    timed = bool(seconds(figures))
+    costs = by_cost(figures)
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
-    for number, (name, many) in enumerate(groups.items()):
-        band(axes[0], [reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
-        band(axes[1], [reduced(rounds, what, worst) for rounds in many], name, number)
+    for number, name in enumerate(groups):
+        own = chosen(figures, experiment=name)
+        means = reduced(own, what, np.mean)
+        band(axes[0], means, name, number)
+        band(axes[1], reduced(own, what, worst), name, number)
+        for panel, spent in zip(axes[2:], costs.values(), strict=False):
+            band(panel, means, name, number, spent[name])
     scale(axes[0], what, f"average submodel: {what}")
     scale(axes[1], what, f"worst submodel: {what}")
+    for panel, axis in zip(axes[2:], costs, strict=False):
+        scale(panel, what, f"average submodel over {axis}", axis=axis)
     if len(groups) > 1:
         axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
-    for panel, (axis, known) in zip(axes[2:], costs.items(), strict=False):
-        for number, (name, many) in enumerate(groups.items()):
-            means = [reduced(rounds, what, statistics.fmean) for rounds in many]
-            band(panel, means, name, number, known[name])
-        scale(panel, what, f"average submodel over {axis}", axis=axis)
     if timed:
-        time_panel(axes[-1], runs)
+        time_panel(axes[-1], {name: chosen(figures, experiment=name) for name in groups})
     return figure
 
 
@@ -173,19 +169,13 @@ def panels(
     return figure, axes
 
 
-def draw_line(
-    panel: Axes,
-    points: tuple[Sequence[float], Sequence[float]],
-    name: str,
-    number: int,
-    *,
-    bold: bool = False,
-) -> None:
-    """A line in the colour, style and marker of its number."""
-    if not points[0]:
+def draw_line(panel: Axes, points: Series, name: str, number: int, *, bold: bool = False) -> None:
+    """Draw values over their index as a line in the colour, style and marker of its number."""
+    if points.empty:
         return
     panel.plot(
-        *points,
+        points.index,
+        points,
         label=name,
         color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
         linestyle="-" if bold else STYLES[number % len(STYLES)],
@@ -193,83 +183,76 @@ def draw_line(
         # Below the others: a tier that equals the global model stays visible on top of it.
         zorder=1.9 if bold else 2.0,
         # A curve of many rounds is distinguished by its line style; markers would hide it.
-        marker=MARKERS[number % len(MARKERS)] if len(points[0]) <= 25 else None,
+        marker=MARKERS[number % len(MARKERS)] if len(points) <= 25 else None,
         markersize=4,
     )
 
 
-def reduced(
-    rounds: Sequence[RoundLine], what: str, reduce: Callable[[Iterable[float]], float]
-) -> dict[int, float]:
-    """One figure of all submodels together, by round."""
-    values_by_round = {}
-    for line in rounds:
-        values = [row.get(what) for row in submodels(line)]
-        if values and None not in values:
-            values_by_round[int(line["round"])] = reduce(v for v in values if v is not None)
-    return values_by_round
+def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
+    """Return one figure of all submodels of runs together: a column per seed, a row per round.
 
-
-def by_cost(
-    groups: Mapping[str, Sequence[Sequence[RoundLine]]],
-) -> dict[str, dict[str, dict[int, float]]]:
-    """What every group had spent until each round, by what curves are drawn over beside rounds.
-
-    A cost that some round does not say is left out.
+    Args:
+        figures: Of runs that differ in the seed only.
+        what: The figure.
+        reduce: Over the submodels; of values of which one is NaN, NaN.
     """
-    spent = {
-        axis: {name: _cumulated(many, read) for name, many in groups.items()}
-        for axis, read in COSTS.items()
-    }
-    return {axis: known for axis, known in spent.items() if all(known.values())}
+    rows = chosen(figures, part="test", metric=what, submodel=True)
+    values = rows.groupby(["round", "seed"])["value"]
+    return by_seed(values.agg(lambda of: reduce(of.to_numpy())))
 
 
-def _cumulated(
-    many: Sequence[Sequence[RoundLine]], read: Callable[[RoundLine], float | None]
-) -> dict[int, float]:
-    """What was spent until each round, as the mean of the runs; empty: some round does not say."""
-    sums: dict[int, list[float]] = defaultdict(list)
-    for rounds in many:
-        total = 0.0
-        for line in rounds:
-            value = read(line)
-            if value is None:
-                return {}
-            total += value
-            sums[int(line["round"])].append(total)
-    return {number: statistics.fmean(values) for number, values in sums.items()}
+def by_seed(values: Series) -> DataFrame:
+    """Return values by round and seed as a table, with the rounds that every run tested."""
+    return values.unstack("seed").dropna()
+
+
+def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
+    """Return what every group had spent until each round, as the mean over its runs.
+
+    Returns:
+        By what curves are drawn over beside rounds, and by group; a cost that some round does not
+        say is left out.
+    """
+    keys = [*RUN, "round"]
+    rounds = chosen(figures, part="run").pivot(index=keys, columns="metric", values="value")
+    spent = {}
+    for axis, (metrics, unit) in COSTS.items():
+        # A figure that no line has is a column of gaps.
+        each = (rounds.reindex(columns=metrics) / unit).sum(axis=1, skipna=False)
+        if each.notna().all():
+            means = each.groupby(RUN).cumsum().groupby(["experiment", "round"]).mean()
+            spent[axis] = {name: means[name] for name in means.index.unique("experiment")}
+    return spent
 
 
 def band(
     panel: Axes,
-    runs: Sequence[Mapping[int, float]],
+    runs: DataFrame,
     name: str,
     number: int,
-    places: Mapping[int, float] | None = None,
+    places: Series | None = None,
     *,
     bold: bool = False,
 ) -> None:
-    """The mean of runs as a line, from round to round that all of them tested.
+    """Draw the mean of runs as a line, and their standard deviation around it.
 
     Args:
         panel: Where it is drawn.
-        runs: A figure by round, of each.
+        runs: A figure by round and seed.
         name: In the legend.
         number: Of the line.
         places: Where each round stands on the axis; None: at its number.
         bold: Whether it stands out: the global model, say.
     """
-    common = sorted(set.intersection(*map(set, runs)))
-    at = common if places is None else [places[n] for n in common]
-    values = [[run[at] for run in runs] for at in common]
-    means = [statistics.fmean(row) for row in values]
-    draw_line(panel, (at, means), name, number, bold=bold)
-    if len(runs) > 1 and common:
-        stds = [statistics.stdev(row) for row in values]
+    means = runs.mean(axis=1)
+    means.index = runs.index if places is None else places[runs.index]
+    draw_line(panel, means, name, number, bold=bold)
+    if runs.shape[1] > 1 and len(runs):
+        std = runs.std(axis=1).to_numpy()
         panel.fill_between(
-            at,
-            [m - s for m, s in zip(means, stds, strict=True)],
-            [m + s for m, s in zip(means, stds, strict=True)],
+            means.index,
+            means - std,
+            means + std,
             color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
             alpha=0.12 if bold else 0.18,
             linewidth=0,
@@ -300,7 +283,6 @@ def scale(
 
 def fit(panel: Axes, what: str) -> None:
     """A scale of values that fits what is drawn: no further than a share goes, nor than it can."""
-    import numpy as np
     from matplotlib.ticker import PercentFormatter
 
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
@@ -318,21 +300,21 @@ def fit(panel: Axes, what: str) -> None:
         panel.set_yscale("log")
 
 
-def tiers_panel(panel: Axes, rounds: Sequence[RoundLine]) -> None:
-    """Every model by the figure that judges it, over the rounds."""
-    what = judge(rounds)
-    names = models(rounds)
-    others = [name for name in names if name != "global"]
+def tiers_panel(panel: Axes, log: Log) -> None:
+    """Draw every model by the figure that judges it, over the rounds."""
+    what = judge([log])
+    others = [name for name in log.models if name != GLOBAL]
     for number, name in enumerate(others):
-        draw_line(panel, series(rounds, "models", name, what), name, number)
-    if "global" in names:
-        points = series(rounds, "models", "global", what)
-        draw_line(panel, points, "global", 0, bold=True)
-    held = series(rounds, "global", what, part="validation")
-    draw_line(panel, held, "on validation examples", len(others))
-    more = better(rounds, what)
-    scale(panel, what, f"{what} on all test data", None if what == "accuracy" else more)
-    if names:
+        points = series(log.figures, part="test", group=name, metric=what)
+        draw_line(panel, points, name, number)
+    if GLOBAL in log.models:
+        points = series(log.figures, part="test", group=GLOBAL, metric=what)
+        draw_line(panel, points, GLOBAL, 0, bold=True)
+    validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
+    draw_line(panel, validated, "on validation examples", len(others))
+    more = None if what == "accuracy" else better([log], what)
+    scale(panel, what, f"{what} on all test data", more)
+    if log.models:
         panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")
     else:
         panel.text(
@@ -340,13 +322,14 @@ def tiers_panel(panel: Axes, rounds: Sequence[RoundLine]) -> None:
         )
 
 
-def time_panel(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
-    """Seconds per round by purpose, a bar per run."""
+def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
+    """Draw seconds per round by purpose, a bar for the figures of each run or group of runs."""
     names = list(runs)
     left = [0.0] * len(names)
-    spent = [
-        {k: v / max(len(rounds), 1) for k, v in seconds(rounds).items()} for rounds in runs.values()
-    ]
+    spent = []
+    for figures in runs.values():
+        rounds = len(chosen(figures, part="run", metric="clients"))  # every round has this row
+        spent.append({k: v / max(rounds, 1) for k, v in seconds(figures).items()})
     fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
     for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):
         values = [bar.get(purpose, 0.0) for bar in spent]

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from archgraph.fields import GLOBAL
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import (
-    Log,
-    RoundLine,
-    evaluation,
-    judge,
-    models,
-    series,
-)
+from archgraph.reports.runs import Log, chosen, judge, series, tests
 from archgraph.reports.settings import differing, said
-from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes, quantity
-from archgraph.tables import Table, plural
+from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes
+from archgraph.tables import Table, count, plural
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def shown(figure: str, value: float) -> str:
@@ -42,24 +38,25 @@ def model_sheet(log: Log) -> Sheet:
     Where examples are held out, its test after the round that is best on these, too. No round is
     chosen by test data.
     """
-    figure, best = judge(log.rounds), log.best
-    last = next((line for line in reversed(log.rounds) if evaluation(line)), {})
-    worst = evaluation(last).get("worst") or {}
+    figure, best = judge([log]), log.best
+    last = [*tests(log)][-1:]
+    worst = (last[0].get("worst") or {}).get("name") if last else None
     show, counts = functools.partial(shown, figure), _members(log)
+    of_judge = chosen(log.figures, metric=figure)
     rows: list[tuple[Any, ...]] = []
-    for name in models(log.rounds):
-        tested = dict(zip(*series(log.rounds, "models", name, figure), strict=True))
-        own = series(log.rounds, "models", name, "local", figure)[1]
-        if not tested:
+    for name in log.models:
+        tested = series(of_judge, part="test", group=name)
+        own = series(of_judge, part="test local", group=name)
+        if tested.empty:
             continue
         size = log.cost(name)
         rows.append(
             (
                 name,
-                tested[max(tested)],
-                own[-1] if own else None,
-                tested.get(best) if best is not None else None,
-                "worst" if name == worst.get("name") and len(models(log.rounds)) > 1 else "",
+                float(tested.iloc[-1]),
+                None if own.empty else float(own.iloc[-1]),
+                float(tested[best]) if best in tested.index else None,
+                "worst" if name == worst and len(log.models) > 1 else "",
                 counts.get(name),
                 size and size.parameters,
                 size and size.macs,
@@ -72,44 +69,39 @@ def model_sheet(log: Log) -> Sheet:
         SheetColumn(f"{figure}_at_best", f"in round {best}", show, right=True),
         SheetColumn("worst", ""),
         SheetColumn("clients", "clients", right=True),
-        SheetColumn("parameters", "parameters", quantity, right=True),
-        SheetColumn("macs", "MACs", quantity, right=True),
+        SheetColumn("parameters", "parameters", count, right=True),
+        SheetColumn("macs", "MACs", count, right=True),
     )
     strong = frozenset(i for i, row in enumerate(rows) if row[0] == GLOBAL)
-    return Sheet("models", columns, tuple(rows), strong, _note(log, last))
+    return Sheet("models", columns, tuple(rows), strong, _note(log))
 
 
-def _note(log: Log, last: RoundLine) -> str:
-    done = log.rounds[-1]["round"] if log.rounds else 0
-    parts = [plural(done, "round") if done else "no rounds", *_lost(log.rounds)]
-    if last and last["round"] != done:
-        parts.append(f"tested after round {last['round']}")
+def _note(log: Log) -> str:
+    last = chosen(log.figures, part="test")["round"].max()  # NaN: nothing was tested
+    nouns = {"rejected": "update", "failed": "client"}
+    parts = [plural(log.done, "round") if log.done else "no rounds"]
+    parts += [f"{plural(many, nouns[key])} {key}" for key, many in log.lost.items() if many]
+    if last < log.done:
+        parts.append(f"tested after round {last}")
     if log.best is not None:
         parts.append(f"round {log.best} is the best on validation examples")
     return ", ".join(parts)
 
 
-def _lost(rounds: tuple[RoundLine, ...]) -> Iterator[str]:
-    for key, word in (("rejected", "update"), ("failed", "client")):
-        many = sum(len(line.get(key) or ()) for line in rounds)
-        if many:
-            yield f"{plural(many, word)} {key}"
-
-
 def _members(log: Log) -> Mapping[str, int]:
     """Clients of each tier; all of them for the global model."""
-    participants = [client for client in log.clients if client.of is None]
-    counts = Counter(client.tier for client in participants)
-    return {**counts, GLOBAL: len(participants)} if counts else {}
+    counts = Counter(client.tier for client in log.participants)
+    return {**counts, GLOBAL: counts.total()} if counts else {}
 
 
 def client_sheet(log: Log) -> Sheet:
     """A row per client: its data, how often its update was taken or lost, its bytes."""
-    taken, lost = _by_client(log, "clients"), _by_client(log, "rejected", "failed")
+    of_clients = dict(iter(log.updates.groupby("client")))
     other = "" if any(client.malicious for client in log.clients) else None
     rows = []
     for client in log.clients:
-        mine, gone = taken.get(client.client, []), lost.get(client.client, [])
+        asked = of_clients.get(client.client, log.updates[:0])
+        taken = int((asked["what"] == "clients").sum())
         present = sum(many > 0 for many in client.classes) if client.classes else None
         rows.append(
             (
@@ -119,10 +111,10 @@ def client_sheet(log: Log) -> Sheet:
                 "malicious" if client.malicious else other,
                 client.examples,
                 present,
-                len(mine),
-                len(gone) or None,
-                _sum(mine + gone, DOWN),
-                _sum(mine + gone, UP),
+                taken,
+                len(asked) - taken or None,
+                _sum(asked, DOWN),
+                _sum(asked, UP),
                 *client.classes,
             )
         )
@@ -147,16 +139,12 @@ def client_sheet(log: Log) -> Sheet:
 
 def traffic_sheet(log: Log) -> Sheet:
     """A row per architecture that clients trained: bytes down and up, MACs forward; all of them."""
-    by_tier: dict[str, list[RoundLine]] = {}
-    for row in _reports(log, "clients", "rejected", "failed"):
-        if DOWN in row:
-            by_tier.setdefault(str(row["name"]), []).append(row)
+    by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
     rows: list[tuple[Any, ...]] = []
-    for name, reports in by_tier.items():
-        size = log.cost(name)
-        seen = [row["seen"] for row in reports if row.get("seen") is not None]
-        macs = int(size.macs * sum(seen)) if size and seen else None
-        rows.append((name, len(reports), _sum(reports, DOWN), _sum(reports, UP), macs))
+    for name, asked in by_tier:
+        size, seen = log.cost(str(name)), _sum(asked, "seen")
+        macs = None if size is None or seen is None else int(size.macs * seen)
+        rows.append((name, len(asked), _sum(asked, DOWN), _sum(asked, UP), macs))
     if len(rows) > 1:
         _, *counts = zip(*rows, strict=True)
         rows.append(("all", *(None if None in column else sum(column) for column in counts)))
@@ -165,7 +153,7 @@ def traffic_sheet(log: Log) -> Sheet:
         SheetColumn("tasks", "tasks", right=True),
         SheetColumn(DOWN, "bytes down", in_bytes, right=True),
         SheetColumn(UP, "bytes up", in_bytes, right=True),
-        SheetColumn("macs", "MACs forward", quantity, right=True),
+        SheetColumn("macs", "MACs forward", count, right=True),
     )
     strong = frozenset({len(rows) - 1}) if len(by_tier) > 1 else frozenset()
     note = (
@@ -190,16 +178,15 @@ def setting_sheet(log: Log) -> Sheet:
 def lost_sheet(log: Log) -> Sheet:
     """Every update that was refused, and every client that failed."""
     names = {client.client: client.label for client in log.clients}
+    lost = log.updates[log.updates["what"] != "clients"]
     rows = [
         (
-            line["round"],
-            names.get(item["client"], f"client {item['client']}, {item.get('name', '')}"),
-            key,
-            str(item["reason"]),
+            row.round,
+            names.get(row.client, f"client {row.client}, {row.name}"),
+            row.what,
+            str(row.reason),
         )
-        for line in log.rounds
-        for key in ("rejected", "failed")
-        for item in line.get(key) or ()
+        for row in lost.itertuples(index=False)
     ]
     columns = (
         SheetColumn("round", "round", right=True),
@@ -210,18 +197,7 @@ def lost_sheet(log: Log) -> Sheet:
     return Sheet("lost", columns, tuple(rows))
 
 
-def _reports(log: Log, *kinds: str) -> list[RoundLine]:
-    return [row for line in log.rounds for kind in kinds for row in line.get(kind) or ()]
-
-
-def _by_client(log: Log, *kinds: str) -> dict[int, list[RoundLine]]:
-    found: dict[int, list[RoundLine]] = {}
-    for row in _reports(log, *kinds):
-        found.setdefault(row["client"], []).append(row)
-    return found
-
-
-def _sum(rows: list[RoundLine], key: str) -> int | None:
+def _sum(asked: DataFrame, key: str) -> int | None:
     """None where it was not recorded."""
-    known = any(DOWN in row for row in rows)
-    return sum(row.get(key, 0) for row in rows) if known else None
+    values = asked[key].dropna()
+    return None if values.empty else sum(values)

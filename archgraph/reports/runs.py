@@ -1,11 +1,15 @@
-"""A run folder as its pictures need it: what was asked and what was measured."""
+"""A run folder as its pictures need it: what was asked and what was measured.
+
+Figures are read from one data frame of the run (:func:`archgraph.record.points.frame`), and those
+of several runs from these frames one below the other. Tables and plots select from it.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +20,21 @@ from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.fields import GLOBAL
 from archgraph.record.lines import parsed
+from archgraph.record.points import REPORTS, frame
 from archgraph.record.progress import judge_of
+from archgraph.record.traffic import DOWN, UP
 
 if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
 
 RoundLine = Mapping[str, Any]
+# Figures of which less is better where a test does not say it; seconds by purpose begin so.
+LESS, SECONDS = ("perplexity", "loss"), "seconds_"
+RUN = ["experiment", "seed"]
+"""The columns that tell runs apart in a frame of several."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +63,62 @@ class Log:
             return None
 
     @functools.cached_property
+    def figures(self) -> DataFrame:
+        """A row for each figure, but those of single clients' training, which no page shows."""
+        return frame(self.rounds, clients=False)
+
+    @functools.cached_property
+    def updates(self) -> DataFrame:
+        """A row for each client that was asked in a round: what became of it, and its bytes."""
+        import pandas
+
+        rows = [
+            # What was lost on its way sent nothing up; older runs say nothing of either way.
+            {"round": line["round"], "what": what, **({UP: 0} if DOWN in row else {}), **row}
+            for line in self.rounds
+            for what in REPORTS
+            for row in line.get(what) or ()
+        ]
+        columns = ("round", "what", "client", "name", "reason", "seen", DOWN, UP)
+        # Of objects: a column of whole numbers with gaps would be one of floats.
+        return pandas.DataFrame(rows, columns=columns, dtype=object)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that were tested, in the order of their first test."""
+        names = (name for test in tests(self) for name in test.get("models", {}))
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def submodels(self) -> tuple[str, ...]:
+        """The models that clients use; the global one where there is nothing else."""
+        return tuple(name for name in self.models if name != GLOBAL) or self.models
+
+    @property
+    def done(self) -> int:
+        """The last round."""
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
+    def stopped(self) -> str:
+        """Why it ended before its last round; empty: it did not."""
+        return str(self.rounds[-1].get("stopped") or "") if self.rounds else ""
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """How many updates were rejected, and how many clients failed."""
+        many = self.updates.groupby("what").size()
+        return {key: int(many.get(key, 0)) for key in ("rejected", "failed")}
+
+    @functools.cached_property
     def clients(self) -> tuple[ClientFacts, ...]:
         """Who takes part; none where the folder is from before that was recorded."""
         return read_clients(self.folder)
+
+    @property
+    def participants(self) -> tuple[ClientFacts, ...]:
+        """The clients, without the further models that some of them train."""
+        return tuple(client for client in self.clients if client.of is None)
 
     @functools.cached_property
     def graphs(self) -> Mapping[str, ArchGraph | str]:
@@ -80,9 +145,9 @@ class Log:
         spec = self.experiment.validation if self.experiment else None
         if spec is None:
             return None
-        figure = spec.metric or judge(self.rounds)
+        figure = spec.metric or judge([self])
         try:
-            return Selection(spec, figure, better(self.rounds, figure)).best(self.rounds)
+            return Selection(spec, figure, better([self], figure)).best(self.rounds)
         except RunError:
             return None
 
@@ -114,75 +179,91 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     return Log(place, config, tuple(rounds))
 
 
-def judge(rounds: Sequence[RoundLine]) -> str:
-    """The figure by which the run's models are judged."""
-    return judge_of(next(filter(None, map(evaluation, rounds)), {}))
+def tests(log: Log) -> Iterator[Mapping[str, Any]]:
+    """Yield the evaluations of a run; what they say in words is not in its frame."""
+    return filter(None, (line.get("evaluation") for line in log.rounds))
 
 
-def better(rounds: Sequence[RoundLine], figure: str) -> bool:
-    """Whether more of a figure is better.
+def judge(logs: Iterable[Log]) -> str:
+    """Return the figure by which the models of runs are judged."""
+    return judge_of(next((test for log in logs for test in tests(log)), {}))
+
+
+def better(logs: Iterable[Log], figure: str) -> bool:
+    """Return whether more of a figure is better.
 
     >>> line = {"round": 1, "evaluation": {"better": {"mse": False, "r2": True}}}
-    >>> better([line], "mse"), better([line], "r2")
+    >>> log = Log(Path("run"), "", (line,))
+    >>> better([log], "mse"), better([log], "r2")
     (False, True)
     """
-    for line in rounds:
-        told = evaluation(line).get("better", {})
-        if told.get(figure) is not None:
-            return bool(told[figure])
-    return figure not in ("perplexity", "loss")
+    said = (test.get("better", {}).get(figure) for log in logs for test in tests(log))
+    return bool(next((more for more in said if more is not None), figure not in LESS))
 
 
-def series(
-    rounds: Sequence[RoundLine], *path: str, part: str = "evaluation"
-) -> tuple[list[int], list[float]]:
-    """Rounds and values of one figure of the evaluation (or validation), where it was measured.
+def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[int]]) -> DataFrame:
+    """Put the frames of runs one below the other.
+
+    Args:
+        groups: The runs that differ in the seed only, by what they are called.
+        seeds: Of these runs.
+
+    Returns:
+        Their rows with the columns ``experiment`` and ``seed``; ``model`` says whether the group of
+        a row is a tested model, and ``submodel`` whether it is one that clients use: ``global`` may
+        also be the mean of all models.
+    """
+    import pandas
+
+    frames = [
+        log.figures.assign(
+            experiment=name,
+            seed=seed,
+            model=log.figures["group"].isin(log.models),
+            submodel=log.figures["group"].isin(log.submodels),
+        )
+        for name, logs in groups.items()
+        for seed, log in zip(seeds[name], logs, strict=True)
+    ]
+    return pandas.concat(frames, ignore_index=True)
+
+
+def chosen(figures: DataFrame, **columns: Any) -> DataFrame:
+    """Return the rows that have these values in their columns.
+
+    >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5, "loss": 1.0}}}
+    >>> chosen(Log(Path("run"), "", (line,)).figures, part="test", metric="loss")["value"].tolist()
+    [1.0]
+    """
+    for column, value in columns.items():
+        figures = figures[figures[column] == value]
+    return figures
+
+
+def series(figures: DataFrame, **columns: Any) -> Series:
+    """Return one finite figure by round, where it was measured.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
-    >>> series([line, {"round": 4}], "global", "accuracy")
-    ([3], [0.5])
+    >>> log = Log(Path("run"), "", (line, {"round": 4}))
+    >>> series(log.figures, part="test", group="global", metric="accuracy").to_dict()
+    {3: 0.5}
     """
-    numbers, values = [], []
-    for line in rounds:
-        value: Any = line.get(part) or {}
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, int | float):
-            numbers.append(int(line["round"]))
-            values.append(float(value))
-    return numbers, values
+    return chosen(figures, **columns).set_index("round")["value"].dropna()
 
 
-def models(rounds: Sequence[RoundLine]) -> tuple[str, ...]:
-    """Names of the models that were tested, in the order of their first test."""
-    names = (name for line in rounds for name in evaluation(line).get("models", {}))
-    return tuple(dict.fromkeys(names))
+def seconds(figures: DataFrame) -> dict[str, float]:
+    """Return the seconds of all rounds by purpose; `other` is what is left of their total.
 
-
-def submodels(line: RoundLine) -> list[Mapping[str, Any]]:
-    """Figures of what the clients use; of the global model where there is nothing else."""
-    named = evaluation(line).get("models", {})
-    return [row for name, row in named.items() if name != "global"] or list(named.values())
-
-
-def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
-    """Seconds of all rounds together, by purpose; `other` is what is left of their total.
-
-    >>> seconds([{"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}])
+    >>> line = {"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}
+    >>> seconds(Log(Path("run"), "", (line,)).figures)
     {'local': 3.0, 'server': 1.0, 'other': 1.0}
     """
-    sums: dict[str, float] = {}
-    for line in rounds:
-        for purpose, value in line.get("seconds", {}).items():
-            sums[purpose] = sums.get(purpose, 0.0) + float(value)
+    timed = figures[figures["metric"].str.startswith(SECONDS)]
+    by_purpose = timed.groupby("metric", sort=False)["value"]
+    sums = {name.removeprefix(SECONDS): sum(values) for name, values in by_purpose}
     total = sums.pop("total", None)
     # Recording is measured after a round ends, so it is not part of the total.
     inside = sum(value for purpose, value in sums.items() if purpose != "record")
     if total is not None:
         sums["other"] = max(total - inside, 0.0)
     return sums
-
-
-def evaluation(line: RoundLine) -> Mapping[str, Any]:
-    """The test of a round; empty where there was none."""
-    return line.get("evaluation") or {}

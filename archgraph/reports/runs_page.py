@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from archgraph.display import colours
 from archgraph.fields import GLOBAL
@@ -18,24 +19,33 @@ from archgraph.reports.group_tables import (
     data_sheet,
     differences_csv,
     each_run,
-    participants,
     sent_sheet,
     shared_sheet,
 )
 from archgraph.reports.header import header
 from archgraph.reports.page import chart, drawings, facts, folded, html_page, section, viewer_frame
-from archgraph.reports.plots import band, by_cost, panels, reduced, scale, time_panel
+from archgraph.reports.plots import (
+    Reduce,
+    band,
+    by_cost,
+    by_seed,
+    panels,
+    reduced,
+    scale,
+    time_panel,
+)
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
-from archgraph.reports.runs import Log, RoundLine, better, judge, models, seconds, series
+from archgraph.reports.runs import RUN, Log, better, chosen, judge, seconds
 from archgraph.reports.sheets import Sheet, SheetColumn, download
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-# Curves of a panel: the values of each of its runs, by round.
-Curves = Mapping[str, list[dict[int, float]]]
-Reduce = Callable[[Iterable[float]], float]
+    # Curves of a panel: the values of its runs, by round and seed.
+    Curves = Mapping[str, DataFrame]
+
 # Groups that stand side by side.
 FEW = 4
 # Tiers that have a panel of their own.
@@ -108,7 +118,7 @@ def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
     logs = [log for _, _, log in each_run(compared)]
     yield "runs", f"{len(logs)} in {plural(len(compared.groups), 'group')}"
     yield "seeds", ", ".join(dict.fromkeys(str(seed) for _, seed, _ in each_run(compared)))
-    spent = sum(value for log in logs for value in seconds(log.rounds).values())
+    spent = sum(value for log in logs for value in seconds(log.figures).values())
     if spent:
         yield "time of all", f"{spent:.1f} s"
     of = [dict(header(log)) for log in logs]
@@ -152,43 +162,40 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
 
 def rounds_sheet(compared: Comparison) -> Sheet:
     """A row per run, round and model: the figure that judges it."""
-    what = judge(_lines(compared))
-    rows = [
-        (group.label, seed, at, name, value)
-        for group in compared.groups
-        for seed, log in zip(group.seeds, group.runs, strict=True)
-        for name in models(log.rounds)
-        for at, value in zip(*series(log.rounds, "models", name, what), strict=True)
-    ]
+    what = judge(_logs(compared))
+    rows = chosen(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
-    return Sheet("rounds", tuple(SheetColumn(key, key) for key in keys), tuple(rows))
+    # By model within a run, not by round.
+    runs = [of.groupby("group", sort=False) for _, of in rows.groupby(RUN, sort=False)]
+    ordered = [rows for models in runs for _, rows in models]
+    values = [row for of in ordered for row in of[[*RUN, "round", "group", "value"]].values]
+    return Sheet("rounds", tuple(SheetColumn(key, key) for key in keys), tuple(map(tuple, values)))
 
 
 def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
     """Means over the seeds as lines, standard deviations as bands; then the time of each group."""
-    lines = _lines(compared)
-    what = judge(lines)
-    more = better(lines, what)
-    for title, curves in _curves(compared, what, min if more else max):
+    logs, figures = _logs(compared), compared.frame
+    what = judge(logs)
+    more = better(logs, what)
+    said = None if what == "accuracy" else more
+    for title, curves in _curves(compared, what, np.min if more else np.max):
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
         for number, (name, runs) in enumerate(curves.items()):
             band(panel, runs, name, number, bold=name == GLOBAL)
-        scale(panel, what, title, None if what == "accuracy" else more)
+        scale(panel, what, title, said)
         legend(figure, panel)
         yield f"{title} over the rounds", figure
-    rounds_of = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
-    for axis, spent in by_cost(rounds_of).items():
+    of = {group.label: chosen(figures, experiment=group.label) for group in compared.groups}
+    for axis, spent in by_cost(figures).items():
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-        for number, (label, many) in enumerate(rounds_of.items()):
-            means = [reduced(rounds, what, statistics.fmean) for rounds in many]
-            band(panel, means, label, number, spent[label])
-        scale(panel, what, f"average submodel: {what}", None if what == "accuracy" else more, axis)
+        for number, (label, own) in enumerate(of.items()):
+            band(panel, reduced(own, what, np.mean), label, number, spent[label])
+        scale(panel, what, f"average submodel: {what}", said, axis)
         legend(figure, panel)
         yield f"average submodel: {what} over {axis}", figure
-    timed = {name: [line for rounds in many for line in rounds] for name, many in rounds_of.items()}
-    if any(seconds(rounds) for rounds in timed.values()):
+    if seconds(figures):
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-        time_panel(panel, timed)
+        time_panel(panel, of)
         yield "seconds per round", figure
 
 
@@ -196,11 +203,11 @@ def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
     """The data of each client, once for runs whose clients have the same; of the first few."""
     users: dict[str, tuple[Log, list[str]]] = {}
     for group, seed, log in each_run(compared):
-        clients = json.dumps([one.model_dump() for one in participants(log)])
+        clients = json.dumps([one.model_dump() for one in log.participants])
         users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
     for log, labels in list(users.values())[:FEW]:
         more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
-        figure = data_chart(participants(log))
+        figure = data_chart(log.participants)
         if figure is not None:
             figure.suptitle(labels[0] + more, fontsize=9, color=colours.INK)
             yield f"data of each client: {labels[0]}{more}", figure
@@ -208,31 +215,28 @@ def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
     """Of one group each model; of several the worst and average submodel, and each tier's."""
-    groups = compared.groups
-    tiers = list(
-        dict.fromkeys(name for g in groups for log in g.runs for name in models(log.rounds))
-    )
-    if len(groups) == 1:
-        (group,) = groups
+    tested = chosen(compared.frame, part="test", metric=what, model=True)
+    of = {group.label: chosen(tested, experiment=group.label) for group in compared.groups}
+    tiers = list(dict.fromkeys(name for log in _logs(compared) for name in log.models))
+    if len(of) == 1:
+        (rows,) = of.values()
         last = sorted(tiers, key=lambda name: name == GLOBAL)
-        yield f"{what} on all test data", {name: _of(group, name, what) for name in last}
+        yield f"{what} on all test data", {name: _of(rows, name) for name in last}
         return
-    for title, reduce in (("average", statistics.fmean), ("worst", worst)):
-        yield (
-            f"{title} submodel: {what}",
-            {g.label: [reduced(log.rounds, what, reduce) for log in g.runs] for g in groups},
-        )
+    for title, reduce in (("average", np.mean), ("worst", worst)):
+        curves = {label: reduced(rows, what, reduce) for label, rows in of.items()}
+        yield f"{title} submodel: {what}", curves
     for tier in tiers[:TIERS]:
-        curves = {g.label: _of(g, tier, what) for g in groups}
+        curves = {label: _of(rows, tier) for label, rows in of.items()}
+        everywhere = {group.label: len(group.runs) for group in compared.groups}
         title = f"{tier} model: {what}" if tier == GLOBAL else f"{tier}: {what}"
-        yield title, {label: runs for label, runs in curves.items() if all(runs)}
+        yield title, {n: runs for n, runs in curves.items() if runs.shape[1] == everywhere[n]}
 
 
-def _of(group: RunGroup, name: str, what: str) -> list[dict[int, float]]:
-    """A figure of a model by round, for each run of a group."""
-    found = (series(log.rounds, "models", name, what) for log in group.runs)
-    return [dict(zip(*pair, strict=True)) for pair in found]
+def _of(rows: DataFrame, model: str) -> DataFrame:
+    """A figure of a model by round and seed."""
+    return by_seed(chosen(rows, group=model).set_index(["round", "seed"])["value"])
 
 
-def _lines(compared: Comparison) -> list[RoundLine]:
-    return [line for group in compared.groups for log in group.runs for line in log.rounds]
+def _logs(compared: Comparison) -> list[Log]:
+    return [log for _, _, log in each_run(compared)]

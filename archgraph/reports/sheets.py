@@ -20,15 +20,6 @@ KINDS = {"csv": "text/csv", "svg": "image/svg+xml"}
 MOST = 200
 
 
-def quantity(value: float) -> str:
-    """A count, short.
-
-    >>> quantity(11_689_512)
-    '11.7M'
-    """
-    return count(value)
-
-
 def in_bytes(value: float) -> str:
     """Bytes, short, in powers of ten.
 

@@ -1,6 +1,7 @@
 """A run while it goes on: a page from a server on this machine, which shows that run alone.
 
-The server is bound to the loopback address. It knows a few addresses and no file names, answers
+The pages are written into a temporary folder whenever they are asked for and the run has changed,
+and served from there by the standard library. The server is bound to the loopback address, answers
 only requests that name it as their host (a page elsewhere whose name leads here gets nothing), and
 reads the run folder without changing it. The viewer stands in a frame of its own, with its own
 policy: it is loaded once, and gets what further rounds changed.
@@ -14,15 +15,17 @@ import hashlib
 import html
 import json
 import os
-import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import BinaryIO
 
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.fields import GLOBAL
+from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.record.folder import goes_on
@@ -30,6 +33,7 @@ from archgraph.reports.page import html_page, live_parts, section
 from archgraph.reports.runs import Log, read_run, seconds
 
 LOOPBACK = "127.0.0.1"
+INDEX, VIEWER = "index.html", "viewer.html"
 # How often the page asks for a new round, in milliseconds.
 EVERY = 2000
 # Exchanges what changes when there is something new; what is open or closed stays so.
@@ -37,7 +41,7 @@ SCRIPT = f"""
 let seen;
 async function look() {{
   try {{
-    const now = await (await fetch("/state")).text();
+    const now = await (await fetch("/state.txt")).text();
     if (seen !== undefined && now !== seen) {{
       const text = await (await fetch("/")).text();
       const parts = () => [...document.querySelectorAll("details > summary")];
@@ -50,7 +54,7 @@ async function look() {{
     seen = now;
     const viewer = document.querySelector("iframe.viewer")?.contentWindow.archgraph;
     if (viewer && viewer.seen !== now) {{
-      const rounds = await fetch("/rounds");
+      const rounds = await fetch("/rounds.json");
       if (rounds.ok) viewer.app.renew(await rounds.json());
       viewer.seen = now;
     }}
@@ -64,7 +68,6 @@ LOOK = """
 progress { width: 100%; height: .7rem; }
 .lost { display: none; } .gone .lost { display: block; font-weight: 600; }
 """
-_OWN_POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
@@ -103,16 +106,30 @@ class RunServer(ThreadingHTTPServer):
         rounds: Callable[[Log], Json] = lambda log: None,
     ) -> None:
         self.folder = read_run(folder).folder
-        self.pages = {"/": _Page("text/html", functools.partial(watch_page, framed=bool(viewer)))}
+        self.pages: dict[str, Callable[[], str]] = {
+            INDEX: lambda: watch_page(read_run(self.folder), framed=viewer is not None),
+            "state.txt": self.state,
+        }
         if viewer is not None:
-            self.pages["/viewer"] = _Page("text/html", viewer)
-            self.pages["/rounds"] = _Page("application/json", lambda log: json.dumps(rounds(log)))
+            self.pages[VIEWER] = lambda: viewer(read_run(self.folder))
+            self.pages["rounds.json"] = lambda: json.dumps(rounds(read_run(self.folder)))
+        self._written = dict.fromkeys(self.pages, "")
+        # One each: the viewer may take seconds to draw.
+        self._writing = {name: threading.Lock() for name in self.pages}
+        self._site = tempfile.TemporaryDirectory()
         try:
-            super().__init__((LOOPBACK, port), _Request)
+            super().__init__(
+                (LOOPBACK, port), functools.partial(_Request, directory=self._site.name)
+            )
         except (OSError, OverflowError) as error:
             raise RunError(
                 "cannot listen", where=f"port {port}", found=error, hint="--port names another one"
             ) from error
+
+    def server_close(self) -> None:
+        """Stop listening, and remove the pages."""
+        super().server_close()
+        self._site.cleanup()
 
     @property
     def address(self) -> str:
@@ -129,65 +146,45 @@ class RunServer(ThreadingHTTPServer):
         found = (self.folder / "metrics.jsonl").stat()
         return f"{found.st_size} {found.st_mtime_ns} {goes_on(self.folder)}"
 
-    def text(self, page: _Page) -> str:
-        """A page as it is now; drawn once for each state."""
-        with page.drawing:
+    def write(self, name: str) -> None:
+        """Write a page as the run is now, unless it was written in this state."""
+        with self._writing[name]:
             state = self.state()
-            if page.state != state:
-                page.text, page.state = page.draw(read_run(self.folder)), state
-            return page.text
+            if self._written[name] != state:
+                write(Path(self._site.name) / name, self.pages[name]())
+                self._written[name] = state
 
 
-@dataclass
-class _Page:
-    """What stands at an address.
-
-    Attributes:
-        kind: Its media type.
-        draw: Makes it of a run.
-        text: As it was drawn last.
-        state: Of the run at that time.
-        drawing: Held while it is drawn, which for the viewer may take seconds.
-    """
-
-    kind: str
-    draw: Callable[[Log], str]
-    text: str = ""
-    state: str = ""
-    drawing: threading.Lock = field(default_factory=threading.Lock)
-
-
-class _Request(BaseHTTPRequestHandler):
-    """A request of a browser; only what is read here is answered."""
+class _Request(SimpleHTTPRequestHandler):
+    """A request of a browser for one of the pages."""
 
     server: RunServer
     server_version, sys_version = "archgraph", ""
 
-    def do_GET(self) -> None:
-        """Answer the few addresses there are."""
-        page = self.server.pages.get(self.path)
-        if self.headers.get_all("Host") not in [[name] for name in self.server.hosts]:
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "not the name of this server")
-        elif page is None and self.path != "/state":
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
+    def send_head(self) -> BinaryIO | None:
+        """Write the page that is asked for and send its head; anything else gets an error."""
+        name = self.path.removeprefix("/") or INDEX
+        status, reason = HTTPStatus.OK, ""
+        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
+            status, reason = HTTPStatus.FORBIDDEN, "not the name of this server"
+        elif name not in self.server.pages:
+            status, reason = HTTPStatus.NOT_FOUND, "nothing here"
         else:
             try:
-                text = self.server.text(page) if page else self.server.state()
-                self._send(HTTPStatus.OK, page.kind if page else "text/plain", text)
+                self.server.write(name)
             except (ArchGraphError, OSError) as error:
-                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+                status, reason = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        if reason:
+            self.send_error(status, explain=reason)
+            return None
+        return super().send_head()
 
-    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        facts = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-        # The viewer says itself which script is its own; only the page of the run may frame it.
-        own = _OWN_POLICY.search(text) if self.path == "/viewer" else None
-        facts["Content-Security-Policy"] = f"{own[1]}; frame-ancestors 'self'" if own else POLICY
-        for name, value in {**facts, **HEADERS}.items():
+    def end_headers(self) -> None:
+        """Say what a page may load; the viewer says itself which script is its own."""
+        policy = "frame-ancestors 'self'" if self.path == f"/{VIEWER}" else POLICY
+        for name, value in {"Content-Security-Policy": policy, **HEADERS}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the terminal is the user's."""
@@ -201,7 +198,7 @@ def watch_page(log: Log, *, framed: bool = False) -> str:
         framed: Whether the viewer stands below, outside of what is exchanged.
     """
     live = ['<div id="live">', *_progress(log), *live_parts(log), "</div>"]
-    frame = '<iframe class="viewer" title="Architectures" src="/viewer"></iframe>'
+    frame = f'<iframe class="viewer" title="Architectures" src="/{VIEWER}"></iframe>'
     known = framed and isinstance(log.graphs.get(GLOBAL), ArchGraph)
     below = section("Architectures", frame if known else "")
     text = html_page(f"{log.name}: {_done(log)}", [*live, *below])
@@ -209,35 +206,33 @@ def watch_page(log: Log, *, framed: bool = False) -> str:
 
 
 def _progress(log: Log) -> Iterator[str]:
-    done, planned = _rounds(log)
+    planned = _planned(log)
     yield f"<h1>{html.escape(log.name)}</h1>"
     yield '<p class="lost">The server has ended: this is what it showed last.</p>'
     rest = _left(log) if goes_on(log.folder) else _still(log)
     yield f"<p>{html.escape(_done(log) + rest)}</p>"
-    yield f'<progress max="{planned}" value="{done}"></progress>'
+    yield f'<progress max="{planned}" value="{log.done}"></progress>'
 
 
-def _rounds(log: Log) -> tuple[int, int]:
-    done = int(log.rounds[-1]["round"]) if log.rounds else 0
-    return done, log.experiment.rounds if log.experiment else done
+def _planned(log: Log) -> int:
+    return log.experiment.rounds if log.experiment else log.done
 
 
 def _done(log: Log) -> str:
-    done, planned = _rounds(log)
-    return f"round {done} of {planned}"
+    return f"round {log.done} of {_planned(log)}"
 
 
 def _still(log: Log) -> str:
     """What to say of a run that no process writes."""
-    done, planned = _rounds(log)
-    return "" if done >= planned else ", not running now: archgraph run … --resume goes on"
+    over = log.done >= _planned(log)
+    return "" if over else ", not running now: archgraph run … --resume goes on"
 
 
 def _left(log: Log) -> str:
     """About how long it will take, from the rounds so far."""
-    done, planned = _rounds(log)
-    spent = sum(seconds(log.rounds).values())
-    if not done or done >= planned or not spent:
+    rounds = _planned(log) - log.done
+    spent = sum(seconds(log.figures).values())
+    if not log.done or rounds <= 0 or not spent:
         return ""
-    left = spent / done * (planned - done)
+    left = spent / log.done * rounds
     return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"

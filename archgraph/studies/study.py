@@ -117,7 +117,7 @@ class StudyResult:
     def seconds(self) -> dict[Path, float]:
         """How long each finished run took, by its folder."""
         logs = (log for of in self.groups.values() for group in of.values() for log in group.runs)
-        return {log.folder: sum(seconds(log.rounds).values()) for log in logs}
+        return {log.folder: sum(seconds(log.figures).values()) for log in logs}
 
     @property
     def stamp(self) -> str:

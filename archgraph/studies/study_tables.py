@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import itertools
 import os
 import statistics
@@ -16,6 +14,7 @@ from archgraph.reports.comparison import Comparison
 from archgraph.reports.group_tables import shared_sheet
 from archgraph.reports.page import html_page, image
 from archgraph.reports.plots import picture, spread
+from archgraph.reports.sheets import as_csv
 from archgraph.studies.earlier import BEGIN, END, EarlierStudy
 from archgraph.studies.paired import LEVEL
 from archgraph.studies.study import StudyResult
@@ -33,9 +32,7 @@ def study_tables(result: StudyResult) -> tuple[Table, ...]:
 
 def study_csv(result: StudyResult) -> str:
     """A line for each cell and figure."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", "column", "figure", "seeds", "mean", "std", "published", "values"])
+    rows = []
     for row, column in _cells(result):
         for figure in result.spec.figures:
             values = list(result.values(row, column, figure).values())
@@ -43,8 +40,9 @@ def study_csv(result: StudyResult) -> str:
             std = statistics.stdev(values) if len(values) > 1 else None
             printed = result.spec.printed(row, column, figure)
             listed = " ".join(map(repr, values))
-            writer.writerow([row, column, figure, len(values), mean, std, printed, listed])
-    return stream.getvalue()
+            rows.append([row, column, figure, len(values), mean, std, printed, listed])
+    heads = ("row", "column", "figure", "seeds", "mean", "std", "published", "values")
+    return as_csv(heads, rows)
 
 
 def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> str:
@@ -77,7 +75,7 @@ def study_page(result: StudyResult) -> str:
     body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
     for column in dict.fromkeys(column for _, column in result.groups):
         groups = {
-            row: [log.rounds for log in next(iter(of.values())).runs]
+            row: next(iter(of.values())).runs
             for (row, at), of in result.groups.items()
             if at == column
         }

@@ -20,8 +20,9 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.federation import Evaluated, LocalOptions, ServerState, World
 from archgraph.language.experiment import EvaluateSpec
-from archgraph.reports.measures import SPENT
+from archgraph.reports.measures import spent
 from archgraph.reports.plots import COSTS, spread
+from archgraph.reports.runs import Log, together
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.standalone import Standalone
 
@@ -138,13 +139,20 @@ def test_macs_of_a_round_and_of_an_epoch(experiment: Make):
         }
 
 
+def log_of(lines: list[dict[str, Any]]) -> Log:
+    return Log(Path("run"), "", tuple(lines))
+
+
 def test_columns_of_what_is_computed():
+    def found(lines: list[dict[str, Any]]) -> dict[str, list[float]]:
+        figures = together({"run": [log_of(lines)]}, {"run": [0]})
+        return {m.key: m.values.dropna().tolist() for m in spent(figures)}
+
     macs = [{"round": 30.0, "epoch": 5.0, "epochs": 2}, {"round": 40.0, "epoch": 5.0, "epochs": 2}]
     lines = [{"round": number, "macs": one} for number, one in enumerate(macs, 1)]
-    found = {m.key: m.read(lines, []) for m in SPENT}
-    assert [found[key] for key in ("macs", "mace", "epochs", "tmac")] == [70, 5, 4, 20]
-    older = {m.key: m.read([{"round": 0}, *lines], []) for m in SPENT}
-    assert {older[key] for key in ("macs", "mace", "epochs", "tmac")} == {None}
+    keys = ("macs", "mace", "epochs", "tmac")
+    assert [found(lines)[key] for key in keys] == [[70], [5], [4], [20]]
+    assert all(found([{"round": 0}, *lines])[key] == [] for key in keys)
 
 
 def test_what_fedfa_prints_for_pre_resnet():
@@ -159,17 +167,17 @@ def test_accuracy_is_drawn_over_what_was_sent_and_computed():
         return [
             {
                 "round": number,
-                "clients": [{"bytes_down": 1e6 * scale, "bytes_up": 3e6}],
+                "clients": [{"client": 0, "bytes_down": 1e6 * scale, "bytes_up": 3e6}],
                 "macs": {"round": 2e9 * scale, "epoch": 1.0, "epochs": 1},
                 "evaluation": {"models": {"all": {"accuracy": 0.1 * number}}},
             }
             for number in (1, 2)
         ]
 
-    *_, sent, computed = spread({"one": [run(1), run(3)]}).axes
+    *_, sent, computed = spread({"one": [log_of(run(1)), log_of(run(3))]}).axes
     # The mean of two runs: 4 and 6 MB, 2 and 6 GMACs a round.
     assert list(np.asarray(sent.get_lines()[0].get_xdata())) == [5, 10]
     assert list(np.asarray(computed.get_lines()[0].get_xdata())) == [4, 8]
     assert [panel.get_xlabel() for panel in (sent, computed)] == list(COSTS)
     older = [{k: v for k, v in line.items() if k != "macs"} for line in run(1)]
-    assert len(spread({"one": [run(1)], "older": [older]}).axes) == 3
+    assert len(spread({"one": [log_of(run(1))], "older": [log_of(older)]}).axes) == 3

@@ -402,7 +402,7 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
         made(tmp_path / f"a{seed}", accuracies(low, 0.8), seed=seed)
     made(tmp_path / "b", accuracies(0.3, 0.3), name="other", strategy="nefl")
     groups = comparison([tmp_path]).groups
-    average, worst, time = spread({g.label: [r.rounds for r in g.runs] for g in groups}).axes
+    average, worst, time = spread({g.label: g.runs for g in groups}).axes
     assert [line.get_label() for line in average.get_lines()] == ["tiny", "other"]
     lines = [np.asarray(line.get_ydata()).tolist() for line in worst.get_lines()]
     assert lines == [pytest.approx([0.25, 0.5], abs=1e-12), pytest.approx([0.15, 0.3], abs=1e-12)]

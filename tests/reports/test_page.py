@@ -191,7 +191,7 @@ def test_no_round_is_chosen_by_test_data(tmp_path: Path):
     assert chosen.note == "3 rounds, round 2 is the best on validation examples"
     bare = model_sheet(log(tmp_path, config.replace("validation: 0.1\n", "")))
     assert bare.table().columns == ("model", "mse", "")
-    (panel,) = curves(rounds).axes
+    (panel,) = curves(Log(tmp_path, "", tuple(rounds))).axes
     assert panel.get_title(loc="left") == "mse on all test data (lower is better)"
 
 
@@ -203,7 +203,7 @@ def test_axes_fit_what_is_drawn(values: tuple[float, ...], low: float, high: flo
         {"round": i, "evaluation": {"models": {"a": {"accuracy": value}}}}
         for i, value in enumerate(values, 1)
     ]
-    bottom, top = curves(rounds).axes[0].get_ylim()
+    bottom, top = curves(Log(Path("run"), "", tuple(rounds))).axes[0].get_ylim()
     assert low <= bottom < min(values)
     assert max(values) < top <= high
 

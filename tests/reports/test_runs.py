@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from archgraph.errors import RunError
 from archgraph.reports.page import page, report
 from archgraph.reports.plots import curves, picture, save
 from archgraph.reports.run_tables import tiers
-from archgraph.reports.runs import Log, models, read_run, seconds, series
+from archgraph.reports.runs import Log, read_run, seconds, series
 
 
 def line(number: int, *, tested: bool = True, **more: Any) -> dict[str, Any]:
@@ -43,6 +44,11 @@ def line(number: int, *, tested: bool = True, **more: Any) -> dict[str, Any]:
     return found
 
 
+def log_of(rounds: Sequence[dict[str, Any]]) -> Log:
+    """A run of these lines whose folder says nothing more."""
+    return Log(Path("a"), "", tuple(rounds))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = tmp_path / "a run"
@@ -59,8 +65,9 @@ REJECTED = {"client": 4, "name": "small", "reason": "fc.weight: <not> finite"}
 def test_a_run_is_read_as_it_was_written(folder: Path):
     log = read_run(folder)
     assert [item["round"] for item in log.rounds] == [1, 2, 3]
-    assert models(log.rounds) == ("small", "large", "global")
-    assert series(log.rounds, "models", "large", "accuracy") == ([2, 3], [0.72, 0.73])
+    assert log.models == ("small", "large", "global")
+    found = series(log.figures, part="test", group="large", metric="accuracy")
+    assert found.to_dict() == {2: 0.72, 3: 0.73}
 
 
 def test_a_line_that_a_crash_cut_off_is_left_out(folder: Path):
@@ -106,14 +113,13 @@ def test_time_is_split_without_rest(parts: list[float]):
     local, server, evaluate, record, rest = parts
     total = local + server + evaluate + rest
     spent = {"local": local, "server": server, "evaluate": evaluate, "record": record}
-    found = seconds([{"round": 1, "seconds": {**spent, "total": total}}])
+    found = seconds(log_of([{"round": 1, "seconds": {**spent, "total": total}}]).figures)
     assert sum(found.values()) == pytest.approx(total + record, abs=1e-9)
     assert min(found.values()) >= 0.0
 
 
 def test_curves_show_every_model_and_the_time(folder: Path):
-    rounds = read_run(folder).rounds
-    accuracy, time = curves(rounds, title="tiny").axes
+    accuracy, time = curves(read_run(folder), title="tiny").axes
     drawn = {item.get_label(): item for item in accuracy.get_lines()}
     assert list(drawn) == ["small", "large", "global"]
     assert np.asarray(drawn["small"].get_xdata()).tolist() == [2, 3]
@@ -129,24 +135,24 @@ def test_perplexity_is_drawn_where_there_is_one():
         {"round": 1, "evaluation": {"models": {"a": {"accuracy": 0.1, "perplexity": 200.0}}}},
         {"round": 2, "evaluation": {"models": {"a": {"accuracy": 0.2, "perplexity": 100.0}}}},
     ]
-    (panel,) = curves(rounds).axes
+    (panel,) = curves(log_of(rounds)).axes
     assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]
     assert panel.get_yscale() == "log"
-    assert tiers(Log(Path("a"), "", tuple(rounds))).rows[0][1] == "100"
+    assert tiers(log_of(rounds)).rows[0][1] == "100"
 
 
 @pytest.mark.parametrize("rounds", [[], [{"round": 1}], [line(1, tested=False)]])
 def test_a_run_without_a_test_can_be_drawn(rounds: list[dict[str, Any]]):
-    assert picture(curves(rounds), "png").startswith(b"\x89PNG")
+    assert picture(curves(log_of(rounds)), "png").startswith(b"\x89PNG")
 
 
 def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path):
-    rounds = read_run(folder).rounds
-    assert picture(curves(rounds)) == picture(curves(rounds))
-    save(curves(rounds), tmp_path / "curves.svg")
-    assert (tmp_path / "curves.svg").read_bytes() == picture(curves(rounds))
+    log = read_run(folder)
+    assert picture(curves(log)) == picture(curves(log))
+    save(curves(log), tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes() == picture(curves(log))
     with pytest.raises(RunError, match="is not a picture format"):
-        save(curves(rounds), tmp_path / "curves.gif")
+        save(curves(log), tmp_path / "curves.gif")
     assert not (tmp_path / "curves.gif").exists()
 
 

@@ -89,9 +89,9 @@ def ask(
 
 
 def test_a_run_that_nobody_writes_has_no_time_left(server: RunServer, writer: int):
-    said = ask(server, "/state")[1]
+    said = ask(server, "/state.txt")[1]
     os.close(writer)  # as when its process ends, in whatever way
-    assert ask(server, "/state")[1] != said, "the page asks again"
+    assert ask(server, "/state.txt")[1] != said, "the page asks again"
     assert (
         "<p>round 1 of 4, not running now: archgraph run … --resume goes on</p>"
         in (ask(server, "/")[1])
@@ -103,10 +103,10 @@ def test_it_shows_what_the_run_has_written_so_far(server: RunServer, folder: Pat
     status, text, _ = ask(server, "/")
     assert status == 200 and "<p>round 1 of 4, about 3 min left</p>" in text
     assert '<progress max="4" value="1">' in text and "25.00" in text
-    before = ask(server, "/state")[1]
+    before = ask(server, "/state.txt")[1]
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(2, 0.5) + '{"round": 3, "ev')  # a line that is being written
-    assert ask(server, "/state")[1] != before
+    assert ask(server, "/state.txt")[1] != before
     text = ask(server, "/")[1]
     assert "round 2 of 4" in text and "50.00" in text
     assert text == ask(server, "/")[1]
@@ -127,13 +127,14 @@ def test_only_this_machine_reaches_it(server: RunServer):
     [
         "/metrics.jsonl", "/run.yaml", "/link.txt", "/up/etc/passwd", "/pictures/link.svg",
         "/../secret.txt", "/run/../../secret.txt", "//secret.txt", "/%2e%2e/secret.txt",
-        "/..%2fsecret.txt", "/..\\secret.txt", "/%00", "/?", "/./", "/state/", "/state/../run.yaml",
+        "/..%2fsecret.txt", "/..\\secret.txt", "/%00", "/?", "/./", "/index.html/",
+        "/state.txt/", "/state.txt/../run.yaml",
         "http://127.0.0.1/secret.txt", "secret.txt", "*",
     ],
 )  # fmt: skip
 def test_no_path_leads_to_a_file(server: RunServer, path: str):
     status, text, _ = ask(server, path)
-    assert status == 404 and text == "nothing here"
+    assert status == 404 and "nothing here" in text and SECRET not in text
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_no_path_leads_to_a_file(server: RunServer, path: str):
     ["", "evil.example", "evil.example:PORT", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:PORT@x"],
 )
 def test_a_page_whose_name_leads_here_gets_nothing(server: RunServer, host: str):
-    for path in ("/", "/state"):
+    for path in ("/", "/state.txt"):
         status, text, _ = ask(server, path, host.replace("PORT", str(server.server_port)))
-        assert status == 403 and text == "not the name of this server"
-    assert ask(server, "/state", f"localhost:{server.server_port}")[0] == 200
+        assert status == 403 and "not the name of this server" in text
+    assert ask(server, "/state.txt", f"localhost:{server.server_port}")[0] == 200
 
 
 def test_nothing_of_linked_files_is_on_the_page_and_nothing_is_loaded(server: RunServer):
@@ -157,7 +158,7 @@ def test_nothing_of_linked_files_is_on_the_page_and_nothing_is_loaded(server: Ru
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]', text)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HEAD"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
 def test_nothing_can_be_changed(server: RunServer, method: str):
     assert ask(server, "/", method=method)[0] == 501
 

@@ -43,7 +43,7 @@ def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tm
             assert not page.evaluate("document.querySelector('details').open")
             assert page.evaluate("[scrollY, document.documentElement.scrollWidth]") == [200, 390]
             assert page.is_hidden(".lost") and noise == []
-            assert asked == {server.address, f"{server.address}state"}
+            assert asked == {server.address, f"{server.address}state.txt"}
         finally:
             server.shutdown()
             thread.join()
@@ -58,7 +58,6 @@ def test_the_viewer_follows_the_run_and_loses_nothing_that_is_open(
     page = context.new_page()
     noise: list[str] = []
     asked: set[str] = set()
-    policies: list[str] = []
     page.on("console", lambda message: noise.append(message.text))
     page.on("pageerror", lambda error: noise.append(str(error)))
     page.on("request", lambda sent: asked.add(sent.url))
@@ -89,22 +88,23 @@ def test_the_viewer_follows_the_run_and_loses_nothing_that_is_open(
             with (run_folder / "metrics.jsonl").open("a") as file:
                 file.write(line(5, 0.75))
             inside.locator("#told", has_text="1 of 5").wait_for(timeout=60_000)
-            policies = [
-                ask(server, path)[2]["Content-Security-Policy"] for path in ("/", "/viewer")
-            ]
+            answers = [ask(server, path) for path in ("/", "/viewer.html")]
+            policies = [answer[2]["Content-Security-Policy"] for answer in answers]
         finally:
             server.shutdown()
             thread.join()
     context.close()
     assert noise == [] and {url.rpartition("/")[2] for url in asked} == {
         "",
-        "state",
-        "viewer",
-        "rounds",
+        "state.txt",
+        "viewer.html",
+        "rounds.json",
     }
     assert "frame-ancestors 'none'" in policies[0] and "frame-src 'self'" in policies[0]
-    assert "connect" not in policies[1] and "frame-ancestors 'self'" in policies[1]
-    assert re.findall("script-src 'sha256-[^ ]*'", policies[1])
+    # The viewer's page says the rest of its policy itself.
+    own = re.findall('http-equiv="Content-Security-Policy" content="([^"]*)"', answers[1][1])[0]
+    assert policies[1] == "frame-ancestors 'self'" and "connect" not in own
+    assert re.findall("script-src 'sha256-[^ ]*'", own)
 
 
 def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
