@@ -25,6 +25,7 @@ from archgraph.graph.ir import (
     refs,
     size_at,
 )
+from archgraph.graph.passes import prune, specialise
 from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
@@ -319,6 +320,10 @@ def _outputs(graph: ArchGraph, value: Value) -> object:
             return value
 
 
+def _real(kind: TensorType) -> bool:
+    return not kind.dtype.startswith(("int", "uint", "bool"))
+
+
 def _logits(outputs: Value) -> Ref | None:
     """The output that :class:`archgraph.federation.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
@@ -333,8 +338,21 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     largest = split.inputs.flatten(1).max(1).values
     example = int(largest.argmax())
     inputs, _ = split.examples(slice(example, example + 1))
-    zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in graph.params}
-    module = build(graph, {name: zeros[name] for name in graph.state_names}).eval()
+    zeros = {
+        p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype))
+        for p in graph.params
+        if p.role != "constant"
+    }
+    tested = specialise(graph, training=False)
+    # Only as far as words go: to the first results that are not whole numbers.
+    words = {n.name for n in tested.nodes if not any(map(_real, n.types))}
+    ends = [
+        n for n in tested.nodes if n.name not in words and (used := set(n.uses())) and used <= words
+    ]
+    looked_up = prune(
+        tested.replace(outputs=tuple(Ref(n.name) for n in ends), updates=()), leaves=False
+    )
+    module = build(looked_up, zeros).eval()
     try:
         with torch.inference_mode():
             module(*inputs)

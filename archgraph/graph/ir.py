@@ -144,9 +144,10 @@ class Node:
     def operands(self) -> Iterator[Ref | Leaf]:
         """Yield the results and leaves that it uses, in argument order, with repetition."""
         for _, value in self.args:
-            for item in walk(value):
-                if isinstance(item, (Ref, Leaf)):
-                    yield item
+            if isinstance(value, (Ref, Leaf)):  # most are; walking takes three times as long
+                yield value
+            elif isinstance(value, (tuple, Mode, Record)):
+                yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
 
     def uses(self) -> Iterator[str]:
         """Yield names of the nodes whose results it uses, in argument order, with repetition."""

@@ -169,7 +169,8 @@ def _read(
     return graph, None
 
 
-# A family names its model once for each client, and many experiments name one family.
-@functools.lru_cache(maxsize=64)
+# A family names its model once for each client, many experiments name one family, and a check reads
+# many families: what was computed of a graph stays with it.
+@functools.lru_cache(maxsize=512)
 def _lowered(document: Document, choices: tuple[tuple[str, int], ...]) -> ArchGraph:
     return lower(document, document.validate(AuthoredModel), dict(choices))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from archgraph.analysis.forms import differ, nearest_form
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.relate.alignment import Alignment, Unmatched
 from archgraph.relate.blocks import matching_blocks, same_operators
 from archgraph.relate.counterparts import Counterparts
@@ -59,7 +59,11 @@ def align(client: ArchGraph, whole: GraphLike) -> Alignment:
         >>> {name: str(entry) for name, entry in found.transfer.entries.items()}["2.weight"]
         '4.weight[:, :4]'
     """
-    whole = graph_of(whole)
+    return _aligned(client, graph_of(whole))
+
+
+@per_graph  # tiers of many families are the same two graphs
+def _aligned(client: ArchGraph, whole: ArchGraph) -> Alignment:
     sides = side_by_side(client, whole)
     likeness, counterparts = Likeness(sides), Counterparts(sides)
     mine, theirs = (side.forms.whole for side in sides)
