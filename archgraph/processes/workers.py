@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 import tempfile
 import threading
@@ -17,7 +18,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from archgraph.eager import without_compiler
 from archgraph.errors import RunError
 from archgraph.processes import items as messages
 from archgraph.processes.process import Died, Ended, Function, Job, Process, Tell, attempted
@@ -229,7 +229,8 @@ class Workers:
         job = Job(function, "", False, self.memory, dtype, deterministic)
         forks = sys.platform == "linux" and not self.places and not accelerated()
         if forks:
-            without_compiler()  # once here, and not in every process
+            # Torch's optimisers import its compiler: once here, and not in every process.
+            importlib.import_module("torch._dynamo")
         if forks and not _foreign_threads():  # case 1
             return job
         file = self._files.enter_context(tempfile.NamedTemporaryFile(prefix="archgraph-"))
