@@ -72,9 +72,12 @@ class Log:
         """A row for each client that was asked in a round: what became of it, and its bytes."""
         import pandas
 
-        rows = [
+        def unsent(row: RoundLine) -> dict[str, int]:
             # What was lost on its way sent nothing up; older runs say nothing of either way.
-            {"round": line["round"], "what": what, **({UP: 0} if DOWN in row else {}), **row}
+            return {UP: 0} if DOWN in row else {}
+
+        rows = [
+            {"round": line["round"], "what": what, "name": "", **unsent(row), **row}
             for line in self.rounds
             for what in REPORTS
             for row in line.get(what) or ()

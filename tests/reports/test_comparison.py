@@ -19,6 +19,7 @@ from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.reports.comparison import Figure, comparison
 from archgraph.reports.plots import spread
+from archgraph.reports.runs import chosen
 
 NAMES = ("small", "large", "global")
 
@@ -395,6 +396,20 @@ def test_a_figure_is_the_mean_and_the_deviation_of_its_sample(values: list[float
     assert figure.mean == pytest.approx(mean, abs=1e-12)
     square = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
     assert figure.std == pytest.approx(square**0.5, abs=1e-9)
+
+
+def test_several_runs_are_their_frames_one_below_the_other(tmp_path: Path):
+    for seed in (0, 1):
+        made(tmp_path / f"a{seed}", accuracies(0.4, 0.8, 0.9), seed=seed, held=True)
+    made(tmp_path / "b", {"global": 0.3}, name="other", strategy="nefl")
+    found = comparison([tmp_path])
+    for group in found.groups:
+        for seed, log in zip(group.seeds, group.runs, strict=True):
+            rows = chosen(found.frame, experiment=group.label, seed=seed)
+            own = rows[list(log.figures)].reset_index(drop=True)
+            assert own.equals(log.figures)
+            assert set(rows.loc[rows["submodel"], "group"]) == set(log.submodels)
+    assert len(found.frame) == sum(len(log.figures) for g in found.groups for log in g.runs)
 
 
 def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
