@@ -118,13 +118,13 @@ class Census:
                 "",
             ),
         )
-        found = [text for wrong, text, _ in faults if wrong]
+        reasons = [text for wrong, text, _ in faults if wrong]
         cures = [cure for wrong, _, cure in faults if wrong and cure]
-        if found:
+        if reasons:
             raise RunError(
                 "the mean cannot be made private",
                 where=f"client {one.client}",
-                found=" and ".join(found),
+                found=" and ".join(reasons),
                 expected="every client to add its parameters alike, whatever its data",
                 hint=f"set {' and '.join(cures)}" if cures else None,
             )
@@ -180,11 +180,11 @@ class PrivateMeans:
         mergers: dict[str, Merger] = {}
         for one, delta in self._clipped(state, contributions):
             if one.group not in mergers:
-                whole = signature(self.census.wholes[one.group])
+                slots = signature(self.census.wholes[one.group])
                 blank = {
-                    s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in whole
+                    s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in slots
                 }
-                mergers[one.group] = Merger(whole, blank)
+                mergers[one.group] = Merger(slots, blank)
             mergers[one.group].accumulate(Update(counted(one), delta))
         sums = {}
         for group, merger in mergers.items():

@@ -61,7 +61,7 @@ def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) 
             total += part
     malicious = rounded_share(options.malicious, len(clients))
     keep = min(options.keep, len(clients) - malicious)  # of a round in which some were refused
-    return [clients[place] for place in krum(squares, counts, malicious, keep)]
+    return [clients[index] for index in krum(squares, counts, malicious, keep)]
 
 
 def merged(

@@ -146,11 +146,6 @@ class Coverage(Mapping[str, Tensor]):
         bounds, table = self._grids[key]
         return bounds, np.asarray(table * self._unit)
 
-    def boxes(self, name: str) -> list[tuple[Slices, float]]:
-        """Return the coverage of an entry as disjoint boxes that fill it, each of one value."""
-        bounds, table = self.grid(name)
-        return [*_boxes([part.tolist() for part in bounds], table.tolist())]
-
     def division(self, name: str, dtype: torch.dtype) -> Division:
         """Return how a sum of a dtype is divided by the coverage of its entry."""
         key = (*self._key(name), dtype)

@@ -42,8 +42,8 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
         homes.setdefault(entry.source, []).append(name)
     entries = {}
     for name, entry in smaller.entries.items():
-        places = homes.get(entry.source, []) if entry.source is not None else []
-        outer = larger.entries[places[0]] if len(places) == 1 else None
+        parts = homes.get(entry.source, []) if entry.source is not None else []
+        outer = larger.entries[parts[0]] if len(parts) == 1 else None
         if outer is None or not (outer.selects and entry.selects):
             raise RewriteError(
                 "does not come from one entry of the larger part",
@@ -57,7 +57,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
             raise RewriteError(
                 "has positions that the larger part lacks", where=name, found=entry, expected=outer
             ) from error
-        entries[name] = Entry(places[0], dims)
+        entries[name] = Entry(parts[0], dims)
     return Transfer(larger.target, smaller.target, entries)
 
 

@@ -104,8 +104,8 @@ def carry(
         for name, parameter in targets:
             source = transfer.entries[name].source
             if source in moments:
-                place = parameter.device if order else moments[source].device
-                updates.append((parameter, kind, mapped[name].to(place)))
+                device = parameter.device if order else moments[source].device
+                updates.append((parameter, kind, mapped[name].to(device)))
             elif source in plain:
                 updates.append((parameter, kind, plain[source]))
     for parameter, kind, value in updates:

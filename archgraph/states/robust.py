@@ -44,8 +44,8 @@ def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     low = low[counts]
     high = (counts - low).clamp(min=1)
     total = torch.zeros(counts.shape, dtype=torch.float64)
-    for place, row in enumerate(ordered):
-        total += torch.where((low <= place) & (place < high), row, 0)
+    for rank, row in enumerate(ordered):
+        total += torch.where((low <= rank) & (rank < high), row, 0)
     ends = (ordered.gather(0, end.unsqueeze(0))[0].double() for end in (low, high - 1))
     return (total / (high - low)).clamp(*ends), counts
 

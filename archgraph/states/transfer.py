@@ -185,9 +185,9 @@ class Transfer:
             >>> first = Transfer(
             ...     slots, (slots[0]._replace(shape=(1,)),), {"w": Entry("w", (DimMap.of([0], 3),))}
             ... )
-            >>> whole = torch.ones(3, requires_grad=True)
-            >>> first.pull({"w": whole}, gradients=True)["w"].sum().backward()
-            >>> whole.grad
+            >>> full = torch.ones(3, requires_grad=True)
+            >>> first.pull({"w": full}, gradients=True)["w"].sum().backward()
+            >>> full.grad
             tensor([1., 0., 0.])
         """
         with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):

@@ -227,7 +227,12 @@ def _check_values(name: str, value: Tensor) -> None:
 
 
 def check_options(update: Update) -> None:
-    """Check how an update is to count: its weight, scales, masks of rows, and what is left out.
+    """Check how an update is to count.
+
+    1. Its weight is a number that can be compared with others' in double precision.
+    2. Scales, masks and what is left out name entries of the client.
+    3. Scales are numbers; with values below the same bound, no product overflows.
+    4. A mask has a 0 or 1 for each row of its entry.
 
     Raises:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
@@ -239,19 +244,20 @@ def check_options(update: Update) -> None:
             found=update.weight,
             expected="a positive number, 1e-24 to 1e24",
         )
-    for kind, names in (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip)):
+    options = (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip))
+    for kind, names in options:  # 2
         for name in names:
             if name not in update.transfer.entries:
                 raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
-    for name, scale in update.scales.items():
+    for name, scale in update.scales.items():  # 3
         if not (_number(scale) and abs(scale) < LARGEST):
             raise RejectedUpdate(
                 "unusable scale", where=name, found=scale, expected="a number below 1e24"
             )
     shapes = {slot.name: slot.shape for slot in update.transfer.target} if update.rows else {}
-    for name, mask in update.rows.items():
-        if (kind_ := foreign(mask)) is not None:
-            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=kind_)
+    for name, mask in update.rows.items():  # 4
+        if (other := foreign(mask)) is not None:
+            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=other)
         shape = shapes[name]
         if not shape or tuple(mask.shape) != shape[:1]:
             raise RejectedUpdate(

@@ -303,8 +303,4 @@ def test_coverage_adds_up_outer_products(data: st.DataObject, shape: tuple[int, 
         dense += part
     coverage = Coverage({"w": shape}, {"w": terms})
     assert torch.equal(coverage["w"], dense)
-    filled = torch.full(shape, -1.0, dtype=torch.float64)
-    for box, value in coverage.boxes("w"):
-        filled[box] = value
-    assert torch.equal(filled, dense)
     assert torch.equal(coverage.times(2.0)["w"], 2 * dense)

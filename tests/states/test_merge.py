@@ -576,7 +576,7 @@ def test_many_light_weights_do_not_grow_without_bound():
     for weight in (1e-3, *[1e6] * 200):
         merger.add(Transfer.identity(slots), {"w": torch.tensor([1e24])}, weight)
     new, coverage = merger.result()
-    assert new["w"].item() == pytest.approx(1e24, rel=1e-6)
+    assert new["w"].item() == pytest.approx(1e24, rel=3e-6)
     assert coverage["w"].item() == pytest.approx(2e8)
 
 
