@@ -205,7 +205,7 @@ class _Drawing:
                 )
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
-                    # An arrow enters here, in the middle: the title, at the left, has half the width.
+                    # An arrow enters here, in the middle: the title at the left has half the width.
                     if names.isdisjoint(before.get(name, ())):
                         wide[name] = max(wide.get(name, 0.0), 2 * width(title))
         return wide
