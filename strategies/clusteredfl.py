@@ -78,6 +78,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             world,
             state,
             client,
+            # A cluster has a model of its own: nothing is cut out of the global one.
             tier=world.tier_of(client).alone,
             mask_absent=self.mask_absent,
             norm=self.norm,
@@ -92,6 +93,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
         have returned something.
         """
+        # Cosines and norms need inner products only: no client's update is stored.
         products = fl.PairwiseProducts()
         judged = self.split and round > self.after
 

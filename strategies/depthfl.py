@@ -116,6 +116,7 @@ class DepthFL(fl.Averaging):
         old, new, h = (s.group(g) for s, g in ((state, "global"), (merged, "global"), (state, "h")))
         for param in world.graph.params:
             if param.trainable and (clients := trained[param.name]):
+                # FedDyn divides by all clients, not by those of this round.
                 name, share = param.name, clients / len(world.clients)
                 before = h.get(name, torch.zeros_like(old[name]))
                 h[name] = before - self.alpha * share * (new[name] - old[name])

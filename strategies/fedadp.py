@@ -234,6 +234,7 @@ class Fit:
         grown = self.up.pull(state, copy=False)
         if self.exact:
             return grown
+        # Entries and positions that the client does not reach keep the old global values.
         values, covered = self.frame.reached.transfer.push(grown)
         return {
             name: torch.where(covered[name].to(value.device) > 0, values[name].to(value), value)

@@ -191,6 +191,7 @@ class RecipFL(fl.Masking):
         with_state(network, optimiser, state.group("optimiser"))
         spilled = server.spilled()
         tensors = dict(state.tensors)
+        # Gradients are pulled back in batches: memory does not grow with the number of clients.
         for batch in _batches(results, self.bins // self.piece):
             parts = server.parts(result.client for result in batch)
             sent = {result.client: result for result in batch}
@@ -205,6 +206,7 @@ class RecipFL(fl.Masking):
             for part, trained in zip(parts, new, strict=True):
                 stored = on_disk(trained) if part.client in spilled else trained
                 tensors |= {f"{part.place}/{name}": value for name, value in stored.items()}
+        # Without results Adam must not step either: its moments would move φ.
         if all(parameter.grad is None for parameter in network.parameters()):
             return state
         step(network, optimiser, self.clip)
@@ -336,6 +338,7 @@ class Server:
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
         """Build a server that reads φ of the state, or that changes a copy of it."""
+        # On the meta device no values are drawn: φ replaces them all.
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
         group = state.group("hypernet").items()

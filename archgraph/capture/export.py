@@ -129,6 +129,7 @@ def _captured(
                 main = next(filter(None, symbols), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
+            # A branch on the values of a size holds for that size alone: go on to fixed sizes.
             if decided.sizes:  # a branch that is known for the example's size
                 asked = asked or "the values of what it makes of that size"
                 continue

@@ -111,6 +111,7 @@ class _Folding:
             return None
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
+        # A random draw differs at each call, even if its arguments do not.
         if torch.Tag.nondeterministic_seeded in target.tags:
             return None
         if (fill := table.call_row(op_name(target)).fill) is not None:

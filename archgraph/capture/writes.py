@@ -167,6 +167,7 @@ class _Writing:
             raise TraceError(
                 "in-place operator without a functional form", where=line, found=str(target)
             )
+        # `copy_` broadcasts its source to the memory that it writes.
         if op == "aten.copy":
             assert isinstance(args[1], torch.fx.Node)
             new = self.expanded(args[1], val, node)
@@ -174,8 +175,10 @@ class _Writing:
             new = self.call(
                 schema(op).overload, *_arguments(target, schema(op), args, kwargs), node
             )
+        # Memory keeps its dtype where the functional form would promote.
         if new.meta["val"].dtype != val.dtype:
             new = self.call(_TO, (new, val.dtype), {}, node)
+        # What is written in a `no_grad` region does not carry gradients.
         if not self.region.grad:
             new = calls.insert(self.graph, _DETACH, (new,), {}, like=node, val=val)
             new.meta |= {IMPLIED: True, REGION: self.region}

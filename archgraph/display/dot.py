@@ -150,8 +150,10 @@ class _Drawing:
         if box.kind != "operator":
             colour = colours.INPUT if box.kind == "input" else colours.OUTPUT
             look.update(style="filled,rounded,bold", fillcolor=colour)
+        # Training and evaluation share one picture: what only training has is dashed.
         if box.training:
             look["style"] = "filled,rounded,dashed"
+        # A box that is fed like the frame around it does not repeat the frame's words.
         same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         quiet = colours.QUIET if fed is None else colours.INK
         label = _box_label(box, None if same or not box.leaves else fed, quiet)
@@ -162,6 +164,7 @@ class _Drawing:
         here = [box for each in group.walk() for box in each.boxes if box in row.boxes]
         if not here:
             return
+        # A section of one block is drawn as that block, under the section's title.
         block = group.groups[0] if single(group) else group
         fed = self.fed.get(f"group {block.name}")
         self.frames += 1
@@ -202,6 +205,7 @@ class _Drawing:
                 )
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
+                    # An arrow enters here, in the middle: the title at the left has half the width.
                     if names.isdisjoint(before.get(name, ())):
                         wide[name] = max(wide.get(name, 0.0), 2 * width(title))
         return wide
@@ -220,10 +224,12 @@ class _Drawing:
             if link.tail in self.spine and link.head in self.spine:
                 look["weight"] = STRAIGHT
             if link.mask:
+                # A mask does not push down what it masks: ranks are those of the main stream.
                 look.update(style="dotted", constraint="false")
             if link.training:
                 look["style"] = "dashed"
             for pair in ends:
+                # Several arrows into later rows share the piece up to their mark.
                 if pair not in drawn:
                     drawn.add(pair)
                     target.edge(*pair, label=f" {link.label} " if link.label else None, **look)

@@ -249,19 +249,22 @@ class _Making:
         return (LabelLine(title, strong=True), *rest)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
-        """Yield the arrows between operators; those from one repetition to the next say nothing."""
+        """Yield the arrows between operators, except those between repetitions of a fold."""
         arrows: dict[tuple[str, str], Link] = {}
         for name, before in self.parts.feeds.items():
             for used in before:
                 a, b = self.turn.get(used, (-1, 0)), self.turn.get(name, (-2, 0))
                 tail = holder[self.twin.get(used, used)]
                 head = holder[self.twin.get(name, name)]
+                # Within one box, or between repetitions of a fold, which is drawn once.
                 if tail == head or (a[0] == b[0] and a[1] != b[1]):
                     continue
                 link = self.link(used, name, tail, head)
                 previous = arrows.get((tail, head))
                 if previous is not None and name in self.twin and a[0] == b[0]:
+                    # A later repetition of the same arrow: its size widens the range.
                     link = replace(previous, label=_range(previous.label, link.label))
+                # An arrow that evaluation has, too, is not drawn as one of training alone.
                 elif previous is not None and (link.training or not previous.training):
                     continue
                 arrows[tail, head] = link
@@ -291,6 +294,7 @@ class _Making:
         ends, links = [], []
         for label, source, aside in outputs_of(self.graph):
             name = label
+            # Boxes are identified by name, and an output may be called like an operator.
             while name in used:
                 name = f"{name} (output)"
             used.add(name)
@@ -323,7 +327,7 @@ def _results(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
-    """Name, node and whether it is training's only, for every output."""
+    """Yield name, node, and whether it is training's only, for every output."""
     both = [dict(_results(in_mode(graph.outputs, mode))) for mode in (False, True)]
     for path, ref in both[0].items():
         yield ".".join(path) or "output", ref.name, False

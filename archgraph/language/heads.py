@@ -9,7 +9,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language.document import Document
 from archgraph.language.loading import load_model
 from archgraph.plain import Json
-from archgraph.rewrites.options import Steps
+from archgraph.rewrites.options import UnreadSteps
 
 
 def heads(asked: Json, graph: ArchGraph) -> Json:
@@ -26,19 +26,19 @@ def heads(asked: Json, graph: ArchGraph) -> Json:
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU())
         >>> graph = trace(net, torch.zeros(1, 1, 5, 5)).graph
-        >>> made = heads({"0": Steps(("flatten", {"linear": 2}))}, graph)
+        >>> made = heads({"0": UnreadSteps(("flatten", {"linear": 2}))}, graph)
         >>> made["0"].param["head.linear.weight"].shape
         (2, 36)
     """
     if not isinstance(asked, Mapping):
         return asked
     return {
-        name: _head(name, head, graph) if isinstance(head, Steps) else head
+        name: _head(name, head, graph) if isinstance(head, UnreadSteps) else head
         for name, head in asked.items()
     }
 
 
-def _head(name: str, steps: Steps, graph: ArchGraph) -> ArchGraph:
+def _head(name: str, steps: UnreadSteps, graph: ArchGraph) -> ArchGraph:
     end = graph.node[structure(graph).end(name)]
     model = {
         "archgraph": 1,

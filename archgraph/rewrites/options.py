@@ -163,7 +163,7 @@ Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 NumberBySection = dict[str, Count]
 
 
-class Steps(tuple[Json, ...]):
+class UnreadSteps(tuple[Json, ...]):
     """Steps of a model, which are read once it is known what they take."""
 
     __slots__ = ()
@@ -172,7 +172,7 @@ class Steps(tuple[Json, ...]):
 StepList = Annotated[
     tuple[Json, ...],
     Field(min_length=1),
-    AfterValidator(Steps),
+    AfterValidator(UnreadSteps),
     OrGraph,
     # Steps belong to the language of models, which reads them once the section's result is known.
     WithJsonSchema({"type": "array", "items": {"title": "Step"}, "minItems": 1}),

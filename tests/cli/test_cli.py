@@ -276,7 +276,9 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         graph = unpack((here / "model.html").read_text())["graphs"][0]
         assert graph["figures"]["importance"]["whole"] == 0.5
     (here / "i.json").write_text("[1]")
-    refused(call("view", "model.yaml", "--importance", "i.json"), "i.json: does not hold numbers")
+    refused(
+        call("view", "model.yaml", "--importance", "i.json"), "i.json: does not contain numbers"
+    )
     for name, bad in (
         ("i.json", b'{"a": 1, "a": 2}'),
         ("i.json", b'{"a": ' + b"9" * 400 + b"}"),
@@ -286,7 +288,9 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         ("i.csv", b'a,"' + b"1" * 140_000 + b'"\n'),
     ):
         (here / name).write_bytes(bad)
-        refused(call("view", "model.yaml", "--importance", name), f"{name}: does not hold numbers")
+        refused(
+            call("view", "model.yaml", "--importance", name), f"{name}: does not contain numbers"
+        )
     (here / "i.csv").write_text(f"{leaf},0.5\n", encoding="utf-8-sig")
     assert call("view", "model.yaml", "--importance", "i.csv").exit_code == 0
     twice = call("view", "model.yaml", "model.yaml", "--similarity")  # both untrained, of one seed
@@ -312,7 +316,7 @@ def test_draw_a_family_with_its_weak_points(here: Path):
     assert "share of clients" in (here / "m.dot").read_text()
     refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is not a family")
     deeper = call("draw", "model.yaml", "--choose", "depth=3", "--cover", "family.yaml")
-    refused(deeper, "model.yaml: is another model than the family's", "archgraph draw family.yaml")
+    refused(deeper, "model.yaml: differs from the family's", "archgraph draw family.yaml")
 
 
 def test_rewrite_makes_another_model(here: Path):

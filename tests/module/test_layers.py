@@ -216,7 +216,7 @@ def test_a_state_is_what_the_module_computes_with_or_is_refused_by_name(traced, 
     prune.remove(net.twice, "weight")
     ag.state_of(net)
     net.extra = nn.Linear(2, 2)
-    with pytest.raises(GraphError, match=r"extra\.weight.*its graph does not have"):
+    with pytest.raises(GraphError, match=r"extra\.weight.*its graph lacks"):
         ag.state_of(net)
 
 

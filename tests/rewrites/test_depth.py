@@ -543,7 +543,7 @@ def test_graft_fills_a_gap_in_order():
         ({"stage2": 2}, None, "stage2: depth out of range; found 2; expected at least 3; shorten"),
         ({"stage2": 5}, (2, 4), "stage2: depth out of range; found 5; expected 3 to 4, as in like"),
         ({"stem": 2}, None, "stem: section has no repeatable block; found stem, which changes"),
-        ({"stage1": 3}, nets.Inverted, "the section does not have a block that computes"),
+        ({"stage1": 3}, nets.Inverted, "no block of the section computes what"),
     ],
 )
 def test_impossible_grafts(depths, like, message):
@@ -639,7 +639,7 @@ def test_the_law_of_a_graft_looks_at_the_graph_without_it(monkeypatch):
     monkeypatch.setattr(
         "archgraph.rewrites.graft.skip", lambda deep, names: ag.Rewritten.identity(deep)
     )
-    with pytest.raises(RewriteError, match="leaving the new blocks out does not give the graph"):
+    with pytest.raises(RewriteError, match="the graph without its new blocks differs"):
         ag.graft(graph, {"stage2": 4}, verify=True)
 
 

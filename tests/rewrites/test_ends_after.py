@@ -82,7 +82,7 @@ def test_without_a_head_it_ends_at_the_exit_there(whole):
     ):
         ag.ends_after(early.graph, "stage3")
     with pytest.raises(
-        RewriteError, match="stage1: no exit at this section; found one answer without"
+        RewriteError, match="stage1: no exit at this section; found a single unnamed output"
     ):
         ag.ends_after(graph, "stage1")
 

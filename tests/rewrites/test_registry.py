@@ -134,7 +134,9 @@ def test_a_flag_of_zero_leaves_a_block_out(images):
     kept = ag.skip(graph, keep={"layer2": [1, 1, 0]})
     assert kept.graph == ag.skip(graph, "layer2.2").graph
     for flags in ([1, 1, 2], [1, 1]):
-        with pytest.raises(RewriteError, match=r"layer2: needs a flag.* 3 numbers, 0 or 1"):
+        with pytest.raises(
+            RewriteError, match=r"layer2: needs one flag per block.* 3 numbers, 0 or 1"
+        ):
             ag.skip(graph, keep={"layer2": flags})
 
 

@@ -113,7 +113,7 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
     ("spec", "message"),
     [
         ({"sizes": {"0.out": 3}}, r"size out of range; found 3; .* from 4; take and narrow make"),
-        ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found no 3"),
+        ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found 3 is missing"),
         ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
         ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number of at least 1"),
         ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number of at least 1"),
