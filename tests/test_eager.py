@@ -13,13 +13,13 @@ from archgraph.eager import step_optimiser
 
 WITHOUT = """
 import sys, torch
-from archgraph.eager import step, without_compiler
+from archgraph.eager import step_optimiser, without_compiler
 without_compiler()
 net = torch.nn.Linear(3, 2)
 optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
 optimiser.zero_grad()
 net(torch.ones(4, 3)).sum().backward()
-step(optimiser)
+step_optimiser(optimiser)
 torch.empty(4, 3, device="meta").mean(0)
 assert "torch._dynamo" not in sys.modules
 import torch._dynamo
