@@ -13,7 +13,7 @@ from archgraph.cli.arguments import OutputFile
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
-Weighted = Annotated[
+ModelWithWeights = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model (YAML or ONNX), a run folder, or RUN:MODEL.")
 ]
 
@@ -25,7 +25,7 @@ States = Annotated[
 
 @command()
 def similarity(
-    model: Weighted,
+    model: ModelWithWeights,
     other: Annotated[
         str | None,
         typer.Argument(metavar="[OTHER]", help="Another one; default: blocks of the first."),
@@ -114,7 +114,7 @@ def scales(
 
 @command()
 def export(
-    model: Weighted,
+    model: ModelWithWeights,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where to write: FILE.onnx or FILE.safetensors.")
     ],
