@@ -12,11 +12,11 @@ class ArchGraphError(Exception):
     rejects one client) can add context without taking a sentence apart.
 
     Args:
-        message: What is wrong, a short fact.
+        message: The mistake, as a short fact.
         where: A path, `file:line`, a node, a parameter, a client.
-        found: What was there.
-        expected: What should have been there.
-        hint: What to do about it.
+        found: The actual value.
+        expected: The expected value.
+        hint: How to fix it.
 
     Example:
         >>> raise ArchGraphError("wrong rank", where="conv1", found=3, expected=4, hint="add a dim")

@@ -61,11 +61,11 @@ class Mistake(ValueError):
     """What is wrong with a value, before it is known where in a file that stands.
 
     Args:
-        message: What is wrong.
+        message: The mistake, as a short fact.
         place: Keys from the examined value down to the mistake.
-        found: What was there.
-        expected: What should have been there.
-        hint: What to do about it.
+        found: The actual value.
+        expected: The expected value.
+        hint: How to fix it.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def read_cifar_batch(
         content: The decompressed pickle. Nothing in it is executed: names other than numpy's array
             constructors are refused.
         where: Name of the file, for errors.
-        classes: What the labels are called.
+        classes: Key of the labels.
 
     Returns:
         Images, uint8 `[example, channel, height, width]` = `[n, 3, 32, 32]`, and labels, int64

@@ -12,7 +12,7 @@ def extra(module: str, name: str, where: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: Its name.
+        module: Name of the module.
         name: Extra of archgraph that installs it.
         where: Key that asks for it, for errors.
 

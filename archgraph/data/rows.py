@@ -99,10 +99,10 @@ def check_apart(
 
     Args:
         exact: The numbers, float64 ``[row, ...]``.
-        rounded: What becomes of them.
-        where: What they are, for errors.
-        names: Of each column, if they have names.
-        hint: What to do.
+        rounded: The same numbers, rounded to 32 bits.
+        where: Name of the numbers, for errors.
+        names: Names of the columns, if they have any.
+        hint: Advice for the error.
 
     Raises:
         DataError: If most values of a column become equal.
@@ -179,8 +179,8 @@ def dataset_of_rows(
     """Build a data set of rows; images are normalised by their train split, like known sets.
 
     Args:
-        name: What it is called.
-        kind: What one input is.
+        name: Name of the data set.
+        kind: Kind of the inputs.
         train: Rows to train on; their clients own them.
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.

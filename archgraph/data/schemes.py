@@ -47,7 +47,6 @@ def dirichlet(
     All is drawn again until every client has ``min_size`` examples; ``balanced`` gives no more to
     clients above the average.
     """
-    _check_alpha(alpha)
     random = np.random.default_rng(seed)
     classes = [np.flatnonzero(labels == value) for value in np.unique(labels)]
     for _ in range(ATTEMPTS):
@@ -77,7 +76,6 @@ def equal_dirichlet(
     a class without examples leaves all mixtures (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1
     a mixture may want one class only, which runs out.
     """
-    _check_alpha(alpha)
     random = np.random.default_rng(seed)
     values = np.unique(labels)
     mixtures = random.dirichlet(np.full(len(values), float(alpha)), size=clients)
@@ -121,8 +119,6 @@ def classes(
         raise ValueError(
             f"per_client={per_client} is not in 1…{len(values)}, the classes there are"
         )
-    if assignment not in _ASSIGNMENTS:
-        raise ValueError(f"assignment={assignment!r} is not one of {', '.join(_ASSIGNMENTS)}")
     random = np.random.default_rng(seed)
     choose = _ASSIGNMENTS[assignment]
     chosen = [choose(random, client, len(values), per_client) for client in range(clients)]
@@ -161,11 +157,6 @@ _ASSIGNMENTS: Mapping[str, Callable[[np.random.Generator, int, int, int], Sequen
     "deterministic": _all_fixed,
     "random": _all_drawn,
 }
-
-
-def _check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha} should be greater than 0")
 
 
 def _cumulative(mixtures: np.ndarray) -> np.ndarray:

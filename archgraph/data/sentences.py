@@ -66,7 +66,7 @@ def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, 
     sentences alone.
 
     Args:
-        pairs: What to learn from: the training split.
+        pairs: The training split.
         size: Most tokens, marks and all.
 
     Raises:
@@ -99,7 +99,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
     A pair that is too long loses its last words, the longer sentence first.
 
     Args:
-        vocabulary: As :func:`learned` makes it.
+        vocabulary: A vocabulary of :func:`learned`.
         length: Tokens of an encoded pair, its three marks and padding among them.
 
     Returns:

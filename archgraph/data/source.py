@@ -34,7 +34,7 @@ class Published:
     """What a published file contains.
 
     Attributes:
-        bytes: Its size once decompressed, so that it does not matter how it is stored.
+        bytes: Its size once decompressed: it may be stored compressed or not.
         md5: Checksum of the decompressed content.
         gz: The checksum is of the `.gz` file as published, which then has to be stored as such.
         archive: Size and checksum are of the file as it is stored, which is an archive.
@@ -53,18 +53,18 @@ class Source:
     """Where a data set is and how it is read.
 
     Attributes:
-        name: Its name: that of the file.
-        about: What it is, and whose.
+        name: Name of the set and of its file.
+        about: A description, with the authors.
         format: How it is read: a key of `archgraph.data.load.FORMATS`.
         folders: Places below the root, in the order of search; the root itself comes last.
-        train: Its files of training examples, in the order that the format asks for.
-        test: Its files of test examples; none where a format takes them from the others.
+        train: Its files of training examples, in the order of the format.
+        test: Its files of test examples; empty if the format takes them from the others.
         labels: Name of each class of images.
         shape: Shape of one image.
         examples: Number of train and of test examples; of tokens for running text.
         words: Number of different words of the train text, with the marks of pairs; 0: not known.
-        key: What a CIFAR batch calls its labels.
-        shipped: Its files are beside this one.
+        key: Key of the labels in a CIFAR batch.
+        shipped: Whether its files come with archgraph.
         published: Where its authors offer the files; empty if they no longer do.
     """
 

@@ -27,7 +27,7 @@ def hold_out(
     Args:
         shares: Positions of each client's examples.
         spec: Shares to hold out. Default: nothing is held out.
-        seed: Of the choice.
+        seed: Seed of the choice.
         ordered: Whether examples are consecutive (windows of a text): then the last ones of each
             client are taken, by the server too, instead of a random choice.
 
@@ -96,7 +96,7 @@ class Selection:
     """Which round is best by its figures on held-out examples.
 
     Attributes:
-        spec: What the experiment says.
+        spec: The experiment's `validation`.
         metric: The figure.
         more: Whether more of it is better.
     """

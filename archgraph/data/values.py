@@ -118,8 +118,8 @@ class Dataset:
     """Examples to train and to test on, and the form of their inputs and targets.
 
     Attributes:
-        name: What it is called: in `DATASETS`, or after the file or the code that it is from.
-        kind: What one input is: `image`, `text`, `table` (a row of one) or `tensor`.
+        name: Its name in `DATASETS`, or that of the file or the code that it is from.
+        kind: Kind of the inputs: `image`, `text`, `table` (a row of one) or `tensor`.
         classes: Number of classes, or of words where the targets are the next ones; None where
             targets are not classes but numbers.
         shape: Shape of one input: `(channel, height, width)`, `(position,)`, `(column,)`.
@@ -130,7 +130,7 @@ class Dataset:
             those of `Split.beside`.
         owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
             assigns them; empty if a partition does.
-        notes: What a run should say of them.
+        notes: Warnings for the user of a run.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)

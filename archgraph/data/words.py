@@ -34,10 +34,10 @@ def token_windows(
     """Cut tokens to train and test on into windows of consecutive ones, each with the next ones.
 
     Args:
-        name: What the data set is called.
+        name: Name of the data set.
         vocabulary: Every token by its number.
         streams: The tokens to train and to test on.
-        places: Where they are from, for errors.
+        places: Their files, for errors.
         bptt: Length of a window.
         limit: At most so many windows of each.
 

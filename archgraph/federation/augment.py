@@ -14,7 +14,7 @@ def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generato
 
     Args:
         images: ``[batch, channel, height, width]``.
-        options: How.
+        options: Widths of shifts, and whether to mirror.
         generator: Source of the draws.
 
     Example:

@@ -36,7 +36,7 @@ class Family:
 
     Attributes:
         graph: The global architecture; empty where clients have nothing but their own models.
-        state: Its initial weights where the model brings its own (a Python model), else None.
+        state: Its initial weights if the model has its own (a Python model), else None.
         clients: Kinds of client, in the order of the file.
         name: The family's, as its file says; empty if it does not.
     """
@@ -85,7 +85,7 @@ def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
     """Build the graphs and transfers of a family.
 
     Args:
-        spec: As :func:`archgraph.language.load_family` reads it.
+        spec: A family read by :func:`archgraph.language.load_family`.
         python: Consent to run the Python code that its models name.
 
     Raises:

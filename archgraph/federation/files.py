@@ -26,7 +26,7 @@ def checked_family(
     Args:
         spec: The family.
         path: Its file, or the file that contains it.
-        cache: What one check of many files shares; ``families`` is ours.
+        cache: Shared by one check of many files; this function uses the key ``families``.
 
     Returns:
         What it is, in words, and the family; None where its models were not imported.

@@ -70,7 +70,7 @@ class TargetType(NamedTuple):
         dtype: Their type.
         least: Axes that they have at least, the examples' among them.
         most: Axes that they have at most.
-        words: All this in words.
+        words: A description for errors.
     """
 
     dtype: torch.dtype
@@ -89,16 +89,16 @@ class LearningTask:
 
     Attributes:
         name: Its name in a file.
-        targets: What targets it learns; None for any.
-        form: What a target is.
-        loss: What training minimises.
-        metrics: What tests measure beside the loss.
+        targets: Type of the targets; None for any.
+        form: Form of a target.
+        loss: The loss that training minimises.
+        metrics: Metrics of tests, beside the loss.
         judge: The figure by which models are compared: the first that was asked for.
         shapes: From the shape of an example's target and the number of classes to the shapes that
             an example's prediction may have.
-        class_axis: Where outputs have their classes; predictions have them last.
+        class_axis: Axis of the classes in outputs; predictions have them last.
         per_example: Whether each example has one class.
-        predict: Which output of the model is meant.
+        predict: Selects the model's output.
         auxiliary: Weight of the loss of each further prediction that a model gives in training.
     """
 
@@ -170,7 +170,7 @@ class LearningTask:
         return counted.sum(1)
 
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the loss over the targets of each example, float64 ``[example]``.
+        """Return the sum of the loss over the targets of each example, float64 ``[example]``.
 
         Where targets are of unknown form, an example counts once: the mean over its values.
         """

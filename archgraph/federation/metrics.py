@@ -33,7 +33,7 @@ class Metric:
         rows: From predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
         value: From the rows of examples, and how many targets these have, to the figure.
-        forms: What targets it is made for.
+        forms: Forms of targets that it applies to.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DerivedMetric:
         higher_is_better: Whether more is better.
         source: The other figure.
         convert: From that one's value to its own.
-        forms: What targets it is made for.
+        forms: Forms of targets that it applies to.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _per_example(numbers: Tensor) -> Tensor:
 
 
 def mean(rows: Tensor, count: int) -> float:
-    """Sum of the rows, divided by the number of targets."""
+    """Return the sum of the rows, divided by the number of targets."""
     total = rows.sum()
     return (float(total) if rows.is_floating_point() else int(total)) / max(count, 1)
 

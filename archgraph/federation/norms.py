@@ -56,8 +56,8 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
 
     Args:
         graph: The architecture that they belong to.
-        tensors: What was sent of them, by name.
-        where: Whose they are, for an error.
+        tensors: The statistics that were sent, by name.
+        where: Name of the sender, for errors.
 
     Raises:
         RejectedUpdate: If one is missing or has another form, or a variance is negative.

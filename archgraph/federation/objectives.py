@@ -28,7 +28,7 @@ class TaskLoss:
         mask_absent: Set the logits of classes that the client has no example of to 0 before the
             loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
             without classes have none to set.
-        predict: Which output of the model is meant. Default: the one that the task names.
+        predict: Selects the model's output. Default: the one that the task names.
     """
 
     mask_absent: bool = False

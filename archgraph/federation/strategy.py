@@ -32,7 +32,7 @@ class Evaluated:
         name: Tier, cluster, client or ``global``.
         graph: Its architecture.
         state: Its weights.
-        clients: Whose local test data it is tested on, beside the global test data.
+        clients: Clients on whose local test data it is tested, beside the global test data.
         statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
             over training data first.
         predict: From outputs to predictions (a mean over exits, say). Default: the task's output.

@@ -74,7 +74,7 @@ class Work:
     """What a program works on: a task as it arrived at a client, with what is there.
 
     Attributes:
-        client: Whose it is.
+        client: Id of the client.
         round: Counted from 1; 0 for the survey before the first.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
@@ -83,13 +83,13 @@ class Work:
         local: How to train.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
-        keep: What this client kept beside its state.
+        keep: Private tensors of the client beside its state.
         others: Further models by name.
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
-        device: Where to compute.
+        device: Device to compute on.
         progress: Called after every step.
-        learning: What is learned.
+        learning: The learning task.
     """
 
     client: int
@@ -161,10 +161,10 @@ class Task:
     """What the server sends to a client.
 
     Attributes:
-        client: To whom.
+        client: Id of the recipient.
         graph: Architecture of the model.
         state: Its weights. Entries of ``kept`` may be left out where the client has them.
-        program: What to do.
+        program: The program to run.
         kept: Entries that stay with the client from round to round and are never returned. A later
             task that keeps one of them gives it the same shape. Frozen ones (``ag.frozen``) are
             not held for a client, since nothing changes them: every task brings them.
@@ -208,15 +208,15 @@ class Result:
     """What the server sees of a client's work, validated by the engine.
 
     Attributes:
-        client: Whose it is.
+        client: Id of the client.
         state: All entries of the task's graph except ``Task.kept``; floating point ones are finite.
         examples: Number of the client's training examples.
         others: States of the further models.
         extras: Tensors for the server; floating point ones are finite.
         metrics: Numbers for the record.
-        tier: That of the task.
+        tier: Tier of the task.
         skip: Entries that are not merged: ``Task.kept`` and ``Task.skip``.
-        transfer: That of the task.
+        transfer: Transfer of the task.
         findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
     """
 
@@ -232,5 +232,5 @@ class Result:
     findings: State = field(default_factory=dict)
 
     def weight(self, weights: Weights) -> float:
-        """Weight of this client in a mean: its number of examples, or 1."""
+        """Return the weight of this client in a mean: its number of examples, or 1."""
         return self.examples if weights == "examples" else 1

@@ -99,7 +99,7 @@ def descend(
 
     Args:
         work: Data, options, randomness, progress.
-        parameters: What is trained, by name.
+        parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 

@@ -49,7 +49,7 @@ class Tier:
         name: Its name in the family.
         graph: The architecture.
         transfer: Linear map from the global state to this architecture's.
-        source: Where its first weights come from: the global state, or its own model's weights.
+        source: Origin of its first weights: the global state, or its own model's weights.
         own: Whether ``source`` is a state of this architecture already.
         count: Number of clients that the family gives it to.
     """
@@ -111,10 +111,10 @@ class World:
         classes: Number of classes (of words, for text); 0 where targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
-        device: Where server-side computation runs.
-        aggregate: What limits the influence of single clients on a mean. Default: nothing.
-        means: What replaces means, if they are private. Default: nothing.
-        learning: What is learned.
+        device: Device of server-side computation.
+        aggregate: Limits on the influence of single clients on a mean. Default: none.
+        means: Private means that replace the ordinary ones. Default: none.
+        learning: The learning task.
     """
 
     graph: ArchGraph

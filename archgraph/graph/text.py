@@ -505,7 +505,7 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
 
 
 def statement_name(line: str) -> str | None:
-    """Name of the leaf or node that a line defines; None where it defines none.
+    """Return the name of the leaf or node that a line defines; None for other lines.
 
     >>> statement_name("%'a b': float32[] = input()"), statement_name("buffer bn.mean: float32[3]")
     ('a b', 'bn.mean')

@@ -266,10 +266,8 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
     """Combine several graphs into one ``torch_geometric.data.Batch``.
 
     Raises:
-        GraphError: If there are none, or one has no operators.
+        GraphError: If one has no operators.
     """
-    if not graphs:
-        raise GraphError("no architectures to generate weights for")
     return Batch.from_data_list([to_data(graph, vocabulary, reach) for graph in graphs])
 
 
@@ -325,7 +323,7 @@ class Sweep:
 
 
 def sweep(level: Tensor, edges: Edges, *more: Edges) -> Sweep:
-    """Plan of a traversal in which every node is visited after those that send to it.
+    """Plan a traversal that visits every node after those that send to it.
 
     Args:
         level: Level of each node; an edge leads from a lower level to a higher one.

@@ -53,7 +53,7 @@ class GraphHypernetwork(nn.Module):
         reach: Longest of the shortest paths along which a node hears another one directly, over a
             virtual edge; 1: over edges alone.
         bins: Numbers that a tensor is summarised by for the encoder.
-        piece: Of these in a piece, of which the encoder attends to all.
+        piece: Bins in a piece; the encoder attends to all pieces.
         decoders: ``tiled``: a tile that is repeated. ``low_rank``: a sum of outer products.
         tile: Longest side of a tile.
         rank: Terms of a sum of outer products.
@@ -214,10 +214,6 @@ class GraphHypernetwork(nn.Module):
             RecipFL, Eq. 4, whose printed sign is that of ascent.
         """
         self.check(graphs, trained)
-        if weights is not None and len(weights) != len(graphs):
-            raise GraphError(
-                "not a weight for each client", found=len(weights), expected=len(graphs)
-            )
         codes = self._codes(graphs, states, descriptor)
         gradients = {key: torch.zeros_like(code) for key, code in codes.items()}
         total = 0.0
@@ -333,8 +329,6 @@ class GraphHypernetwork(nn.Module):
         Raises:
             GraphError: Names the tensor.
         """
-        if len(states) != len(graphs):
-            raise GraphError("not a state for each client", found=len(states), expected=len(graphs))
         for graph, state in zip(graphs, states, strict=True):
             for entry in self.entries(graph):
                 self._number(entry)

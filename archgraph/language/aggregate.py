@@ -89,11 +89,11 @@ class Rule:
     """A rule as files, help and docs know it.
 
     Attributes:
-        name: Of the key.
+        name: Name of the key.
         options: Type of the key's value.
-        help: What it does, in one sentence.
+        help: A one-sentence description.
         example: A value, as YAML.
-        promise: What holds afterwards.
+        promise: The property that holds afterwards.
         source: Who described it.
     """
 
@@ -191,8 +191,8 @@ class AggregateSpec(_Rules):
         """Return the factor that clips an update, at most 1.
 
         Args:
-            size: Of the update.
-            median: Of the round's root mean squares; 0 limits nothing.
+            size: Size of the update.
+            median: Median of the round's root mean squares; 0 for no limit.
 
         Example:
             >>> from archgraph.states.clipping import UpdateSize

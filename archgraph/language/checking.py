@@ -22,9 +22,9 @@ class Verdict:
 
     Attributes:
         path: The file.
-        kind: Its kind (:mod:`archgraph.language.kinds`), or ``file`` where it cannot be read.
-        error: What is wrong. Default: nothing.
-        note: What it holds.
+        kind: Its kind (:mod:`archgraph.language.kinds`), or ``file`` if it cannot be read.
+        error: The first mistake, if any.
+        note: A summary of its content.
     """
 
     path: Path

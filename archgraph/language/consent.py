@@ -48,7 +48,7 @@ def needs_consent(name: str, base: type) -> bool:
 
     Args:
         name: ``package.module:path``.
-        base: What a class of archgraph's own must be a kind of to need no consent.
+        base: Base class of the classes of archgraph that do not need consent.
 
     Example:
         >>> import torch

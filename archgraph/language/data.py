@@ -373,7 +373,7 @@ def _one_door(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Name of the class that reads a mapping."""
+    """Return the name of the class that reads a mapping."""
     if isinstance(value, DataSpec):
         return type(value).__name__
     return next((DOORS[key] for key in value if key in DOORS), DataSpec).__name__

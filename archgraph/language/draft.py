@@ -39,7 +39,7 @@ class GraphDraft:
     Attributes:
         nodes: By name, in order.
         leaves: By name, in order of creation.
-        updates: What forward assigns to buffers.
+        updates: Values that forward assigns to buffers.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)

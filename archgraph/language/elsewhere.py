@@ -62,7 +62,7 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     """Return the hint about an unknown name: its archgraph name, or the most similar one.
 
     Args:
-        name: What was written.
+        name: The unknown name.
         known: The valid names.
 
     >>> suggestion("nn.BatchNorm2d", ["conv1d", "batch_norm"]), suggestion("in_channels", ["out"])

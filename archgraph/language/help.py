@@ -65,10 +65,10 @@ class Topic:
 
     Attributes:
         name: Its name in a file.
-        group: Where it may stand: ``steps``, ``rewrites``, ``model files``, …
-        sentence: What it is.
+        group: What it belongs to: ``steps``, ``rewrites``, ``model files``, …
+        sentence: A one-sentence description.
         options: Its keys.
-        notes: What else there is to know.
+        notes: Further paragraphs.
         example: YAML that uses it.
     """
 
@@ -227,7 +227,7 @@ def overview() -> str:
     for group, members in groupby(topics().values(), lambda entry: entry.group):
         lines = (f"  {entry.name.ljust(width)}  {entry.sentence}" for entry in members)
         parts.append("\n".join((group, *lines)))
-    # To say more of a strategy would take importing it.
+    # Names only: describing a strategy means importing it, which takes seconds for all.
     return "\n\n".join((*parts, f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"))
 
 

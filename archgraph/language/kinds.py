@@ -35,7 +35,7 @@ class FileKind:
     """A kind of file.
 
     Attributes:
-        name: What it is called.
+        name: Name of the kind.
         rank: Kinds of a lower rank are recognised first.
         keys: Top-level keys that tell it from kinds of a higher rank.
         schema: Returns its JSON schema.

@@ -64,8 +64,8 @@ def read_experiment(
     """Read the experiment in a document; files that it names are relative to the document.
 
     Args:
-        document: What was read.
-        weights: Of its family's models that no file holds, by the place of the model.
+        document: The parsed file.
+        weights: Weights of models that were passed in Python, by the place of the model.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
@@ -151,6 +151,7 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
                 "is not a kind of client",
                 **unknown(name, kinds),
             )
+    # With a share for every kind nothing may be left; otherwise the rest needs something.
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):
         document.fail(

@@ -39,7 +39,7 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
 
     Args:
         graph: Any graph.
-        path: Where to; an existing file is replaced.
+        path: The file to write; an existing one is replaced.
 
     Raises:
         GraphError: If a name in the graph does not survive being written.

@@ -49,9 +49,9 @@ def raise_mistake(
 
     Args:
         document: The file.
-        error: What pydantic found.
-        model: What it validated.
-        place: Where the validated data stands.
+        error: The errors of pydantic.
+        model: The pydantic model.
+        place: Place of the validated data in the file.
         ignore: Values about which nothing can be said yet.
     """
     errors = error.errors(include_url=False)

@@ -75,7 +75,7 @@ class Step:
         )
 
 
-Steps = tuple[Step, ...]
+ModelSteps = tuple[Step, ...]
 
 
 class ShortcutSpec(Base):
@@ -105,8 +105,8 @@ class BlockBody(Base):
         description="the input is added to the result; where their shapes differ it is projected "
         "(auto), left out (where_equal) or an error (identity); projection: always projected",
     )
-    steps: Annotated[Steps, Field(min_length=1)] = Field(description="one after the other")
-    after: Steps = Field(default=(), description="steps after the shortcut was added")
+    steps: Annotated[ModelSteps, Field(min_length=1)] = Field(description="one after the other")
+    after: ModelSteps = Field(default=(), description="steps after the shortcut was added")
 
 
 class BlockSpec(BlockBody):
@@ -128,7 +128,7 @@ class SectionSpec(Base):
 
     name: Name = Field(description="begins the names of its parameters; stands for its result")
     block: Name | None = Field(default=None, description="the block that is repeated")
-    steps: Annotated[Steps, Field(min_length=1)] | None = Field(
+    steps: Annotated[ModelSteps, Field(min_length=1)] | None = Field(
         default=None, description="plain steps instead of a block"
     )
     depth: CountOr = Field(default=1, description="number of blocks")

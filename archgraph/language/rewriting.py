@@ -68,7 +68,7 @@ def rewritten(
 
     Args:
         graph: The architecture.
-        rewrites: What to do; the order is that of its keys.
+        rewrites: The rewrites, applied in the order of their keys.
         verify: Run the law of each rewrite that has one.
         where: Returns what stands in front of an error of the rewrite of a key.
 

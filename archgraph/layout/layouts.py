@@ -79,7 +79,7 @@ class Var:
 
     Attributes:
         size: Number of positions.
-        bound: What it turned out to be.
+        bound: The layout that unification bound it to.
         pinned: Why it cannot be cut.
         part: Whether some product or concatenation holds it.
     """

@@ -51,7 +51,7 @@ class Alignment:
         blocks: Pairs of block names.
         nodes: Pairs of operators; those that act in training alone are not compared.
         leaves: Pairs of leaves, constants included.
-        unmatched: What has no counterpart, in order, the client's first.
+        unmatched: Parts without a counterpart, in order, the client's first.
     """
 
     client: ArchGraph

@@ -21,9 +21,9 @@ class PartDifference:
         kind: ``missing``: only A has the part; ``new``: only B has it; ``copied``: B has it, with
             values of a part of A that another part of B has, too; ``narrower`` and ``wider``: B
             has fewer or more positions of an axis; ``changed``: an operator has other arguments.
-        level: What the part is.
-        a: Its name in A; empty where A does not have it.
-        b: Its name in B; empty where B does not have it.
+        level: Kind of the part.
+        a: Its name in A; empty if A lacks it.
+        b: Its name in B; empty if B lacks it.
         before: Positions of an axis or arguments of an operator in A.
         after: The same in B.
         nodes_a: Operators of A that it concerns.

@@ -20,7 +20,7 @@ class SideGraph:
     """One of the two graphs.
 
     Attributes:
-        blocks: Its blocks.
+        blocks: Blocks of the graph.
         runs: Numbers of the blocks of each section.
         free: Names of axes that may be cut.
         inputs: Names of its inputs, in order.

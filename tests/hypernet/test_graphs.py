@@ -183,5 +183,3 @@ def test_nothing_to_read_in_an_empty_architecture():
     empty = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
     with pytest.raises(ag.GraphError, match="without operators"):
         to_data(empty, Vocabulary(()))
-    with pytest.raises(ag.GraphError, match="no architectures"):
-        to_batch([], Vocabulary(()))

@@ -216,7 +216,7 @@ def test_the_good_model_is_good() -> None:
             "- relu",
             "- relu: {as: q}\n      - sigmoid: {from: input}",
             "m.yaml:10: blocks.b.steps[0]: makes a value that nothing uses; "
-            "draw it with from:, or take it out",
+            "use it in a later step (from:), or remove it",
         ),
         ("- relu", "- relu: {as: input}",
          "m.yaml:11: blocks.b.steps[1].relu.as: is taken; found 'input'; "

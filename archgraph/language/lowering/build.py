@@ -40,7 +40,7 @@ def lower(
     """Return the graph of an authored model.
 
     Args:
-        document: Where the model was read from; mistakes point there.
+        document: The file of the model; errors point into it.
         model: The model.
         choices: Values other than the written ones, by ``section.key`` or parameter.
 
@@ -87,6 +87,7 @@ class _Lowering:
         root = Scope("", values, model.params, later=later)
         x = next(iter(values.values()))
         sections: list[tuple[str, tuple[str, ...]]] = []
+        # Before anything is unfolded: too many steps are refused at once.
         self._bound_depths(root)
         for index, section in enumerate(model.sections):
             place: Place = ("sections", index)
@@ -97,12 +98,13 @@ class _Lowering:
                 sections.append((section.name, blocks))
             values[section.name] = x
         outputs = self._outputs(root, x)
+        # A result that is never used is almost always a forgotten `from:` or a wrong name.
         for name in self.draft.unused(outputs):
             if self.draft.nodes[name].op != "input":
                 self.document.fail(
                     self.places.get(name, ()),
                     "makes a value that nothing uses",
-                    hint="draw it with from:, or take it out",
+                    hint="use it in a later step (from:), or remove it",
                 )
         graph = self.draft.graph(outputs, name=model.name, sections=tuple(sections))
         notes = (_unusual(name, spec.shape) for name, spec in model.inputs.items())
@@ -323,7 +325,7 @@ class _Lowering:
         if block is not None:
             options, arguments = reader.block_arguments(step, place, scope.params)
         elif step.name == "block":
-            # The expressions inside wait for the steps that hold them.
+            # Expressions inside are resolved by the inner steps, which know their sizes.
             options = inline = reader.options(BlockOptions, step, "steps", place, None)
             block, where = inline, inner
         else:
@@ -343,6 +345,7 @@ class _Lowering:
         site = Site(
             self.draft, path, lambda name: find(name, reader.known(inner, ("other",))), normalised
         )
+        # A step may append several operators: errors about any of them point at its line.
         before = len(self.draft.nodes)
         result = reader.guard(inner, lambda: emit(site, options, inputs))
         for name in itertools.islice(self.draft.nodes, before, None):

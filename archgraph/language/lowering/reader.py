@@ -32,7 +32,7 @@ class StepReader:
     """Reads the steps of a model; a mistake is a ``SpecError`` that points at its place.
 
     Attributes:
-        document: Where the model was read from.
+        document: The file of the model.
         model: The model.
     """
 
@@ -105,6 +105,7 @@ class StepReader:
     def row(self, name: str, place: Place) -> table.StepRow:
         """Return the row of the table that a name means."""
         row = table.find(name)
+        # Looked up once more for the reason: unknown, or refused since it writes in place.
         if row is None and name.startswith("aten."):
             try:
                 table.raw_row(name)
@@ -158,6 +159,7 @@ class StepReader:
             self.document.fail(self.known(inner, mistake.place), mistake.message, **mistake.facts)
         except pydantic.ValidationError as error:
             errors = error.errors(include_url=False)
+            # A value that is an expression cannot be judged before its parameters are known.
             if params is None and all(_has_expression(e["input"]) for e in errors):
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
@@ -185,10 +187,7 @@ class StepReader:
         inner = (*place, step.name)
         if not isinstance(data, dict):
             self.document.fail(
-                inner,
-                "has a wrong value",
-                found=shorten(data),
-                expected="parameters: {key: value}",
+                inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
             )
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         arguments: dict[str, ParamValue] = {}
@@ -216,7 +215,7 @@ class StepReader:
             self.document.fail(place, mistake.message, **mistake.facts)
 
     def step_name(self, step: Step, params: Mapping[str, ParamValue], place: Place) -> str:
-        """Name of a step, looked up where a parameter says it."""
+        """Return the name of a step, resolved if it is a parameter."""
         if not is_expression(step.name):
             return step.name
         name = self.resolve(step.name, params, place)

@@ -43,9 +43,9 @@ class Shortcut:
     Attributes:
         reader: Points at mistakes.
         draft: The graph so far.
-        scope: What names mean in the block.
-        place: Where the shortcut is written.
-        kind: As the file says it.
+        scope: Names of the block.
+        place: Place of the shortcut in the file.
+        kind: The shortcut, as written in the file.
         normalised: Whether the block's steps end in a batch norm.
     """
 
@@ -92,6 +92,8 @@ class Shortcut:
         site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
         norm = self.normalised if options.batch_norm is None else options.batch_norm
         have = self.draft.shape(x)
+        # Tokens [batch, position, feature] and signals [batch, channel, position] both have rank 3:
+        # an axis 1 that changes is that of channels.
         image = len(want) > 3 or (len(want) == 3 and have[1] != want[1])
         name, width = ("conv", want[1]) if image else ("linear", want[-1])
         data: dict[str, Any] = {"out": width, "bias": options.bias}
@@ -123,6 +125,7 @@ def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
         for a, b in pairs
         if isinstance(a, int) and isinstance(b, int) and (a, b) != (1, 1)
     ]
+    # The largest: rounding up makes short axes understate the stride.
     stride = max(strides, default=1)
     fits = all(isinstance(a, int) and -(-a // stride) == b for a, b in pairs)
     return stride if fits else None

@@ -102,7 +102,7 @@ class StepRow:
         main: Option that a bare value gives: ``linear: 10`` is ``linear: {out: 10}``.
         several: Whether ``from`` may name several values.
         batch_norm: Whether convolutions beside it need no bias.
-        sentence: What it does.
+        sentence: A one-sentence description.
         example: A step of this kind, as YAML.
     """
 
@@ -135,6 +135,7 @@ def step(
     """
 
     def add(function: Callable[..., Ref]) -> Callable[..., Ref]:
+        # The function is the only description of a step: schema, help and defaults follow from it.
         signature = inspect.signature(function, eval_str=True)
         fields: dict[str, Any] = {}
         for key, parameter in list(signature.parameters.items())[2:]:

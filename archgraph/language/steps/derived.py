@@ -27,10 +27,10 @@ class SchemaOption:
     """An option that sets one argument of an operator.
 
     Attributes:
-        text: What it says.
+        text: Description for the help.
         argument: The operator's argument; default: that of the option's name.
-        default: Where a file leaves it out; default: as the operator has it.
-        type: What a file may write; default: the argument's type.
+        default: Value if a file leaves it out. Default: the operator's.
+        type: Type of the value in a file. Default: the argument's type.
     """
 
     text: str
@@ -70,7 +70,7 @@ def derive(
     Args:
         name: Name of the step.
         op: The operator; its first argument is the step's input.
-        sentence: What it does.
+        sentence: A one-sentence description.
         example: A step of this kind; default: its name.
         main: Option that a bare value gives.
         stem: Module name; default: the step's.

@@ -53,7 +53,7 @@ def _padding(
         return _each(padding, len(kernel), "padding")
     result = []
     for size, distance, spread in zip(kernel, stride, dilation, strict=True):
-        reach = spread * (size - 1) + 1
+        reach = spread * (size - 1) + 1  # positions that a window spans
         # Windows that do not overlap tile the input: nothing to pad.
         missing = 0 if distance >= reach else reach - 1 if reach % 2 else reach - distance
         if missing % 2:
@@ -103,6 +103,7 @@ def _convolve(
                 place=("groups",),
                 found=f"{groups} groups, {size} channels",
             )
+    # A batch norm behind it subtracts any bias again.
     has_bias = not site.normalised if bias == "auto" else bias
     return site.call(
         f"aten.conv{len(window.kernel)}d",
