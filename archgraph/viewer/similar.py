@@ -15,6 +15,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.relate.align import align
 from archgraph.relate.correspond import Way
 from archgraph.states import State, Transfer, check_update
+from archgraph.states.updates import unsummable
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.overlays import Overlay, by_part
 
@@ -55,7 +56,8 @@ def similarity_overlay(
         )
     for parts, versions in zip(graphs, states, strict=True):
         for state in versions:
-            check_update(parts.graph, state)
+            # A mask of −∞ is the same in every version: it has no likeness, and is not refused.
+            check_update(parts.graph, state, fixed=unsummable(parts.graph, state))
     figures: list[dict[str, Any] | None] = []
     back = []
     for parts, way, versions in zip(others, ways, states[1:], strict=True):
