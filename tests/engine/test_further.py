@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"also": {"half": ["half"]}},
         "also.half: names a model that the client already trains",
     ),
-    "twice": ({"also": {"whole": ["half", "half"]}}, "also.whole: names a model that is trained"),
+    "twice": ({"also": {"whole": ["half", "half"]}}, "also.whole: names a model that the client"),
     "recipfl": ({"strategy": {"recipfl": {}}}, "strategy.recipfl: .*`also`"),
     "private": (
         {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-5}},
