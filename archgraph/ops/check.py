@@ -31,7 +31,6 @@ from archgraph.graph.ir import (
 )
 from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
-from archgraph.ops import rules
 from archgraph.ops.infer import (
     ResultType,
     pattern,
@@ -40,6 +39,8 @@ from archgraph.ops.infer import (
     shortened,
     tensor_types,
 )
+from archgraph.ops.opaque import opaque_axes
+from archgraph.ops.operator import unknown
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
 
@@ -508,12 +509,12 @@ def computable(op: str) -> bool:
     Others are kernels of one backend or of autograd; some read their arguments' data, which meta
     tensors do not have. Their written type stands, and what touches them is pinned.
     """
-    return row(op).rule is not rules.unknown or torch.Tag.core in schema(op).overload.tags
+    return row(op).rule is not unknown or torch.Tag.core in schema(op).overload.tags
 
 
 def _walks(op: str, args: tuple[tuple[str, Any], ...]) -> bool:
     """Whether inference would go through a long dimension position by position."""
-    if row(op).rule is not rules.opaque:
+    if row(op).rule is not opaque_axes:
         return False
     found = (s for t in tensor_types(v for _, v in args) for s in t.shape)
     return any(size_at(s, 1) > LIMITS.steps for s in found)

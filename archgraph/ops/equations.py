@@ -12,6 +12,9 @@ from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]
 Dirt: TypeAlias = tuple[Layout, ...]
+# What would free an axis that an operator pins.
+PROJECT = "a linear layer or convolution between would free it"
+ORDER = "the order of its positions matters"
 StatedSizes: TypeAlias = "Layout | int | tuple[StatedSizes, ...] | None"
 
 
@@ -187,6 +190,22 @@ class Equations:
             found += [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
         return found
 
+    def layouts(self) -> list[Dims]:
+        """Layouts of all tensor arguments, in order."""
+        return [self.of(value) for value in self.operands()]
+
+    def cut_all(self, layout: Layout, sizes: Sequence[Size]) -> list[Layout] | None:
+        """Cut a layout into parts of given sizes; None where it cannot be."""
+        parts: list[Layout] = []
+        rest = layout
+        for size in sizes[:-1]:
+            pair = self.solver.cut(rest, size) if isinstance(size, int) else None
+            if pair is None:
+                return None
+            parts.append(pair[0])
+            rest = pair[1]
+        return [*parts, rest]
+
     def taint(self, dims: Sequence[Layout]) -> None:
         """Note that the current operator writes something else than zeros along new axes."""
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
@@ -253,3 +272,14 @@ class Equations:
     def fixed(self, shape: Sequence[Size]) -> Dims:
         """No channel axis anywhere in a shape."""
         return [Fixed(s) for s in shape]
+
+    def conform(self, dims: Dims, index: int = 0) -> Dims:
+        """Replace layouts whose size a result's type contradicts (a stretched dimension)."""
+        shape = self.node.types[index].shape
+        return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
+
+    def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
+        """Forbid to cut anything that touches the operator; return its results' layouts."""
+        for dims in self.layouts():
+            self.pin(dims, why, PROJECT)
+        return [self.fixed(t.shape) for t in self.node.types]

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
-from archgraph.ops import rules, zeros
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
-from archgraph.ops.rules import AxisRule
-from archgraph.ops.zeros import Zeros
+from archgraph.ops.zeros import Zeros, never
 
 InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
@@ -51,9 +49,17 @@ class ViewWrite:
     shape: tuple[Size, ...]  # of the tensor
     index: int  # which result of the operator the view is
 
+    def scattered(self, op: str, **position: Value) -> Call:
+        """Return the call that writes the view's part into the tensor."""
+        return op, {"self": self.whole, "src": self.part, **position}
 
+
+AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
-Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
+FixedShape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Mapping[str, FixedShape]  # of the leaves that an operator uses, by argument
+# How a leaf starts: always alike, or by its shape and those of the leaves beside it.
+Init: TypeAlias = Initialiser | Callable[[FixedShape, Shapes], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
 TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
 
@@ -103,7 +109,15 @@ class Growth:
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
+# Every position of the operand, somewhere else; every position of the result, from the same one.
+MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
+ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
+
+
+def unknown(eq: Equations) -> list[Dims]:
+    """No row: nothing that touches the operator may be cut."""
+    return eq.opaque()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +158,8 @@ class Operator:
         layer: The layer of ``torch.nn`` that computes it.
     """
 
-    rule: AxisRule = rules.unknown
-    zero: Zeros = zeros.never
+    rule: AxisRule = unknown
+    zero: Zeros = never
     macs: CountMacs | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
@@ -179,10 +193,24 @@ class Operator:
             eq.settle(results, self.zero(eq, results))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
             # Of a rank or with arguments that the rule does not know: to pin is always right.
-            return rules.unknown(eq)
+            return unknown(eq)
         if self.pointwise:
             eq.follow()
         return results
+
+
+# Parameters beside an activation of a model of one's own: small, so that they disturb little.
+SMALL = Initialiser("normal", 0.02)
+
+
+def returns_input(_graph: ArchGraph, _node: Node) -> Mapping[str, Start]:
+    """Without leaves an operator returns its input already, if it ever does."""
+    return {}
+
+
+def any_arguments(_args: Mapping[str, Value]) -> bool:
+    """Whatever its arguments, a call whose result has its input's type returns the input."""
+    return True
 
 
 Rows: TypeAlias = dict[str, Operator]

@@ -9,11 +9,66 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.ops import (
+    activations,
+    attention,
+    convolutions,
+    creation,
+    einsums,
+    embeddings,
+    indexing,
+    joining,
+    losses,
+    norms,
+    opaque,
+    pointwise,
+    pooling,
+    products,
+    randoms,
+    recurrent,
+    reductions,
+    runs,
+    shapes,
+)
+from archgraph.ops.elementwise import PLAIN
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
-from archgraph.ops.rows import ROWS
-from archgraph.ops.rows.pointwise import PLAIN
+from archgraph.ops.operator import (
+    SMALL,
+    Call,
+    Growth,
+    Initialiser,
+    Operator,
+    Rows,
+    Shapes,
+    Spelling,
+)
 from archgraph.ops.schema import schema
+
+# The families of operators, one file each. Keys of their rows are names without namespace; without
+# overload where all overloads are alike.
+FAMILIES = (
+    activations,
+    attention,
+    convolutions,
+    creation,
+    einsums,
+    embeddings,
+    indexing,
+    joining,
+    losses,
+    norms,
+    opaque,
+    pointwise,
+    pooling,
+    products,
+    randoms,
+    recurrent,
+    reductions,
+    runs,
+    shapes,
+)
+ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
+assert len(ROWS) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
 
 
 def base(op: str) -> str:
@@ -127,15 +182,18 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
         for argument, value in node.args:
             used = any(isinstance(i, Leaf) and i.name == param.name for i in walk(value))
             if used and argument in init:
-                return init[argument](param.shape, _leaf_shapes(graph, node))
+                start = init[argument]
+                if isinstance(start, Initialiser):
+                    return start
+                return start(param.shape, _leaf_shapes(graph, node))
     if any(buffer == param.name for buffer, _ in graph.updates):
         return Initialiser("zeros")
     if param.role == "parameter":
-        return Initialiser("normal", 0.02) if len(param.shape) > 1 else Initialiser("zeros")
+        return SMALL if len(param.shape) > 1 else Initialiser("zeros")
     return None
 
 
-def _leaf_shapes(graph: ArchGraph, node: Node) -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
     """Shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
 
     ``weight`` is what it multiplies.
