@@ -105,8 +105,6 @@ def _unique(names: list[str], message: str, where: str) -> None:
 
 
 # -- leaves -----------------------------------------------------------------------------------
-
-
 def _check_leaves(graph: ArchGraph) -> None:
     names: set[str] = set()
     total = 0
@@ -206,8 +204,6 @@ def _check_batch(value: Value, where: str) -> None:
 
 
 # -- operators --------------------------------------------------------------------------------
-
-
 def _check_uses(
     values: Iterable[Value], seen: Collection[str], leaves: Collection[str], where: str
 ) -> None:
@@ -358,8 +354,6 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
 
 
 # -- inputs, outputs, updates -----------------------------------------------------------------
-
-
 def _check_inputs(graph: ArchGraph) -> None:
     inputs = sorted(n.name for n in graph.nodes if n.op == "input")
     named = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
@@ -462,8 +456,6 @@ def _check_updates(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
 
 
 # -- types ------------------------------------------------------------------------------------
-
-
 def _check_types(graph: ArchGraph) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
     types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}

@@ -28,8 +28,6 @@ def _each(value: Value, rank: int, default: int) -> tuple[Any, ...]:
 
 
 # -- convolution ----------------------------------------------------------------------------------
-
-
 def _convolution_axes(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, w[1]); w[0] = Prod(groups, o); y[1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
@@ -158,8 +156,6 @@ _convolution = Operator(
 
 
 # -- transposed convolution: the input's channels are the weight's first dimension ---------------
-
-
 def _transposed_axes(eq: Equations) -> list[Dims]:
     """x[1] = w[0] = Prod(groups, i); y[1] = Prod(groups, w[1])."""
     x, w = eq.arg("input"), eq.arg("weight")
@@ -198,8 +194,6 @@ _transposed = replace(
 
 
 # -- either, by a flag -----------------------------------------------------------------------------
-
-
 def _any_axes(eq: Equations) -> list[Dims]:
     """A convolution that says by a flag whether it is transposed."""
     return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from archgraph.ops import zeros
-from archgraph.ops.elementwise import same_layout
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.pointwise import same_layout
+
 
 # -- of a shape that is written out ---------------------------------------------------------------
-
-
 def _factory_axes(eq: Equations) -> list[Dims]:
     """A new tensor whose shape is written out; its axes may turn out to be channels."""
     for name in ("size", "shape"):

@@ -14,9 +14,8 @@ from archgraph.ops.operator import Growth, Initialiser, Operator, Rows
 from archgraph.ops.types import Args, Uncertain, certain, real
 from archgraph.ops.zeros import open_dims
 
+
 # -- a row per index ------------------------------------------------------------------------------
-
-
 def _embedding_axes(eq: Equations) -> list[Dims]:
     """Y = indices' dimensions + w[1]; rows are addressed by value."""
     w = eq.arg("weight")
@@ -67,8 +66,6 @@ _embedding = Operator(
 
 
 # -- a row per bag --------------------------------------------------------------------------------
-
-
 def _bag_axes(eq: Equations) -> list[Dims]:
     """Rows of a table summed or averaged per bag."""
     w = eq.arg("weight")
@@ -86,8 +83,6 @@ _bag = Operator(
 
 
 # -- classes --------------------------------------------------------------------------------------
-
-
 def _one_hot_axes(eq: Equations) -> list[Dims]:
     """Classes are numbers, no channels."""
     return [[*eq.arg("self"), Fixed(eq.node.shape[-1])]]

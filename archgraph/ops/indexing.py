@@ -22,8 +22,6 @@ ROWS: Rows = {}
 
 
 # -- runs of positions ----------------------------------------------------------------------------
-
-
 def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
     """A dimension cut before and after the positions from ``start`` on, or None."""
     start, size = eq.node.arg("start") or 0, layout.size
@@ -124,8 +122,6 @@ ROWS |= {
 
 
 # -- single positions -----------------------------------------------------------------------------
-
-
 def _select_axes(eq: Equations) -> list[Dims]:
     """One position of a dimension, which therefore stays whole."""
     x, dim = eq.along()
@@ -173,8 +169,6 @@ ROWS |= {
 
 
 # -- positions read by value: which they are is known to no cut, so that they stay ----------------
-
-
 def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
     """Index tensors by dimension, and which dimensions have one; none where they are apart."""
     value = eq.node.arg("indices")
@@ -240,8 +234,6 @@ ROWS |= {
 
 
 # -- positions written by value -------------------------------------------------------------------
-
-
 def _scatter_axes(eq: Equations) -> list[Dims]:
     """Positions written along one dimension; the others agree with index and source."""
     (x, dim), where = eq.along(), eq.arg("index")
@@ -335,8 +327,6 @@ ROWS |= {
 
 
 # -- diagonals and triangles ----------------------------------------------------------------------
-
-
 def _triangle_axes(eq: Equations) -> list[Dims]:
     """Upper or lower triangle: rows and columns are compared by position."""
     x = eq.of(eq.node.args[0][1])

@@ -41,8 +41,6 @@ _PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
 
 
 # -- graphs and operators in them --------------------------------------------------------------
-
-
 def infer(graph: ArchGraph) -> ArchGraph:
     """The graph with every type recomputed from inputs and leaves.
 
@@ -89,8 +87,6 @@ def place(node: Node) -> str:
 
 
 # -- one operator -----------------------------------------------------------------------------
-
-
 def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
     """A value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
     match value:

@@ -71,8 +71,6 @@ def one_for_all(value: Value) -> Value:
 
 
 # -- layers with weights --------------------------------------------------------------------------
-
-
 def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> LayerRule:
     """Return the rule of a layer with a weight, and a bias if the operator has one.
 
@@ -96,8 +94,6 @@ def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> Layer
 
 
 # -- layers without weights -----------------------------------------------------------------------
-
-
 def same_options(kind: type[nn.Module]) -> LayerRule:
     """Return the rule of a layer of one input, whose options are the operator's by name."""
     names = frozenset(inspect.signature(kind).parameters)

@@ -60,8 +60,6 @@ def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
 
 
 # -- by the statistics of a batch -----------------------------------------------------------------
-
-
 def _batch_norm_axes(eq: Equations) -> list[Dims]:
     """Weights and statistics have the layout of x[1]."""
     x = eq.arg("input")
@@ -172,8 +170,6 @@ ROWS |= {
 
 
 # -- by the statistics of an example --------------------------------------------------------------
-
-
 def _layer_norm_axes(eq: Equations) -> list[Dims]:
     """Weights have the layout of the normalised dimensions, which the norm spans."""
     x = eq.arg("input")
@@ -272,8 +268,6 @@ ROWS |= {
 
 
 # -- of a weight ----------------------------------------------------------------------------------
-
-
 def _weight_norm_axes(eq: Equations) -> list[Dims]:
     """W = g · v/‖v‖ along one dimension; masked positions of the others add nothing to ‖v‖."""
     v, g = eq.arg("v"), eq.arg("g")

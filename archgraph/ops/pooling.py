@@ -119,8 +119,6 @@ ROWS |= {
 
 
 # -- interpolation --------------------------------------------------------------------------------
-
-
 def _upsampling_layer(mode: str) -> LayerRule:
     """Return the rule of ``nn.Upsample`` to a size or by a factor."""
 
@@ -152,8 +150,6 @@ ROWS |= {
 
 
 # -- values put back, sampling --------------------------------------------------------------------
-
-
 def _unpooling_axes(eq: Equations) -> list[Dims]:
     """Values put back where a pooling took them: both operands share the leading dimensions."""
     x, where = eq.arg("self"), eq.arg("indices")
@@ -181,8 +177,6 @@ ROWS |= {
 
 
 # -- windows as positions -------------------------------------------------------------------------
-
-
 def _windows_axes(eq: Equations) -> list[Dims]:
     """Sliding windows of a dimension, which stays whole."""
     x = eq.arg("self")

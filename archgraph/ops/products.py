@@ -8,37 +8,38 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
-from archgraph.layout.layouts import Fixed, product
+from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
 from archgraph.ops.operator import (
     SMALL,
+    Call,
     FixedShape,
     Growth,
     Initialiser,
     Operator,
     Rows,
     Shapes,
+    Spelling,
     Start,
     TypeRule,
     alike,
 )
-from archgraph.ops.types import Args, broadcast, certain, optional, real
+from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
+from archgraph.ops.zeros import open_dims
 
 ROWS: Rows = {}
 
 
 # -- linear layers --------------------------------------------------------------------------------
-
-
 def _linear_axes(eq: Equations) -> list[Dims]:
     """x[-1] = w[1], y[-1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
@@ -96,8 +97,6 @@ ROWS |= {
 
 
 # -- bilinear layers ------------------------------------------------------------------------------
-
-
 def _pair(eq: Equations, first: int = 0) -> tuple[Value, Value, Dims, Dims]:
     """Two arguments in turn, and their layouts."""
     (_, left), (_, right) = eq.node.args[first : first + 2]
@@ -143,8 +142,6 @@ ROWS |= {
 
 
 # -- matrix products ------------------------------------------------------------------------------
-
-
 def _matrix_product(eq: Equations, left: Value, right: Value) -> Dims:
     """a[-1] = b[-2]; leading dimensions broadcast."""
     a, b = eq.of(left), eq.of(right)
@@ -208,8 +205,6 @@ ROWS |= {
 
 
 # -- products that are added to something ---------------------------------------------------------
-
-
 def _addmm_axes(eq: Equations) -> list[Dims]:
     """Bias + a @ b (or a @ vector)."""
     left, right, _, _ = _pair(eq, 1)
@@ -252,8 +247,6 @@ ROWS |= {
 
 
 # -- other products -------------------------------------------------------------------------------
-
-
 def _chain_axes(eq: Equations) -> list[Dims]:
     """A product of many matrices: neighbours share an axis."""
     value = eq.node.args[0][1]
@@ -335,8 +328,6 @@ ROWS |= {
 
 
 # -- distances ------------------------------------------------------------------------------------
-
-
 def _cdist_axes(eq: Equations) -> list[Dims]:
     """Every row of one to every row of the other, over the last dimension."""
     left, right, a, b = _pair(eq)
@@ -367,4 +358,214 @@ ROWS |= {
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.
     "cosine_similarity": Operator(_cosine_axes, zeros.some, rates=("eps",)),
+}
+
+
+def _equation(node: Node) -> tuple[list[str], str, tuple[Value, ...]]:
+    """Letters of each operand and of the result of an einsum, and the operands."""
+    text, operands = node.arg("equation"), node.arg("tensors")
+    assert isinstance(text, str) and isinstance(operands, tuple)
+    left, arrow, right = text.replace(" ", "").partition("->")
+    if not arrow:
+        counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        right = ("..." if "..." in left else "") + "".join(counted)
+    return left.split(","), right, operands
+
+
+def _einsum_axes(eq: Equations) -> list[Dims]:
+    """One layout per letter; an ellipsis broadcasts."""
+    parts, right, operands = _equation(eq.node)
+    letters: dict[str, Layout] = {}
+    rest: list[Dims] = []
+    for part, operand in zip(parts, operands, strict=True):
+        dims = eq.of(operand)
+        head, dots, tail = part.partition("...")
+        pairs = list(zip(head, dims, strict=False))
+        if dots:
+            rest.append(dims[len(head) : len(dims) - len(tail)])
+        if tail:
+            pairs += list(zip(tail, dims[len(dims) - len(tail) :], strict=True))
+        for letter, layout in pairs:
+            if letter in letters and layout.size != 1 and letters[letter].size != 1:
+                eq.unify(letters[letter], layout)
+            elif letter not in letters or letters[letter].size == 1:
+                letters[letter] = layout
+    middle = eq.broadcast(rest) if rest else []
+    summed = sorted(set("".join(parts)) - set(right) - {"."})
+    for letter in summed:
+        having = [
+            (v, _dimension(part, letter))
+            for part, v in zip(parts, operands, strict=True)
+            if letter in part
+        ]
+        eq.contract(letters[letter], having, "sum")
+    if rest and "..." not in right:
+        for index, layout in enumerate(middle):
+            having = [
+                (v, index - len(middle) - len(part.partition("...")[2]))
+                for part, v in zip(parts, operands, strict=True)
+                if "..." in part
+            ]
+            eq.contract(layout, having, "sum")
+    _einsum_roles(eq, parts, operands, right, letters, summed)
+    out: Dims = []
+    position = 0
+    while position < len(right):
+        if right.startswith("...", position):
+            out += middle
+            position += 3
+        else:
+            out.append(eq.resolve(letters[right[position]]))
+            position += 1
+    return [out]
+
+
+def _dimension(part: str, letter: str) -> int:
+    """Dimension of a letter in an operand, counted from the back behind an ellipsis."""
+    head, _, tail = part.partition("...")
+    return head.index(letter) if letter in head else tail.index(letter) - len(tail)
+
+
+def _einsum_roles(
+    eq: Equations,
+    parts: Sequence[str],
+    operands: Sequence[Value],
+    right: str,
+    letters: dict[str, Layout],
+    summed: Sequence[str],
+) -> None:
+    refs = [v for v in operands if isinstance(v, Ref)]
+    if len(refs) != 2 or len(operands) != 2:
+        return
+    shared = [letters[c] for c in right if all(c in p for p in parts) and c in letters]
+    for own, other, value in ((0, 1, refs[0]), (1, 0, refs[1])):
+        if value.name in eq.attends:
+            for c in set(parts[other]) & set(right) - set(parts[own]) - {"."}:
+                eq.role(letters[c], "value_dim")
+                eq.attention[eq.node.name] = (shared, letters[c])
+    eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
+
+
+def _einsum_macs(graph: ArchGraph, node: Node) -> int:
+    """Operands are multiplied from left to right, each sum taken as soon as it can be."""
+    parts, right, operands = _equation(node)
+    sizes, ellipsis = _letters(graph, parts, operands)
+    count, letters = 0, set(parts[0])
+    for index, part in enumerate(parts[1:], 1):
+        letters |= set(part)
+        needed = letters & (set("".join(parts[index + 1 :])) | set(right))
+        if letters - needed:  # without a sum it is a product position by position
+            count += math.prod(sizes[c] for c in letters if c in sizes) * ellipsis
+        letters = needed
+    return count
+
+
+def _letters(
+    graph: ArchGraph, parts: Sequence[str], operands: Sequence[Value]
+) -> tuple[dict[str, int], int]:
+    """Sizes of an equation's letters, and the number of positions of its ellipsis."""
+    sizes: dict[str, int] = {}
+    ellipsis = 1
+    for part, operand in zip(parts, operands, strict=True):
+        shape = sizes_of(graph, operand)
+        head, dots, tail = part.partition("...")
+        sizes |= dict(zip(head, shape, strict=False))
+        if tail:
+            sizes |= dict(zip(tail, shape[len(shape) - len(tail) :], strict=True))
+        if dots:
+            ellipsis = max(ellipsis, math.prod(shape[len(head) : len(shape) - len(tail)]))
+    return sizes, ellipsis
+
+
+ROWS |= {
+    "einsum": Operator(
+        _einsum_axes,
+        # A product of all operands, summed: zero where one of them is.
+        zeros.some,
+        _einsum_macs,
+        {"tensors": SMALL},
+        growth=Growth(bilinear=True),
+    )
+}
+
+
+def _attention_axes(eq: Equations) -> list[Dims]:
+    """q[..., L, d] · k[..., S, d], softmax over S, · v[..., S, e] → [..., L, e]."""
+    q, k, v = eq.arg("query"), eq.arg("key"), eq.arg("value")
+    eq.unify(q[-1], k[-1])
+    eq.contract(q[-1], [(eq.node.arg("query"), -1), (eq.node.arg("key"), -1)], "attention")
+    eq.unify(k[-2], v[-2])
+    for axis in range(-3, -min(len(q), len(k), len(v)) - 1, -1):
+        if q[axis].size == k[axis].size:
+            eq.unify(q[axis], k[axis])
+        elif eq.node.arg("enable_gqa") is True:  # several query heads share a key head
+            shared = divide(q[axis].size, k[axis].size)
+            eq.unify(q[axis], product((k[axis], eq.new(shared or 1))))
+        eq.broadcast([[k[axis]], [v[axis]]])
+    if eq.has("attn_mask"):
+        scores: Dims = [*q[:-2], q[-2], k[-2]]
+        eq.broadcast([scores, eq.arg("attn_mask")])
+    eq.span(k[-2], "softmax")
+    if len(q) > 2:
+        eq.role(q[-3], "heads")
+        eq.role(k[-3], "heads")
+    eq.role(q[-1], "head_dim")
+    eq.role(v[-1], "value_dim" if eq.resolve(q[-1]) is not eq.resolve(v[-1]) else "head_dim")
+    lead = q[:-2] if eq.node.arg("enable_gqa") is True else eq.broadcast([q[:-2], k[:-2], v[:-2]])
+    return [[*lead, q[-2], v[-1]]]
+
+
+def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Attention: a mean of values, zero where all values are."""
+    (dims,) = results
+    values = eq.node.arg("value")
+    own = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
+    others = tuple(v for v in eq.axes_in(dims) if v not in own)
+    return [others + open_dims(dims[-2:-1]) + eq.dirt_of(values)]
+
+
+def _attention_macs(graph: ArchGraph, node: Node) -> int:
+    """Scores, and the values that they weigh."""
+    q, k, v = (sizes_of(graph, node.arg(n)) for n in ("query", "key", "value"))
+    scores = math.prod(q[:-1]) * k[-2]
+    return scores * (q[-1] + v[-1])
+
+
+def _attention_type(args: Args) -> TensorType:
+    """[n, heads, a, d], [n, heads, b, d] and [n, heads, b, e] give [n, heads, a, e]."""
+    q, k, v = real(*map(args.get, ("query", "key", "value")))
+    certain(len(q.shape) == len(k.shape) == len(v.shape) == 4, "enable_gqa" not in args)
+    certain(q.shape[:2] == k.shape[:2] == v.shape[:2])
+    certain(q.shape[-1] == k.shape[-1], k.shape[-2] == v.shape[-2])
+    certain(0 <= number(args, "dropout_p", 0.0, float) < 1)
+    mask = args.get("attn_mask")
+    if isinstance(mask, TensorType):
+        scores = (*q.shape[:3], k.shape[-2])
+        certain(mask.dtype in ("bool", q.dtype), len(mask.shape) <= 4, "is_causal" not in args)
+        certain(broadcast([scores, mask.shape]) == scores)
+    else:
+        certain(mask is None or plain_value(mask) is None)
+    return TensorType((*q.shape[:3], v.shape[-1]), q.dtype)
+
+
+def _attention_spelling(call: Spelling) -> Call:
+    """Attention with its scale, which is 1/√(width of a head) by default."""
+    args = dict(call.args)
+    if args.get("scale") is None:
+        args["scale"] = 1.0 / math.sqrt(size_at(call.sizes["query"][-1], 1))
+    return call.op, args
+
+
+ROWS |= {
+    "scaled_dot_product_attention": Operator(
+        _attention_axes,
+        _attention_zero,
+        _attention_macs,
+        attends=("query", "attn_mask"),
+        rates=("dropout_p", "scale"),
+        # Bilinear in queries and keys, but a softmax stands behind: repeated tokens change it.
+        growth=Growth(),
+        type=_attention_type,
+        spelling=_attention_spelling,
+    )
 }

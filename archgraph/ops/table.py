@@ -10,27 +10,20 @@ import torch
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
 from archgraph.ops import (
-    activations,
-    attention,
     convolutions,
     creation,
-    einsums,
     embeddings,
     indexing,
-    joining,
-    losses,
+    noise,
     norms,
     opaque,
     pointwise,
     pooling,
     products,
-    randoms,
     recurrent,
     reductions,
-    runs,
     shapes,
 )
-from archgraph.ops.elementwise import PLAIN
 from archgraph.ops.layers import TorchLayer
 from archgraph.ops.operator import (
     SMALL,
@@ -42,29 +35,24 @@ from archgraph.ops.operator import (
     Shapes,
     Spelling,
 )
+from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import schema
 
 # The families of operators, one file each. Keys of their rows are names without namespace; without
 # overload where all overloads are alike.
 FAMILIES = (
-    activations,
-    attention,
     convolutions,
     creation,
-    einsums,
     embeddings,
     indexing,
-    joining,
-    losses,
+    noise,
     norms,
     opaque,
     pointwise,
     pooling,
     products,
-    randoms,
     recurrent,
     reductions,
-    runs,
     shapes,
 )
 ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
@@ -126,8 +114,6 @@ def known(op: str) -> bool:
 
 
 # -- calls ------------------------------------------------------------------------------------
-
-
 def canonical(call: Spelling) -> Call:
     """One spelling for calls that say the same thing, with every silent size written out."""
     exact = ROWS.get(call.op.removeprefix("aten."))
@@ -169,8 +155,6 @@ def impossible(node: Node) -> str:
 
 
 # -- leaves and operators of a graph ------------------------------------------------------------
-
-
 def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
     """How a leaf starts, by the operator that uses it; None where no operator says.
 

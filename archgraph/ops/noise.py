@@ -7,15 +7,14 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, TensorType
-from archgraph.ops.elementwise import COPY, same_layout
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import shape_of
 from archgraph.ops.operator import Growth, Operator, Rows, alike, returns_input
+from archgraph.ops.pointwise import COPY, same_layout
 from archgraph.ops.types import Args, certain, number, real
 
+
 # -- dropout --------------------------------------------------------------------------------------
-
-
 def _dropout_type(args: Args) -> TensorType:
     """The input's type."""
     certain(0 <= number(args, "p", None, float) <= 1)
