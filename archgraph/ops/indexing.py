@@ -107,20 +107,6 @@ def _slice_scatter_axes(eq: Equations) -> list[Dims]:
     return [[eq.resolve(d) for d in x]]
 
 
-ROWS |= {
-    "slice": Operator(
-        _slice_axes,
-        zeros.first,
-        growth=MOVES,
-        spelling=_slice_spelling,
-        unchanged=any_arguments,
-        overwritten=_slice_write,
-    ),
-    "narrow": Operator(spelling=_narrow_spelling),
-    "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True),
-}
-
-
 # -- single positions -----------------------------------------------------------------------------
 def _select_axes(eq: Equations) -> list[Dims]:
     """One position of a dimension, which therefore stays whole."""
@@ -162,6 +148,16 @@ def _unbind_write(write: ViewWrite) -> Call:
 
 
 ROWS |= {
+    "slice": Operator(
+        _slice_axes,
+        zeros.first,
+        growth=MOVES,
+        spelling=_slice_spelling,
+        unchanged=any_arguments,
+        overwritten=_slice_write,
+    ),
+    "narrow": Operator(spelling=_narrow_spelling),
+    "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True),
     "select": Operator(_select_axes, zeros.first, growth=MOVES, overwritten=_select_write),
     "select_scatter": Operator(_select_scatter_axes, zeros.every, real=True),
     "unbind": Operator(_unbind_axes, zeros.first, growth=MOVES, overwritten=_unbind_write),
@@ -223,14 +219,6 @@ def _take_along_axes(eq: Equations) -> list[Dims]:
     both = eq.broadcast([[*x[:dim], Fixed(1), *x[dim + 1 :]], where])
     eq.taint([*both[dim : dim + 1], *(d for d, a in zip(both, x, strict=True) if a.size == 1)])
     return [both]
-
-
-ROWS |= {
-    "index": Operator(_index_axes, zeros.first, growth=Growth()),
-    "index_select": Operator(_index_select_axes, zeros.first, growth=Growth()),
-    "gather": Operator(_gather_axes, zeros.first, growth=Growth()),
-    "take_along_dim": Operator(_take_along_axes, zeros.first),
-}
 
 
 # -- positions written by value -------------------------------------------------------------------
@@ -317,6 +305,10 @@ def _constant_along(eq: Equations, name: str, back: int) -> bool:
 
 
 ROWS |= {
+    "index": Operator(_index_axes, zeros.first, growth=Growth()),
+    "index_select": Operator(_index_select_axes, zeros.first, growth=Growth()),
+    "gather": Operator(_gather_axes, zeros.first, growth=Growth()),
+    "take_along_dim": Operator(_take_along_axes, zeros.first),
     # What is written, and what it is written into, both have to be zero.
     **alike(("scatter", "scatter_add", "scatter_reduce"), Operator(_scatter_axes, zeros.every)),
     **alike(("index_add", "index_copy"), Operator(_index_add_axes, zeros.every)),

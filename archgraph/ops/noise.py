@@ -9,8 +9,8 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Node, TensorType
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Growth, Operator, Rows, alike, returns_input
-from archgraph.ops.pointwise import COPY, same_layout
+from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.pointwise import COPY, SAME, same_layout
 from archgraph.ops.types import Args, certain, number, real
 
 
@@ -38,9 +38,8 @@ def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
 
 
 # In evaluation it returns its input, which is what Net2Net's laws are about.
-_SAME = Growth("all", pointwise=True, repeats="any", picks=True, identity=returns_input)
 _rate = replace(COPY, training_flag="train", rates=("p",))
-_dropout = replace(_rate, growth=_SAME)
+_dropout = replace(_rate, growth=SAME)
 
 # -- noise ----------------------------------------------------------------------------------------
 

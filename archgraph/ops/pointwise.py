@@ -16,6 +16,7 @@ from archgraph.ops import zeros
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
 from archgraph.ops.operator import (
+    ALIGNED,
     SMALL,
     Call,
     Growth,
@@ -155,15 +156,6 @@ _integer = replace(PLAIN, type=_arithmetic_type)
 # Linear in all operands together, wherever their positions stand.
 _SUM = Growth("all", pointwise=True, repeats="any")
 
-ROWS |= {
-    "add": replace(_integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM),
-    "sub": replace(_integer, growth=_SUM),
-    **{f"subtract.{k}": Operator(alias=f"sub.{k}") for k in ("Tensor", "Scalar")},
-    "rsub": REAL,
-    "neg": replace(REAL, growth=_SUM),
-    "negative": Operator(alias="neg"),
-}
-
 
 # -- products and quotients -----------------------------------------------------------------------
 def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -184,28 +176,16 @@ def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 # A factor of a layer's own starts as if it were not there.
 _ONES: dict[str, Init] = {"self": Initialiser("ones"), "other": Initialiser("ones")}
 
-ROWS |= {
-    "mul": replace(_integer, zero=zeros.some, init=_ONES, growth=Growth("one", pointwise=True)),
-    "div": replace(
-        REAL,
-        zero=_quotient_zero,
-        init=_ONES,
-        growth=Growth("first", pointwise=True, finite=False),
-    ),
-    **{
-        f"{long}.{overload}": Operator(alias=f"{short}.{overload}")
-        for long, short in (("multiply", "mul"), ("divide", "div"), ("true_divide", "div"))
-        for overload in ("Tensor", "Scalar")
-    },
-    **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
-}
-
 
 # -- comparisons, bits ----------------------------------------------------------------------------
 
 
 _both = replace(PLAIN, zero=zeros.some)
-_COMPARED = {
+_LONG_NAMES = {
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
     "greater": "gt",
     "greater_equal": "ge",
     "less": "lt",
@@ -214,6 +194,19 @@ _COMPARED = {
 }
 
 ROWS |= {
+    "add": replace(_integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM),
+    "sub": replace(_integer, growth=_SUM),
+    "rsub": REAL,
+    "neg": replace(REAL, growth=_SUM),
+    "negative": Operator(alias="neg"),
+    "mul": replace(_integer, zero=zeros.some, init=_ONES, growth=Growth("one", pointwise=True)),
+    "div": replace(
+        REAL,
+        zero=_quotient_zero,
+        init=_ONES,
+        growth=Growth("first", pointwise=True, finite=False),
+    ),
+    **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
     # The larger of two copies is the copy.
     **alike(("max.other", "min.other"), replace(PLAIN, growth=Growth(repeats="any"))),
     **alike(("lerp", "floor_divide", "isclose", "complex", "polar"), PLAIN),
@@ -223,7 +216,7 @@ ROWS |= {
     **alike(("__and__", "logical_and", "bitwise_and"), _both),
     **{
         f"{long}.{overload}": Operator(alias=f"{short}.{overload}")
-        for long, short in _COMPARED.items()
+        for long, short in _LONG_NAMES.items()
         for overload in ("Tensor", "Scalar")
     },
 }
@@ -250,40 +243,21 @@ def _masked_fill_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Operand by operand, zeros.stretched."""
+    """Operand by operand, stretched."""
     return [zeros.stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
-
-
-ROWS |= {
-    "where": replace(PLAIN, zero=_where_zero, growth=Growth()),
-    "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth()),
-    "broadcast_tensors": Operator(elementwise, _each_zero),
-}
 
 
 # -- functions of one operand, beside activations -------------------------------------------------
 
 
-_CURVES = """
-    nan_to_num threshold logit isreal bucketize isin
-""".split()
+_CURVES = ("nan_to_num", "threshold", "logit", "isreal", "bucketize", "isin")
 _SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")
 _ARCS = ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")
-
-ROWS |= {
-    **alike(("sqrt", "rsqrt"), REAL),
-    "pow.Tensor_Scalar": REAL,
-    **alike(_CURVES, CURVE),
-    "absolute": Operator(alias="abs"),
-    "fix": Operator(alias="trunc"),
-    **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
-    **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
-}
 
 
 # -- copies and casts -----------------------------------------------------------------------------
 def _copy_axes(eq: Equations) -> list[Dims]:
-    """The first operand with the second's values, zeros.stretched to its shape."""
+    """The first operand with the second's values, stretched to its shape."""
     target = eq.of(eq.node.args[0][1])
     eq.broadcast([target, eq.arg("src")])
     return [target]
@@ -306,19 +280,29 @@ def _cast_spelling(call: Spelling) -> Call:
     return "aten.to.dtype", {"self": call.args["self"], "dtype": call.args["dtype"]}
 
 
-_COPIED = Growth("all", pointwise=True, repeats="any", picks=True)
-_SAME = replace(_COPIED, identity=returns_input)
+# What returns its input, or in evaluation does.
+SAME = replace(ALIGNED, identity=returns_input)
 
 ROWS |= {
-    "detach": replace(COPY, growth=_COPIED),
-    **alike(("clone", "contiguous"), replace(COPY, growth=_SAME, unchanged=any_arguments)),
+    "where": replace(PLAIN, zero=_where_zero, growth=Growth()),
+    "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth()),
+    "broadcast_tensors": Operator(elementwise, _each_zero),
+    **alike(("sqrt", "rsqrt"), REAL),
+    "pow.Tensor_Scalar": REAL,
+    **alike(_CURVES, CURVE),
+    "absolute": Operator(alias="abs"),
+    "fix": Operator(alias="trunc"),
+    **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
+    **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
+    "detach": replace(COPY, growth=ALIGNED),
+    **alike(("clone", "contiguous"), replace(COPY, growth=SAME, unchanged=any_arguments)),
     "alias": replace(COPY, unchanged=any_arguments),
     "type_as": replace(COPY, unchanged=any_arguments, casts=True),
     **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=any_arguments)),
-    # The value at zero decides: a cast keeps it, one to another type of numbers too.
+    # Zero is zero in every type: its value there says so, also where there are only integers.
     **alike(
         ("to", "_to_copy"),
-        replace(CURVE, growth=_SAME, unchanged=any_arguments, spelling=_cast_spelling, casts=True),
+        replace(CURVE, growth=SAME, unchanged=any_arguments, spelling=_cast_spelling, casts=True),
     ),
     "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling),
 }
@@ -338,6 +322,51 @@ def _hardtanh_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     if (node.arg("min_val"), node.arg("max_val")) == (0, 6):
         return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
     return _hardtanh(graph, node)
+
+
+# -- softmax --------------------------------------------------------------------------------------
+def _softmax_axes(eq: Equations) -> list[Dims]:
+    """Spans the dimension it runs over."""
+    source = eq.node.args[0][1]
+    x = eq.of(source)
+    eq.span(x[eq.dim("dim", len(x))], "softmax")
+    if isinstance(source, Ref) and source.name in eq.scores:
+        over, shared = eq.scores[source.name]
+        heads = eq.axes_in(shared)
+        if heads:  # q · kᵀ per head
+            for layout in over:
+                eq.role(layout, "head_dim")
+            for var in heads:
+                eq.role(var, "heads")
+            eq.attends.add(eq.node.name)
+    return [x]
+
+
+# It is pointwise for blocks alone: it belongs to the one that feeds it.
+_softmax = Operator(_softmax_axes, pointwise=True)
+
+
+# -- gates and slopes -----------------------------------------------------------------------------
+def _glu_axes(eq: Equations) -> list[Dims]:
+    """The two halves of a dimension gate each other."""
+    x = eq.arg("self")
+    dim = eq.dim("dim", len(x), -1)
+    half = plain(x[dim]) // 2
+    parts = eq.solver.cut(x[dim], half)
+    if parts is None:
+        eq.pin([x[dim]], "cannot be halved", PROJECT)
+        parts = (Fixed(half), Fixed(half))
+    else:
+        eq.unify(*parts)
+    return [[*x[:dim], parts[0], *x[dim + 1 :]]]
+
+
+def _prelu_axes(eq: Equations) -> list[Dims]:
+    """One slope per channel, or one for all."""
+    x, w = eq.arg("self"), eq.arg("weight")
+    if w and w[0].size != 1 and len(x) > 1:
+        eq.unify(w[0], x[1])
+    return [x]
 
 
 ROWS |= {
@@ -369,63 +398,11 @@ ROWS |= {
     "log_sigmoid": replace(CURVE, layer=same_options(nn.LogSigmoid)),
     "hardshrink": replace(CURVE, layer=same_options(nn.Hardshrink)),
     "softshrink": replace(CURVE, layer=same_options(nn.Softshrink)),
-}
-
-
-# -- softmax --------------------------------------------------------------------------------------
-def _softmax_axes(eq: Equations) -> list[Dims]:
-    """Spans the dimension it runs over."""
-    source = eq.node.args[0][1]
-    x = eq.of(source)
-    eq.span(x[eq.dim("dim", len(x))], "softmax")
-    if isinstance(source, Ref) and source.name in eq.scores:
-        over, shared = eq.scores[source.name]
-        heads = eq.axes_in(shared)
-        if heads:  # q · kᵀ per head
-            for layout in over:
-                eq.role(layout, "head_dim")
-            for var in heads:
-                eq.role(var, "heads")
-            eq.attends.add(eq.node.name)
-    return [x]
-
-
-# It is pointwise for blocks alone: it belongs to the one that feeds it.
-_softmax = Operator(_softmax_axes, pointwise=True)
-
-ROWS |= {
     "softmax": replace(_softmax, growth=Growth(), layer=same_options(nn.Softmax)),
     "log_softmax": replace(_softmax, layer=same_options(nn.LogSoftmax)),
     **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
     "special_softmax": Operator(alias="softmax.int"),
     "special_log_softmax": Operator(alias="log_softmax.int"),
-}
-
-
-# -- gates and slopes -----------------------------------------------------------------------------
-def _glu_axes(eq: Equations) -> list[Dims]:
-    """The two halves of a dimension gate each other."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x), -1)
-    half = plain(x[dim]) // 2
-    parts = eq.solver.cut(x[dim], half)
-    if parts is None:
-        eq.pin([x[dim]], "cannot be halved", PROJECT)
-        parts = (Fixed(half), Fixed(half))
-    else:
-        eq.unify(*parts)
-    return [[*x[:dim], parts[0], *x[dim + 1 :]]]
-
-
-def _prelu_axes(eq: Equations) -> list[Dims]:
-    """One slope per channel, or one for all."""
-    x, w = eq.arg("self"), eq.arg("weight")
-    if w and w[0].size != 1 and len(x) > 1:
-        eq.unify(w[0], x[1])
-    return [x]
-
-
-ROWS |= {
     # One half times a sigmoid of the other: zero where the first half is.
     "glu": Operator(_glu_axes, zeros.first, layer=same_options(nn.GLU)),
     "prelu": Operator(

@@ -167,15 +167,6 @@ def _sampled_axes(eq: Equations) -> list[Dims]:
     return [[*x[:2], *eq.fixed(eq.node.shape[2:])]]
 
 
-ROWS |= {
-    **alike(("max_unpool2d", "max_unpool3d"), Operator(_unpooling_axes, zeros.first)),
-    **alike(
-        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
-        Operator(_sampled_axes, zeros.first),
-    ),
-}
-
-
 # -- windows as positions -------------------------------------------------------------------------
 def _windows_axes(eq: Equations) -> list[Dims]:
     """Sliding windows of a dimension, which stays whole."""
@@ -205,6 +196,11 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
 
 
 ROWS |= {
+    **alike(("max_unpool2d", "max_unpool3d"), Operator(_unpooling_axes, zeros.first)),
+    **alike(
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+        Operator(_sampled_axes, zeros.first),
+    ),
     "unfold": Operator(_windows_axes, zeros.first),
     "im2col": Operator(_patches_axes, zeros.first),
     "col2im": Operator(_from_patches_axes, zeros.first),

@@ -142,9 +142,9 @@ ROWS |= {
 
 
 # -- matrix products ------------------------------------------------------------------------------
-def _matrix_product(eq: Equations, left: Value, right: Value) -> Dims:
+def _matrix_product(eq: Equations, first: int = 0) -> Dims:
     """a[-1] = b[-2]; leading dimensions broadcast."""
-    a, b = eq.of(left), eq.of(right)
+    left, right, a, b = _pair(eq, first)
     what = eq.node.op.split(".")[1]
     inner = b[0] if len(b) == 1 else b[-2]
     eq.unify(a[-1], inner)
@@ -172,8 +172,7 @@ def _attention_roles(
 
 def _matmul_axes(eq: Equations) -> list[Dims]:
     """a[-1] = b[-2]; leading dimensions broadcast."""
-    (_, left), (_, right) = eq.node.args[:2]
-    return [_matrix_product(eq, left, right)]
+    return [_matrix_product(eq)]
 
 
 def _matmul_macs(graph: ArchGraph, node: Node) -> int:
@@ -196,19 +195,10 @@ def _product(growth: Growth, type_: TypeRule | None = None) -> Operator:
     return Operator(_matmul_axes, zeros.some, _matmul_macs, init, growth=growth, type=type_)
 
 
-ROWS |= {
-    "matmul": _product(Growth(bilinear=True), _matmul_type),
-    **alike(("bmm", "mm", "mv"), _product(Growth(bilinear=True))),
-    **alike(("dot", "vdot"), _product(Growth(finite=False))),
-    "linalg_matmul": Operator(alias="matmul"),
-}
-
-
 # -- products that are added to something ---------------------------------------------------------
 def _addmm_axes(eq: Equations) -> list[Dims]:
     """Bias + a @ b (or a @ vector)."""
-    left, right, _, _ = _pair(eq, 1)
-    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, left, right)])]
+    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)])]
 
 
 def _added_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -223,7 +213,7 @@ def _addbmm_axes(eq: Equations) -> list[Dims]:
     left, right, a, b = _pair(eq, 1)
     eq.unify(a[0], b[0])
     eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
-    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, left, right)[1:]])]
+    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)[1:]])]
 
 
 def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
@@ -232,6 +222,10 @@ def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
 
 
 ROWS |= {
+    "matmul": _product(Growth(bilinear=True), _matmul_type),
+    **alike(("bmm", "mm", "mv"), _product(Growth(bilinear=True))),
+    **alike(("dot", "vdot"), _product(Growth(finite=False))),
+    "linalg_matmul": Operator(alias="matmul"),
     # A linear layer whose weight stands in the other order: columns are its outputs.
     "addmm": Operator(
         _addmm_axes,
@@ -315,18 +309,6 @@ def _cross_axes(eq: Equations) -> list[Dims]:
     return [both]
 
 
-ROWS |= {
-    **alike(("chain_matmul", "linalg_multi_dot"), Operator(_chain_axes, zeros.some)),
-    "inner": Operator(_inner_axes, zeros.some),
-    "linalg_vecdot": Operator(_vecdot_axes, zeros.some),
-    "tensordot": Operator(_tensordot_axes, zeros.some),
-    "outer": Operator(_outer_axes, zeros.some),
-    "ger": Operator(alias="outer"),
-    "kron": Operator(_kronecker_axes, zeros.some),
-    **alike(("cross", "linalg_cross"), Operator(_cross_axes, zeros.some)),
-}
-
-
 # -- distances ------------------------------------------------------------------------------------
 def _cdist_axes(eq: Equations) -> list[Dims]:
     """Every row of one to every row of the other, over the last dimension."""
@@ -354,6 +336,14 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
 
 
 ROWS |= {
+    **alike(("chain_matmul", "linalg_multi_dot"), Operator(_chain_axes, zeros.some)),
+    "inner": Operator(_inner_axes, zeros.some),
+    "linalg_vecdot": Operator(_vecdot_axes, zeros.some),
+    "tensordot": Operator(_tensordot_axes, zeros.some),
+    "outer": Operator(_outer_axes, zeros.some),
+    "ger": Operator(alias="outer"),
+    "kron": Operator(_kronecker_axes, zeros.some),
+    **alike(("cross", "linalg_cross"), Operator(_cross_axes, zeros.some)),
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType, Value, size_at
+from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, plain, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
-from archgraph.ops.operands import leaf_shape, type_of
+from archgraph.ops.operands import leaf_shape, sizes_of
 from archgraph.ops.operator import (
     FixedShape,
     Growth,
@@ -41,7 +41,7 @@ def _weights(node: Node) -> tuple[Value, ...]:
     return params if isinstance(params, tuple) else tuple(map(node.arg, _CELL.values()))
 
 
-def first_states(node: Node) -> tuple[Value, ...]:
+def _first_states(node: Node) -> tuple[Value, ...]:
     """Return the initial hidden state, and that of the cell where they differ."""
     states = node.arg("hx")
     return states if isinstance(states, tuple) else (states,)
@@ -59,7 +59,7 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
         return eq.opaque("several layers or directions in one operator, which trace writes apart")
     weights = [w for w in _weights(node) if eq.of(w)]
     inside, again, *projection = (w for w in weights if len(eq.of(w)) == 2)
-    states = [eq.of(value) for value in first_states(node)]
+    states = [eq.of(value) for value in _first_states(node)]
     hidden, units = states[0][-1], states[-1][-1]
     if not projection:
         eq.unify(hidden, units)
@@ -85,7 +85,7 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
 
 def _carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Gates of nothing are half open, so a unit keeps a part of its first state, and adds none."""
-    return [dirt + eq.dirt_of(first_states(eq.node)[-1]) for dirt in _renewed(eq, results)]
+    return [dirt + eq.dirt_of(_first_states(eq.node)[-1]) for dirt in _renewed(eq, results)]
 
 
 def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -111,11 +111,10 @@ def _no_identity(_graph: ArchGraph, _node: Node) -> str:
 
 def _recurrent_macs(graph: ArchGraph, node: Node) -> int:
     """Every step multiplies every weight matrix once."""
-    shapes = [t.shape for w in _weights(node) if (t := type_of(graph, w)) is not None]
-    entries = sum(math.prod(size_at(s, 1) for s in shape) for shape in shapes if len(shape) > 1)
-    given = type_of(graph, node.arg("input"))
-    steps = given.shape[:-1] if given is not None and node.arg("params") is not None else ()
-    return math.prod(size_at(s, 1) for s in steps) * entries
+    shapes = [sizes_of(graph, w) for w in _weights(node)]
+    entries = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    steps = sizes_of(graph, node.arg("input"))[:-1] if node.arg("params") is not None else ()
+    return math.prod(steps) * entries
 
 
 def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
@@ -132,7 +131,7 @@ def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
     )
 
 
-# -- sequences: their layers are put together again in `stacks`, from one operator per layer ------
+# -- sequences: their layers are put together again below, from one operator per layer ------
 def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
     """One layer over a sequence in one direction: what it gives at each step, its last states."""
 
@@ -201,6 +200,11 @@ ROWS: Rows = {
     },
 }
 
+
+# -- recurrent layers of torch.nn, put together again ---------------------------------------------
+# A capture writes `nn.LSTM`, `nn.GRU` and `nn.RNN` out, one operator per layer and direction
+# (`archgraph.capture.recurrent`), so that each has a hidden size of its own. Where all sizes agree,
+# they are one layer again.
 
 _KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
     "aten.lstm.input": (nn.LSTM, 4, {}),
@@ -334,7 +338,7 @@ class _Writing:
     def states(self) -> tuple[Value, ...] | None:
         """Return the argument with the first states: none if they are zeros; None if unclear."""
         inside = {n.name: n for n in self.nodes}
-        first = first_states(self.first)
+        first = _first_states(self.first)
         states: list[Value] = []
         for value in first:
             node = inside.get(value.name) if isinstance(value, Ref) else None
@@ -353,7 +357,7 @@ class _Writing:
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
         """Return the results, sequence and last states; None where an operator differs."""
         sequence: Value = self.first.arg("input")
-        kinds = len(first_states(self.first))
+        kinds = len(_first_states(self.first))
         last: list[list[Value]] = [[] for _ in range(kinds)]
         for layer in range(self.layers):
             outs: list[Value] = []
@@ -412,7 +416,7 @@ class _Writing:
 
     def called(self, run: Node, sequence: Value) -> bool:
         """Return whether the next operators are the first states and the call of one layer."""
-        for _ in first_states(run):
+        for _ in _first_states(run):
             if self.next("aten.slice.Tensor") is None:
                 self.next("aten.zeros")
         first = self.first

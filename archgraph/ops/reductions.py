@@ -48,15 +48,6 @@ def _count_axes(eq: Equations) -> list[Dims]:
     return _reduce(eq, exact=not floating)
 
 
-ROWS |= {
-    "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
-    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(_sum_axes, zeros.first)),
-    # Repeated positions change how many there are, not whether there are any.
-    "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
-    "count_nonzero": Operator(_count_axes, zeros.first),
-}
-
-
 # -- all others -----------------------------------------------------------------------------------
 def _reduction_axes(eq: Equations) -> list[Dims]:
     """Reduced dimensions vanish; where they are channels, all of them are mixed."""
@@ -85,6 +76,11 @@ def _spread(node: Node) -> Repeats:
 _reduction = Operator(_reduction_axes, zeros.first)
 
 ROWS |= {
+    "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
+    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(_sum_axes, zeros.first)),
+    # Repeated positions change how many there are, not whether there are any.
+    "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
+    "count_nonzero": Operator(_count_axes, zeros.first),
     "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=_mean_type),
     **alike(("amax", "amin", "max", "min"), replace(_reduction, growth=Growth(repeats="any"))),
     **alike(
@@ -134,18 +130,6 @@ def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
 _along = Operator(_along_axes, zeros.first)
 _moved = replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True))
 
-ROWS |= {
-    **alike(("cumsum", "sort", "topk"), replace(_along, growth=Growth())),
-    **alike(("roll", "flip"), _moved),
-    "fliplr": Operator(spelling=_flip_spelling(1)),
-    "flipud": Operator(spelling=_flip_spelling(0)),
-    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
-    # Of zeros: positions, logarithms of counts.
-    **alike(("argsort", "logcumsumexp"), Operator(_along_axes)),
-    "msort": Operator(_first_axes, zeros.first),
-    **alike(("kthvalue", "mode"), Operator(_reduced_axes, zeros.first)),
-}
-
 
 # -- Fourier transforms ---------------------------------------------------------------------------
 def _transform_axes(eq: Equations) -> list[Dims]:
@@ -169,6 +153,15 @@ _FFT = tuple(
 )
 
 ROWS |= {
+    **alike(("cumsum", "sort", "topk"), replace(_along, growth=Growth())),
+    **alike(("roll", "flip"), _moved),
+    "fliplr": Operator(spelling=_flip_spelling(1)),
+    "flipud": Operator(spelling=_flip_spelling(0)),
+    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
+    # Of zeros: positions, logarithms of counts.
+    **alike(("argsort", "logcumsumexp"), Operator(_along_axes)),
+    "msort": Operator(_first_axes, zeros.first),
+    **alike(("kthvalue", "mode"), Operator(_reduced_axes, zeros.first)),
     **alike(_FFT, Operator(_transform_axes, zeros.first, growth=Growth(scales="all"))),
     **alike(
         ("fft_fftshift", "fft_ifftshift"),

@@ -52,17 +52,6 @@ def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [eq.dirt[source.name][eq.integer("index")]]
 
 
-ROWS |= {
-    "input": Operator(),
-    "getitem": Operator(
-        _getitem_axes,
-        _getitem_zero,
-        pointwise=True,
-        growth=replace(MOVES, identity=returns_input),
-    ),
-}
-
-
 # -- another shape --------------------------------------------------------------------------------
 def _reshape_axes(eq: Equations) -> list[Dims]:
     """Factors of the dimensions, regrouped; the target shape is recomputed after a cut."""
@@ -109,18 +98,6 @@ def _reshape_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 _view = replace(_moved, rule=_reshape_axes, spelling=_reshape_spelling)
 
-ROWS |= {
-    "reshape": replace(
-        _view, unchanged=any_arguments, overwritten=_reshape_write, layer=_reshape_layer
-    ),
-    "view": _view,
-    **alike(
-        ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
-        Operator(spelling=_reshape_spelling),
-    ),
-    **alike(("atleast_1d", "atleast_2d", "atleast_3d"), Operator(spelling=_reshape_spelling)),
-}
-
 
 def _unsqueeze_axes(eq: Equations) -> list[Dims]:
     """A new dimension of size one."""
@@ -138,6 +115,22 @@ def _squeeze_axes(eq: Equations) -> list[Dims]:
 
 
 ROWS |= {
+    "input": Operator(),
+    "getitem": Operator(
+        _getitem_axes,
+        _getitem_zero,
+        pointwise=True,
+        growth=replace(MOVES, identity=returns_input),
+    ),
+    "reshape": replace(
+        _view, unchanged=any_arguments, overwritten=_reshape_write, layer=_reshape_layer
+    ),
+    "view": _view,
+    **alike(
+        ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
+        Operator(spelling=_reshape_spelling),
+    ),
+    **alike(("atleast_1d", "atleast_2d", "atleast_3d"), Operator(spelling=_reshape_spelling)),
     "unsqueeze": replace(_moved, rule=_unsqueeze_axes, overwritten=_reshape_write),
     "squeeze": replace(_moved, rule=_squeeze_axes, overwritten=_reshape_write),
 }
@@ -239,20 +232,6 @@ def _channel_shuffle_axes(eq: Equations) -> list[Dims]:
     return [[x[0], product((inside, Fixed(groups))), *x[2:]]]
 
 
-ROWS |= {
-    "pixel_shuffle": Operator(
-        _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
-    ),
-    "pixel_unshuffle": Operator(
-        _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
-    ),
-    **alike(
-        ("channel_shuffle", "native_channel_shuffle"),
-        Operator(_channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)),
-    ),
-}
-
-
 # -- positions repeated ---------------------------------------------------------------------------
 def _expand_axes(eq: Equations) -> list[Dims]:
     """Dimensions of size one stretch."""
@@ -315,6 +294,16 @@ def _interleave_axes(eq: Equations) -> list[Dims]:
 
 
 ROWS |= {
+    "pixel_shuffle": Operator(
+        _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
+    ),
+    "pixel_unshuffle": Operator(
+        _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
+    ),
+    **alike(
+        ("channel_shuffle", "native_channel_shuffle"),
+        Operator(_channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)),
+    ),
     "expand": Operator(
         _expand_axes,
         zeros.first,
@@ -438,18 +427,6 @@ def _stack_axes(eq: Equations) -> list[Dims]:
     return [out]
 
 
-ROWS |= {
-    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
-    **alike(("concat", "concatenate"), Operator(alias="cat")),
-    # Its new dimension shifts the operands' dimensions before it.
-    "stack": Operator(
-        _stack_axes, zeros.every, growth=Growth(scales="all", repeats="any", picks=True)
-    ),
-    **alike(("hstack", "vstack", "dstack", "column_stack"), Operator(_stacked_axes, zeros.every)),
-    "row_stack": Operator(alias="vstack"),
-}
-
-
 # -- split ----------------------------------------------------------------------------------------
 def _split_axes(eq: Equations) -> list[Dims]:
     """A dimension cut at given sizes, which a cut recomputes."""
@@ -495,6 +472,14 @@ def _split_write(write: ViewWrite) -> Call | None:
 
 
 ROWS |= {
+    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
+    **alike(("concat", "concatenate"), Operator(alias="cat")),
+    # Its new dimension shifts the operands' dimensions before it.
+    "stack": Operator(
+        _stack_axes, zeros.every, growth=Growth(scales="all", repeats="any", picks=True)
+    ),
+    **alike(("hstack", "vstack", "dstack", "column_stack"), Operator(_stacked_axes, zeros.every)),
+    "row_stack": Operator(alias="vstack"),
     "split_with_sizes": Operator(_split_axes, zeros.first, growth=MOVES, overwritten=_split_write),
     **alike(
         ("chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes"),
