@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from archgraph.layout.layouts import Fixed, divide, plain, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
 from archgraph.ops.operands import leaf_shape, numel, sizes_of
-from archgraph.ops.operator import Growth, Operator, Rows, Start, alike
+from archgraph.ops.operator import Growth, Identity, Operator, Rows, alike
 from archgraph.ops.schema import schema
 from archgraph.ops.types import Args, certain, ints, number, optional, positive, real, slid
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
@@ -47,8 +46,7 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, w[1], 1, channel)
-    if eq.has("bias"):
-        eq.unify(eq.arg("bias")[0], w[0])
+    eq.vectors(w[0], "bias")
     spatial: Dims = []
     strides = _each(eq.value("stride"), len(w) - 2, 1)
     paddings = _each(eq.value("padding"), len(w) - 2, 0)
@@ -90,7 +88,7 @@ def _convolution_type(args: Args) -> TensorType:
     return TensorType((x.shape[0], out, *spatial), x.dtype)
 
 
-def _convolution_identity(graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
     """A kernel with ones at its centre."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
@@ -170,8 +168,7 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, inside, 0, channel)
-    if eq.has("bias"):
-        eq.unify(eq.arg("bias")[0], out)
+    eq.vectors(out, "bias")
     eq.pin(x[channel + 1 :], "convolved over")
     return [[*x[:channel], out, *eq.fixed(eq.node.shape[channel + 1 :])]]
 

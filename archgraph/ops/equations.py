@@ -131,6 +131,17 @@ class Equations:
         """State that two layouts are one."""
         self.solver.unify(a, b)
 
+    def agree(self, ours: Sequence[Layout], theirs: Sequence[Layout]) -> None:
+        """State that two tensors have the same layouts."""
+        for a, b in zip(ours, theirs, strict=True):
+            self.unify(a, b)
+
+    def vectors(self, layout: Layout, *names: str) -> None:
+        """State that vectors, where they are given, have one number per position of a layout."""
+        for name in names:
+            if self.has(name):
+                self.unify(self.arg(name)[0], layout)
+
     def broadcast(self, operands: Sequence[Dims]) -> Dims:
         """Elementwise: dimensions agree from the right, size-one dimensions stretch."""
         rank = max((len(o) for o in operands), default=0)

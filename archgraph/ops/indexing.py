@@ -6,22 +6,21 @@ from archgraph.graph.ir import Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
 from archgraph.ops.equations import PROJECT, Dims, Equations
-from archgraph.ops.operator import (
-    MOVES,
-    Call,
-    Growth,
-    Operator,
-    Rows,
-    Spelling,
-    ViewWrite,
-    alike,
-    any_arguments,
-)
+from archgraph.ops.operator import MOVES, Call, Growth, Operator, Rows, Spelling, ViewWrite, alike
 
 ROWS: Rows = {}
 
 
 # -- runs of positions ----------------------------------------------------------------------------
+def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
+    """All dimensions but one agree with a part's; return the pairs of which one is shorter."""
+    pairs = [[a, b] for d, (a, b) in enumerate(zip(x, part, strict=True)) if d != dim]
+    for a, b in pairs:
+        if a.size == b.size:
+            eq.unify(a, b)
+    return [[a, b] for a, b in pairs if a.size != b.size]
+
+
 def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
     """A dimension cut before and after the positions from ``start`` on, or None."""
     start, size = eq.node.arg("start") or 0, layout.size
@@ -94,9 +93,7 @@ def _slice_write(write: ViewWrite) -> Call:
 def _slice_scatter_axes(eq: Equations) -> list[Dims]:
     """A run of positions overwritten: the dimension is cut before and after it."""
     (x, dim), source = eq.along(), eq.arg("src")
-    for d, (a, b) in enumerate(zip(x, source, strict=True)):
-        if d != dim:
-            eq.unify(a, b)
+    _beside(eq, x, source, dim)
     parts = _run(eq, x[dim], source[dim].size)
     if parts is None:
         eq.pin([x[dim], source[dim]], "overwritten in part", PROJECT)
@@ -120,7 +117,7 @@ def _select_write(write: ViewWrite) -> Call:
 
     >>> from archgraph.graph.ir import Ref
     >>> args = {"dim": 1, "index": 2}
-    >>> select(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
+    >>> _select_write(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
     ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
     """
     return write.scattered("aten.select_scatter", dim=write.args["dim"], index=write.args["index"])
@@ -130,8 +127,7 @@ def _select_scatter_axes(eq: Equations) -> list[Dims]:
     """One position of a dimension overwritten; the others agree."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is overwritten")
-    for a, b in zip([*x[:dim], *x[dim + 1 :]], eq.arg("src"), strict=True):
-        eq.unify(a, b)
+    eq.agree([*x[:dim], *x[dim + 1 :]], eq.arg("src"))
     return [x]
 
 
@@ -153,7 +149,7 @@ ROWS |= {
         zeros.first,
         growth=MOVES,
         spelling=_slice_spelling,
-        unchanged=any_arguments,
+        unchanged=True,
         overwritten=_slice_write,
     ),
     "narrow": Operator(spelling=_narrow_spelling),
@@ -200,11 +196,8 @@ def _gather_axes(eq: Equations) -> list[Dims]:
     """Positions picked along one dimension; all layouts as the index tensor's."""
     (x, dim), where = eq.along(), eq.arg("index")
     eq.pin([x[dim]], "indexed by values")
-    for d, (a, b) in enumerate(zip(x, where, strict=True)):
-        if d != dim and a.size == b.size:
-            eq.unify(a, b)
-        elif d != dim:
-            eq.pin([a], "gathered in part")
+    for unequal in _beside(eq, x, where, dim):
+        eq.pin(unequal[:1], "gathered in part")
     eq.taint(where[dim : dim + 1])
     return [where]
 
@@ -227,11 +220,8 @@ def _scatter_axes(eq: Equations) -> list[Dims]:
     (x, dim), where = eq.along(), eq.arg("index")
     for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
         eq.pin([x[dim], written[dim]], "indexed by values")
-        for d, (a, b) in enumerate(zip(x, written, strict=True)):
-            if d != dim and a.size == b.size:
-                eq.unify(a, b)
-            elif d != dim:
-                eq.pin([a, b], "written in part")
+        for unequal in _beside(eq, x, written, dim):
+            eq.pin(unequal, "written in part")
     return [x]
 
 
@@ -239,9 +229,7 @@ def _index_add_axes(eq: Equations) -> list[Dims]:
     """Slices written along one dimension; the others agree with the source."""
     (x, dim), source = eq.along(), eq.arg("source")
     eq.pin([x[dim], source[dim]], "indexed by values")
-    for d, (a, b) in enumerate(zip(x, source, strict=True)):
-        if d != dim:
-            eq.unify(a, b)
+    _beside(eq, x, source, dim)
     return [x]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -13,7 +13,7 @@ from archgraph.layout.layouts import Layout, plain, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Growth, Init, Initialiser, Operator, Rows, Start, alike
+from archgraph.ops.operator import Growth, Identity, Init, Initialiser, Operator, Rows, alike
 from archgraph.ops.schema import schema
 from archgraph.ops.types import Args, certain, number, optional, plain_value, positive, real
 from archgraph.ops.weighted import OUT
@@ -21,12 +21,6 @@ from archgraph.ops.zeros import open_dims
 
 ROWS: Rows = {}
 _AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("zeros")}
-
-
-def _affine(eq: Equations, layout: Layout, names: Sequence[str]) -> None:
-    for name in names:
-        if eq.has(name):
-            eq.unify(eq.arg(name)[0], layout)
 
 
 def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -64,7 +58,7 @@ def _batch_norm_axes(eq: Equations) -> list[Dims]:
     """Weights and statistics have the layout of x[1]."""
     x = eq.arg("input")
     channel = x[1] if len(x) > 1 else x[0]
-    _affine(eq, channel, ("weight", "bias", "running_mean", "running_var"))
+    eq.vectors(channel, "weight", "bias", "running_mean", "running_var")
     for layout in x[2:]:
         eq.span(layout, "batch norm")
     statistics = (t.shape for t in eq.node.types[1:])
@@ -87,7 +81,7 @@ def _batch_norm_type(args: Args) -> TensorType:
     return x
 
 
-def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
     """A weight of √(1 + ε) with statistics of mean 0 and variance 1."""
     epsilon = node.arg("eps")
     if not all(isinstance(node.arg(n), Leaf) for n in ("weight", "running_mean", "running_var")):
@@ -177,8 +171,7 @@ def _layer_norm_axes(eq: Equations) -> list[Dims]:
     tail = x[len(x) - count :]
     for name in ("weight", "bias"):
         if eq.has(name):
-            for a, b in zip(eq.arg(name), tail, strict=True):
-                eq.unify(a, b)
+            eq.agree(eq.arg(name), tail)
     for layout in tail:
         eq.span(layout, "layer norm")
     eq.states("normalized_shape", tuple(tail))
@@ -229,7 +222,7 @@ def _group_norm_axes(eq: Equations) -> list[Dims]:
     else:
         eq.states("num_groups", groups)
     eq.span(inside, "group norm")
-    _affine(eq, x[1], ("weight", "bias"))
+    eq.vectors(x[1], "weight", "bias")
     return [x]
 
 

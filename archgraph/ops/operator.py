@@ -18,6 +18,8 @@ Repeats: TypeAlias = Literal["never", "uniform", "any"]
 Call: TypeAlias = "tuple[str, dict[str, Value]]"
 # How a leaf starts: the name and arguments of an initialiser.
 Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
+# How leaves start, by argument, so that an operator returns its input; a text says why it cannot.
+Identity: TypeAlias = "Mapping[str, Start] | str"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Growth:
     affine: Mapping[str, int] = field(default_factory=dict)
     bilinear: bool = False
     repeats: Repeats | Callable[[Node], Repeats] = "never"
-    identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
+    identity: Callable[[ArchGraph, Node], Identity] | None = None
     idempotent: bool = False
     keeps_zero: bool = False
     picks: bool = False
@@ -146,7 +148,8 @@ class Operator:
         type: Type of its result in the common case; None where PyTorch's meta kernel decides.
         alias: Overload that it is another name of, argument by argument in the same order.
         spelling: The canonical form of a call.
-        unchanged: Whether a call whose result has its input's type returns the input itself.
+        unchanged: Whether a call whose result has its input's type returns the input itself,
+            by its arguments if that matters.
         overwritten: The call that gives a tensor after the view that this operator makes of it was
             overwritten; None if there is no such call.
         fill: What the result is filled with, where it has its first argument's shape or dtype but
@@ -177,7 +180,7 @@ class Operator:
     type: TypeRule | None = None
     alias: str = ""
     spelling: Callable[[Spelling], Call] | None = None
-    unchanged: Callable[[Mapping[str, Value]], bool] | None = None
+    unchanged: bool | Callable[[Mapping[str, Value]], bool] = False
     overwritten: Callable[[ViewWrite], Call | None] | None = None
     fill: int | Literal["argument"] | None = None
     functional: str = ""
@@ -203,14 +206,9 @@ class Operator:
 SMALL = Initialiser("normal", 0.02)
 
 
-def returns_input(_graph: ArchGraph, _node: Node) -> Mapping[str, Start]:
+def returns_input(_graph: ArchGraph, _node: Node) -> Identity:
     """Without leaves an operator returns its input already, if it ever does."""
     return {}
-
-
-def any_arguments(_args: Mapping[str, Value]) -> bool:
-    """Whatever its arguments, a call whose result has its input's type returns the input."""
-    return True
 
 
 Rows: TypeAlias = dict[str, Operator]

@@ -26,7 +26,6 @@ from archgraph.ops.operator import (
     Rows,
     Spelling,
     alike,
-    any_arguments,
     returns_input,
 )
 from archgraph.ops.schema import from_atom, schema, torch_dtype
@@ -295,14 +294,14 @@ ROWS |= {
     **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
     **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
     "detach": replace(COPY, growth=ALIGNED),
-    **alike(("clone", "contiguous"), replace(COPY, growth=SAME, unchanged=any_arguments)),
-    "alias": replace(COPY, unchanged=any_arguments),
-    "type_as": replace(COPY, unchanged=any_arguments, casts=True),
-    **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=any_arguments)),
+    **alike(("clone", "contiguous"), replace(COPY, growth=SAME, unchanged=True)),
+    "alias": replace(COPY, unchanged=True),
+    "type_as": replace(COPY, unchanged=True, casts=True),
+    **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=True)),
     # Zero is zero in every type: its value there says so, also where there are only integers.
     **alike(
         ("to", "_to_copy"),
-        replace(CURVE, growth=SAME, unchanged=any_arguments, spelling=_cast_spelling, casts=True),
+        replace(CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True),
     ),
     "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling),
 }

@@ -154,8 +154,7 @@ def _unpooling_axes(eq: Equations) -> list[Dims]:
     """Values put back where a pooling took them: both operands share the leading dimensions."""
     x, where = eq.arg("self"), eq.arg("indices")
     trailing = len(eq.ints("output_size")) or 2
-    for a, b in zip(x[:-trailing], where[:-trailing], strict=True):
-        eq.unify(a, b)
+    eq.agree(x[:-trailing], where[:-trailing])
     eq.pin([*x[-trailing:], *where[-trailing:]], "pooled over")
     return [[*x[:-trailing], *eq.fixed(eq.node.shape[-trailing:])]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -23,12 +23,12 @@ from archgraph.ops.operator import (
     Call,
     FixedShape,
     Growth,
+    Identity,
     Initialiser,
     Operator,
     Rows,
     Shapes,
     Spelling,
-    Start,
     TypeRule,
     alike,
 )
@@ -45,8 +45,7 @@ def _linear_axes(eq: Equations) -> list[Dims]:
     x, w = eq.arg("input"), eq.arg("weight")
     eq.unify(x[-1], w[-1])
     contract_weight(eq, w[-1], -1, -1)
-    if eq.has("bias"):
-        eq.unify(eq.arg("bias")[-1], w[0])
+    eq.vectors(w[0], "bias")
     return [[*x[:-1], w[0]]] if len(w) == 2 else [x[:-1]]
 
 
@@ -70,7 +69,7 @@ def _linear_type(args: Args) -> TensorType:
     return TensorType((*x.shape[:-1], w.shape[0]), x.dtype)
 
 
-def _linear_identity(graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
     """The unit matrix."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
@@ -110,8 +109,7 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
         eq.unify(x[-1], w[side])
         given = [(eq.node.arg(name), -1), (eq.node.arg("weight"), side)]
         eq.contract(x[-1], given, "bilinear")
-    if eq.has("bias"):
-        eq.unify(eq.arg("bias")[0], w[0])
+    eq.vectors(w[0], "bias")
     return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
 
 

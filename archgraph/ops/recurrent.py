@@ -18,16 +18,7 @@ from archgraph.layout.layouts import Fixed, plain, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import leaf_shape, sizes_of
-from archgraph.ops.operator import (
-    FixedShape,
-    Growth,
-    Init,
-    Initialiser,
-    Operator,
-    Rows,
-    Shapes,
-    alike,
-)
+from archgraph.ops.operator import FixedShape, Growth, Init, Initialiser, Operator, Rows, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
 from archgraph.ops.zeros import Zeros
 
@@ -76,8 +67,7 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
     if sequence:
         eq.pin([lead.pop(time)], ORDER, PROJECT)
     for state in states:
-        for a, b in zip(lead, state[int(sequence) : -1], strict=True):
-            eq.unify(a, b)
+        eq.agree(lead, state[int(sequence) : -1])
     eq.role(hidden, "hidden")
     eq.role(units, "cell")
     return [[*eq.arg("input")[:-1], hidden], *states] if sequence else states
@@ -189,7 +179,7 @@ def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
 ROWS: Rows = {
     "lstm": replace(_sequence(4), impossible=_projects_nothing),
     "gru": _sequence(3),
-    **alike(("rnn_tanh", "rnn_relu"), _sequence(1, _renewed)),
+    **{f"rnn_{curve}": _sequence(1, _renewed) for curve in ("tanh", "relu")},
     "lstm_cell": replace(_recurrent(4), layer=_cell_layer(nn.LSTMCell, 4)),
     "gru_cell": replace(_recurrent(3), layer=_cell_layer(nn.GRUCell, 3)),
     **{

@@ -25,7 +25,6 @@ from archgraph.ops.operator import (
     Spelling,
     ViewWrite,
     alike,
-    any_arguments,
     returns_input,
 )
 from archgraph.ops.pointwise import CURVE
@@ -122,9 +121,7 @@ ROWS |= {
         pointwise=True,
         growth=replace(MOVES, identity=returns_input),
     ),
-    "reshape": replace(
-        _view, unchanged=any_arguments, overwritten=_reshape_write, layer=_reshape_layer
-    ),
+    "reshape": replace(_view, unchanged=True, overwritten=_reshape_write, layer=_reshape_layer),
     "view": _view,
     **alike(
         ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
@@ -310,7 +307,7 @@ ROWS |= {
         pointwise=True,
         growth=ALIGNED,
         spelling=_expand_spelling,
-        unchanged=any_arguments,
+        unchanged=True,
     ),
     "expand_as": Operator(spelling=_expand_spelling),
     "broadcast_to": Operator(alias="expand"),
@@ -420,8 +417,7 @@ def _stack_axes(eq: Equations) -> list[Dims]:
     """Operands agree; a new dimension counts them."""
     operands = eq.layouts()
     for other in operands[1:]:
-        for a, b in zip(operands[0], other, strict=True):
-            eq.unify(a, b)
+        eq.agree(operands[0], other)
     out = [eq.resolve(d) for d in operands[0]]
     out.insert(eq.dim("dim", len(out) + 1), Fixed(len(operands)))
     return [out]

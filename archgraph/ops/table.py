@@ -130,7 +130,7 @@ def canonical(call: Spelling) -> Call:
 def is_identity(op: str, given: Mapping[str, Value]) -> bool:
     """Whether a call whose result has its input's shape and dtype returns the input itself."""
     unchanged = call_row(op).unchanged
-    return unchanged is not None and unchanged(given)
+    return unchanged(given) if callable(unchanged) else unchanged
 
 
 def functional(op: str) -> str:
