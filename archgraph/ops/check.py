@@ -282,7 +282,7 @@ def _check_getitem(node: Node, seen: Mapping[str, Node], where: str) -> None:
 
 @functools.cache
 def pure(op: str) -> bool:
-    """Whether an operator is a kernel from tensors to tensors, and nothing of the interpreter."""
+    """Return whether an operator is a kernel from tensors to tensors, not of the interpreter."""
     found = schema(op).overload._schema
     name = f"{found.name}.{found.overload_name}".rstrip(".")
     kinds = {str(r.type) for r in found.returns}
@@ -496,7 +496,7 @@ def _other_type(node: Node, found: ResultType) -> NoReturn:
 
 @functools.cache
 def computable(op: str) -> bool:
-    """Whether an operator's type may be computed: one with a rule, or of PyTorch's core set.
+    """Return whether an operator's type may be computed: one with a rule, or of PyTorch's core set.
 
     Others are kernels of one backend or of autograd; some read their arguments' data, which meta
     tensors do not have. Their written type stands, and what touches them is pinned.

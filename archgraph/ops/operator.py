@@ -103,11 +103,11 @@ class Growth:
     nothing: tuple[str, ...] = ()
 
     def weight(self, node: Node) -> Value:
-        """The argument of a node that is its weight."""
+        """Return the argument of a node that is its weight."""
         return node.arg(next(iter(self.affine), "weight"))
 
     def repeated(self, node: Node) -> Repeats:
-        """Whether a node gives the same over an axis whose positions are repeated."""
+        """Return whether a node gives the same over an axis whose positions are repeated."""
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
@@ -190,7 +190,7 @@ class Operator:
     layer: LayerRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
-        """Layouts of the current operator's results, after stating its equations."""
+        """Return the layouts of the current operator's results, after stating its equations."""
         try:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))

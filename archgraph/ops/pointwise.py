@@ -40,7 +40,7 @@ def elementwise(eq: Equations) -> list[Dims]:
 
 
 def same_layout(eq: Equations) -> list[Dims]:
-    """The result has the first operand's layout (a second operand only gives dtype or values)."""
+    """Give the result its first operand's layout (a second only gives dtype or values)."""
     return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
 
 

@@ -203,7 +203,7 @@ def _added_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """``self + a @ b``: zero where self and the product are."""
     start, *factors = eq.operands()
     dims = results[0]
-    return [zeros.stretched(eq, start, dims) + zeros.product(eq, factors, dims)]
+    return [zeros.stretched(eq, start, dims) + zeros.product_dirt(eq, factors, dims)]
 
 
 def _addbmm_axes(eq: Equations) -> list[Dims]:

@@ -36,26 +36,26 @@ def certain(*facts: object) -> None:
 
 
 def real(*values: Any) -> list[TensorType]:
-    """Tensors of real numbers, of one element type."""
+    """Require tensors of real numbers, of one element type."""
     tensors = [v for v in values if isinstance(v, TensorType) and v.dtype in _REAL]
     certain(len(tensors) == len(values), len({t.dtype for t in tensors}) == 1)
     return tensors
 
 
 def plain_value(value: Any) -> Any:
-    """A plain argument; Ellipsis for all others."""
+    """Return a plain argument; Ellipsis for all others."""
     return value.value if isinstance(value, Scalar) else ...
 
 
 def number(args: Args, name: str, default: Any, kind: type) -> Any:
-    """A plain argument of one class, or its default."""
+    """Return a plain argument of one class, or its default."""
     value = plain_value(args[name]) if name in args else default
     certain(type(value) is kind)
     return value
 
 
 def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
-    """One integer for each of some dimensions, from a list of one for all or one for each."""
+    """Return one integer per dimension, from a list of one for all or one for each."""
     if name not in args:
         return (default,) * count
     values = [plain_value(v) for v in args[name]] if type(args[name]) is tuple else []
@@ -64,20 +64,20 @@ def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
 
 
 def optional(args: Args, names: Iterable[str], shape: SymbolicShape, dtype: str) -> None:
-    """Tensors that are absent, or have the shape and element type."""
+    """Require tensors to be absent, or of a shape and element type."""
     for value in map(args.get, names):
         certain(value is None or plain_value(value) is None or value == TensorType(shape, dtype))
 
 
 def positive(sizes: Sequence[Size]) -> list[int]:
-    """Sizes that are numbers, and not zero."""
+    """Require sizes to be numbers, and not zero."""
     plain = [s for s in sizes if type(s) is int and s > 0]
     certain(len(plain) == len(sizes))
     return plain
 
 
 def broadcast(shapes: Iterable[SymbolicShape]) -> SymbolicShape:
-    """Shape of several together."""
+    """Return the shape that several broadcast to."""
     result: list[Size] = []  # last dimension first
     for shape in shapes:
         result += [1] * (len(shape) - len(result))
@@ -95,7 +95,7 @@ def slid(
     dilations: Sequence[int],
     ceil: bool = False,
 ) -> list[int]:
-    """How often a window fits into each dimension."""
+    """Return how often a window fits into each dimension."""
     result = []
     for n, k, s, p, d in zip(sizes, kernels, strides, paddings, dilations, strict=True):
         certain(min(k, s, d) >= 1, p >= 0)

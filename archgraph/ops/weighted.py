@@ -9,7 +9,7 @@ from archgraph.graph.ir import Leaf
 from archgraph.layout.layouts import Layout
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.operator import FixedShape, Init, Initialiser, Shapes
-from archgraph.ops.zeros import open_dims, product
+from archgraph.ops.zeros import open_dims, product_dirt
 
 # A bias has one number per output, a weight its outputs in front.
 OUT = {"weight": 0, "bias": 0}
@@ -17,13 +17,13 @@ OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",
 
 
 def contract_weight(eq: Equations, layout: Layout, side: int, channel: int) -> None:
-    """A leaf is masked, so the sum is exact; a weight that forward computes need not be zero."""
+    """Sum over a weight: exact for a leaf, which is masked; a computed weight need not be zero."""
     operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
     eq.contract(layout, operands, eq.node.op.split(".")[1])
 
 
 def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
-    """The weight is zero on masked outputs, the bias too.
+    """Return the dirt of a layer: on masked outputs its weight is zero, and its bias.
 
     Args:
         eq: The current operator.
@@ -37,7 +37,7 @@ def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
         across = eq.axes_in(rest)
         dirt = tuple(v for v in eq.axes_in(eq.dirt_of(given)) if v in across)
     else:
-        dirt = product(eq, [given, weight], dims)
+        dirt = product_dirt(eq, [given, weight], dims)
     if eq.has("bias"):  # one number per output, whatever the input
         dirt += open_dims(rest) + eq.dirt_of(eq.node.arg("bias"))
     return [dirt]

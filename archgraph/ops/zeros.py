@@ -21,12 +21,12 @@ Zeros = Callable[[Equations, list[Dims]], list[Dirt]]
 
 
 def open_dims(dims: Sequence[Layout]) -> Dirt:
-    """Those that have axes."""
+    """Return those layouts that have axes."""
     return tuple(d for d in dims if not isinstance(d, Fixed))
 
 
 def stretched(eq: Equations, value: Value, dims: Dims) -> Dirt:
-    """Dirt of an operand as a part of a result that it broadcasts to."""
+    """Return the dirt of an operand as a part of a result that it broadcasts to."""
     return eq.dirt_of(value) + _missing(eq, value, dims)
 
 
@@ -68,12 +68,12 @@ def every(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """A sum of products: zero where one of the operands is."""
-    return [product(eq, eq.operands(), dims) for dims in results]
+    """Zero where one of the operands is: a sum of products."""
+    return [product_dirt(eq, eq.operands(), dims) for dims in results]
 
 
-def product(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
-    """Dirt of a result whose numbers are products, summed: no operand is zero there."""
+def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
+    """Return the dirt of a result whose numbers are products, summed: no operand is zero there."""
     count = Counter(v for d in dims for v in eq.axes_in([d]))
     if not count:
         return ()
