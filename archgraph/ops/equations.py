@@ -115,7 +115,7 @@ class Equations:
         return self.integer(name, default) % max(rank, 1)
 
     def along(self) -> tuple[Dims, int]:
-        """Return the layouts of ``self``, and the dimension ``dim`` that the operator works along."""
+        """Return the layouts of ``self``, and its dimension ``dim``, that the operator runs along."""
         x = self.arg("self")
         return x, self.dim("dim", len(x))
 
@@ -184,7 +184,7 @@ class Equations:
         return dict.fromkeys(v for v in found if isinstance(v, Var))
 
     def dirt_of(self, value: Value) -> Dirt:
-        """Return the layouts at whose masked positions a value need not be zero; leaves are masked."""
+        """Return layouts at whose masked positions a value need not be zero; leaves are masked."""
         match value:
             case Ref(name):
                 return self.dirt.get(name, [()])[0]
