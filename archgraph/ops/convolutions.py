@@ -13,8 +13,9 @@ from archgraph.layout.layouts import Fixed, divide, plain, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
 from archgraph.ops.operands import leaf_shape, numel, sizes_of
-from archgraph.ops.operator import Growth, Identity, Operator, Rows, alike
+from archgraph.ops.operator import Growth, Operator, Rows, alike
 from archgraph.ops.schema import schema
+from archgraph.ops.starts import Identity
 from archgraph.ops.types import Args, certain, ints, number, optional, positive, real, slid
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
 

@@ -10,7 +10,8 @@ from archgraph.graph.ir import ArchGraph, Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, arguments_of, weighted
-from archgraph.ops.operator import Growth, Initialiser, Operator, Rows
+from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.starts import Initialiser
 from archgraph.ops.types import Args, Uncertain, certain, real
 from archgraph.ops.zeros import open_dims
 

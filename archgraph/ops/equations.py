@@ -115,7 +115,7 @@ class Equations:
         return self.integer(name, default) % max(rank, 1)
 
     def along(self) -> tuple[Dims, int]:
-        """Return the layouts of ``self``, and its dimension ``dim``, that the operator runs along."""
+        """Return the layouts of ``self``, and the dimension that the operator runs along."""
         x = self.arg("self")
         return x, self.dim("dim", len(x))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from archgraph.graph.ir import Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Equations
-from archgraph.ops.operator import MOVES, Call, Growth, Operator, Rows, Spelling, ViewWrite, alike
+from archgraph.ops.operator import MOVES, Growth, Operator, Rows, alike
 
 ROWS: Rows = {}
 

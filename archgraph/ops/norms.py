@@ -13,8 +13,9 @@ from archgraph.layout.layouts import Layout, plain, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Growth, Identity, Init, Initialiser, Operator, Rows, alike
+from archgraph.ops.operator import Growth, Operator, Rows, alike
 from archgraph.ops.schema import schema
+from archgraph.ops.starts import Identity, Init, Initialiser
 from archgraph.ops.types import Args, certain, number, optional, plain_value, positive, real
 from archgraph.ops.weighted import OUT
 from archgraph.ops.zeros import open_dims

@@ -6,62 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
+from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
+from archgraph.ops.starts import Identity, Init
 from archgraph.ops.zeros import Zeros, never
 
-InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
-# An operator's name and its arguments.
-Call: TypeAlias = "tuple[str, dict[str, Value]]"
-# How a leaf starts: the name and arguments of an initialiser.
-Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
-# How leaves start, by argument, so that an operator returns its input; a text says why it cannot.
-Identity: TypeAlias = "Mapping[str, Start] | str"
-
-
-@dataclass(frozen=True, slots=True)
-class Initialiser:
-    """How a leaf starts: ``uniform`` up to ``scale`` on both sides of 0, or ``normal``."""
-
-    kind: InitialiserKind
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """A call before it has its canonical form."""
-
-    op: str
-    args: dict[str, Value]
-    sizes: Mapping[str, tuple[Size, ...]]  # shapes of tensor arguments
-    shapes: tuple[tuple[Size, ...], ...]  # of the results
-
-
-@dataclass(frozen=True, slots=True)
-class ViewWrite:
-    """A write into a view that an operator made of a tensor, in canonical form."""
-
-    op: str
-    args: Mapping[str, Value]
-    whole: Value  # the tensor before
-    part: Value  # what the view contains now
-    shape: tuple[Size, ...]  # of the tensor
-    index: int  # which result of the operator the view is
-
-    def scattered(self, op: str, **position: Value) -> Call:
-        """Return the call that writes the view's part into the tensor."""
-        return op, {"self": self.whole, "src": self.part, **position}
 
 
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
-FixedShape: TypeAlias = tuple[int, ...]
-Shapes: TypeAlias = Mapping[str, FixedShape]  # of the leaves that an operator uses, by argument
-# How a leaf starts: always alike, or by its shape and those of the leaves beside it.
-Init: TypeAlias = Initialiser | Callable[[FixedShape, Shapes], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
 TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
 
@@ -200,15 +157,6 @@ class Operator:
         if self.pointwise:
             eq.follow()
         return results
-
-
-# Parameters beside an activation of a model of one's own: small, so that they disturb little.
-SMALL = Initialiser("normal", 0.02)
-
-
-def returns_input(_graph: ArchGraph, _node: Node) -> Identity:
-    """Without leaves an operator returns its input already, if it ever does."""
-    return {}
 
 
 Rows: TypeAlias = dict[str, Operator]

@@ -13,22 +13,12 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Ref, TensorType, Value, in_mode
 from archgraph.layout.layouts import Fixed, plain
 from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
-from archgraph.ops.operator import (
-    ALIGNED,
-    SMALL,
-    Call,
-    Growth,
-    Init,
-    Initialiser,
-    Operator,
-    Rows,
-    Spelling,
-    alike,
-    returns_input,
-)
+from archgraph.ops.operator import ALIGNED, Growth, Operator, Rows, alike
 from archgraph.ops.schema import from_atom, schema, torch_dtype
+from archgraph.ops.starts import SMALL, Init, Initialiser, returns_input
 from archgraph.ops.types import Args, broadcast, certain, plain_value, real
 
 ROWS: Rows = {}
@@ -178,7 +168,6 @@ _ONES: dict[str, Init] = {"self": Initialiser("ones"), "other": Initialiser("one
 
 # -- comparisons, bits ----------------------------------------------------------------------------
 
-
 _both = replace(PLAIN, zero=zeros.some)
 _LONG_NAMES = {
     "subtract": "sub",
@@ -247,7 +236,6 @@ def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 # -- functions of one operand, beside activations -------------------------------------------------
-
 
 _CURVES = ("nan_to_num", "threshold", "logit", "isreal", "bucketize", "isin")
 _SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")

@@ -15,23 +15,12 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
 from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
-from archgraph.ops.operator import (
-    SMALL,
-    Call,
-    FixedShape,
-    Growth,
-    Identity,
-    Initialiser,
-    Operator,
-    Rows,
-    Shapes,
-    Spelling,
-    TypeRule,
-    alike,
-)
+from archgraph.ops.operator import Growth, Operator, Rows, TypeRule, alike
+from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
 from archgraph.ops.zeros import open_dims

@@ -18,7 +18,8 @@ from archgraph.layout.layouts import Fixed, plain, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import leaf_shape, sizes_of
-from archgraph.ops.operator import FixedShape, Growth, Init, Initialiser, Operator, Rows, Shapes
+from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
 from archgraph.ops.zeros import Zeros
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from archgraph.graph.ir import Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
-from archgraph.ops.operator import Call, Growth, Operator, Repeats, Rows, Spelling, alike
+from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
 from archgraph.ops.schema import schema
 from archgraph.ops.types import Args, certain, number, plain_value, real
 

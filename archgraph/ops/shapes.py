@@ -12,22 +12,13 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, plain, product
 from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, same_options
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import (
-    ALIGNED,
-    MOVES,
-    Call,
-    Growth,
-    Operator,
-    Rows,
-    Spelling,
-    ViewWrite,
-    alike,
-    returns_input,
-)
+from archgraph.ops.operator import ALIGNED, MOVES, Growth, Operator, Rows, alike
 from archgraph.ops.pointwise import CURVE
+from archgraph.ops.starts import returns_input
 from archgraph.ops.types import Args, certain, number, real
 
 ROWS: Rows = {}

@@ -24,19 +24,12 @@ from archgraph.ops import (
     reductions,
     shapes,
 )
+from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operator import (
-    SMALL,
-    Call,
-    Growth,
-    Initialiser,
-    Operator,
-    Rows,
-    Shapes,
-    Spelling,
-)
+from archgraph.ops.operator import Growth, Operator, Rows
 from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import schema
+from archgraph.ops.starts import SMALL, Initialiser, Shapes
 
 # The families of operators, one file each. Keys of their rows are names without namespace; without
 # overload where all overloads are alike.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from archgraph.graph.ir import Leaf
 from archgraph.layout.layouts import Layout
 from archgraph.ops.equations import Dims, Dirt, Equations
-from archgraph.ops.operator import FixedShape, Init, Initialiser, Shapes
+from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.zeros import open_dims, product_dirt
 
 # A bias has one number per output, a weight its outputs in front.
