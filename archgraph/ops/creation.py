@@ -22,7 +22,7 @@ def _factory_axes(eq: Equations) -> list[Dims]:
 
 
 _factory = Operator(_factory_axes)
-_zeros = replace(_factory, zero=zeros.always)  # also what is empty: its numbers are nobody's
+_zeros = replace(_factory, zero=zeros.always)  # `empty` too: numbers that are undefined may be zero
 
 # -- of an operand's shape ------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def _bag_axes(eq: Equations) -> list[Dims]:
     return [[*eq.fixed(eq.node.shape[:-1]), w[1]], *(eq.fixed(t.shape) for t in eq.node.types[1:])]
 
 
-# What a bag is multiplied by depends on how it is reduced: nothing is known of its growth.
+# Bags are summed, averaged or maximised: no growth is stated for them.
 _bag = Operator(
     _bag_axes, _embedding_zero, init=_embedding.init, sides=_embedding.sides, weighted=True
 )

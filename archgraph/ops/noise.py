@@ -52,7 +52,7 @@ ROWS: Rows = {
     "alpha_dropout": replace(_dropout, layer=_dropout_layer(nn.AlphaDropout)),
     "feature_alpha_dropout": replace(_rate, layer=_dropout_layer(nn.FeatureAlphaDropout)),
     "native_dropout": _rate,
-    # Of a probability, a rate or a slope of zero nothing is left.
+    # A probability, a rate or an input of zero gives zeros.
     **alike(("bernoulli", "poisson", "rrelu"), COPY),
     "bernoulli.float": replace(COPY, functional="aten.bernoulli.p"),
     "normal": replace(_noise, functional="aten.normal_functional"),

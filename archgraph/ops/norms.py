@@ -153,7 +153,7 @@ ROWS |= {
     "_native_batch_norm_legit": replace(
         _batch_norm, growth=Growth(finite=False), type=None, layer=None
     ),
-    # Its statistics are an example's also in evaluation, so that no weights make it the identity.
+    # Its statistics are mostly an example's also in evaluation: no weights make it the identity.
     "instance_norm": replace(
         _batch_norm,
         training_flag="use_input_stats",

@@ -1,4 +1,4 @@
-"""Operators that work position by position: sums, products, comparisons, choices, copies, casts."""
+"""Operators that work position by position: arithmetic, choices, copies, casts, activations."""
 
 from __future__ import annotations
 

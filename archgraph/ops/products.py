@@ -1,4 +1,4 @@
-"""Products summed over an axis: linear layers, matrix products, distances.
+"""Products summed over an axis: linear layers, matrix products, distances, einsum, attention.
 
 A sum over an axis of two activations is the cut network's only where one factor is zero at masked
 positions; else the axis is spanned (:meth:`archgraph.ops.equations.Equations.contract`).
@@ -338,6 +338,7 @@ ROWS |= {
 }
 
 
+# -- einsum: one layout per letter -----------------------------------------------------------------
 def _equation(node: Node) -> tuple[list[str], str, tuple[Value, ...]]:
     """Letters of each operand and of the result of an einsum, and the operands."""
     text, operands = node.arg("equation"), node.arg("tensors")
@@ -466,6 +467,7 @@ ROWS |= {
 }
 
 
+# -- attention as one operator; spelt out, it is two products with a softmax between ---------------
 def _attention_axes(eq: Equations) -> list[Dims]:
     """q[..., L, d] · k[..., S, d], softmax over S, · v[..., S, e] → [..., L, e]."""
     q, k, v = eq.arg("query"), eq.arg("key"), eq.arg("value")

@@ -122,7 +122,7 @@ def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
     )
 
 
-# -- sequences: their layers are put together again below, from one operator per layer ------
+# -- sequences: their layers are put together again below ------------------------------------------
 def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
     """One layer over a sequence in one direction: what it gives at each step, its last states."""
 

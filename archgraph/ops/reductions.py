@@ -1,4 +1,4 @@
-"""Reductions: dimensions vanish, and with channels all of them are mixed."""
+"""Reductions, which mix all positions of a dimension; runs along one in order; losses."""
 
 from __future__ import annotations
 
@@ -184,6 +184,7 @@ def _renorm_axes(eq: Equations) -> list[Dims]:
 ROWS |= {"renorm": Operator(_renorm_axes, zeros.first)}
 
 
+# -- losses that a model computes itself -----------------------------------------------------------
 def _loss_axes(eq: Equations) -> list[Dims]:
     """Two operands compared position by position, then all of them, their mean or their sum."""
     both = eq.broadcast(eq.layouts())

@@ -1,4 +1,4 @@
-"""All positions of an operand in another shape or order: views, transposes, shuffles, copies."""
+"""All positions in another shape or order: views, transposes, copies, joined, split, padded."""
 
 from __future__ import annotations
 
