@@ -51,12 +51,12 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
     spatial: Dims = []
     strides = _each(eq.value("stride"), len(w) - 2, 1)
     paddings = _each(eq.value("padding"), len(w) - 2, 0)
-    for index, (place, kernel) in enumerate(zip(x[channel + 1 :], w[2:], strict=True)):
+    for index, (pixels, kernel) in enumerate(zip(x[channel + 1 :], w[2:], strict=True)):
         stride, padding = strides[index], paddings[index]
         if kernel.size == 1 == stride and padding in (0, "valid"):  # position by position
-            spatial.append(place)
+            spatial.append(pixels)
         else:
-            eq.pin([place], "convolved over")
+            eq.pin([pixels], "convolved over")
             spatial.append(Fixed(eq.node.shape[channel + 1 + index]))
     return [[*x[:channel], w[0], *spatial]]
 

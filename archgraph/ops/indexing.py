@@ -40,11 +40,11 @@ def _slice_axes(eq: Equations) -> list[Dims]:
     parts = _run(eq, layout, eq.node.shape[dim])
     step = eq.integer("step", 1)
     if parts is None and isinstance(layout.size, int) and layout.size == eq.node.shape[dim] * step:
-        places = eq.solver.split_product(layout, step)  # every step-th: one place of each run
-        if places is not None:
-            eq.pin([places[1]], "one of every few positions is taken", PROJECT)
+        factors = eq.solver.split_product(layout, step)  # every step-th: one place of each run
+        if factors is not None:
+            eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
             eq.states("end", layout)
-            return [[*x[:dim], places[0], *x[dim + 1 :]]]
+            return [[*x[:dim], factors[0], *x[dim + 1 :]]]
     if parts is None:
         strided = eq.integer("step", 1) != 1 or not isinstance(layout.size, int)
         eq.pin([layout], "strided slice" if strided else "sliced across its factors", PROJECT)
@@ -79,8 +79,8 @@ def _narrow_spelling(call: Spelling) -> Call:
         return call.op, call.args
     start, length, dim = (call.args[name] for name in ("start", "length", "dim"))
     assert isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)
-    whole = call.sizes["self"][dim]
-    start += whole if start < 0 and isinstance(whole, int) else 0
+    size = call.sizes["self"][dim]
+    start += size if start < 0 and isinstance(size, int) else 0
     args = {"self": call.args["self"], "dim": dim, "start": start, "end": start + length}
     return "aten.slice.Tensor", args
 
@@ -269,14 +269,14 @@ def _masked_scatter_axes(eq: Equations) -> list[Dims]:
     """
     x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
     both = eq.broadcast([x, mask])
-    whole = 0
-    while whole < min(len(both), len(source)) and _constant_along(eq, "mask", whole + 1):
-        if both[-1 - whole].size != source[-1 - whole].size:
+    tail = 0
+    while tail < min(len(both), len(source)) and _constant_along(eq, "mask", tail + 1):
+        if both[-1 - tail].size != source[-1 - tail].size:
             break
-        eq.unify(both[-1 - whole], source[-1 - whole])
-        whole += 1
-    eq.pin(both[: len(both) - whole], "filled in order")
-    eq.pin(source[: len(source) - whole], "filled in order")
+        eq.unify(both[-1 - tail], source[-1 - tail])
+        tail += 1
+    eq.pin(both[: len(both) - tail], "filled in order")
+    eq.pin(source[: len(source) - tail], "filled in order")
     return [[eq.resolve(d) for d in both]]
 
 
@@ -329,8 +329,8 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
 
 def _diagonal_write(write: ViewWrite) -> Call:
     """A diagonal."""
-    place = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
-    return write.scattered("aten.diagonal_scatter", **place)
+    position = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
+    return write.scattered("aten.diagonal_scatter", **position)
 
 
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:

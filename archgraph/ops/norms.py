@@ -28,18 +28,18 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Norms, ``(x − μ)/σ · w + b``: w and b are zero on masked channels, whatever x is."""
     dims, x = results[0], eq.node.args[0][1]
     channels, mean = _normalised(eq, len(dims))
-    given = {n: eq.node.arg(n) for n in ("weight", "bias") if eq.has(n)}
-    dirt: Dirt = tuple(d for v in given.values() for d in eq.dirt_of(v))
-    if "weight" not in given:  # zero only where x is and no mean is taken off
+    affine = {n: eq.node.arg(n) for n in ("weight", "bias") if eq.has(n)}
+    dirt: Dirt = tuple(d for v in affine.values() for d in eq.dirt_of(v))
+    if "weight" not in affine:  # zero only where x is and no mean is taken off
         dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
         dirt += open_dims([d for i, d in enumerate(dims) if i in mean])
     rest = [d for i, d in enumerate(dims) if i not in channels]
-    if "bias" in given:
+    if "bias" in affine:
         dirt += open_dims(rest)
     elif open_dims(rest):
         over = eq.axes_in([d for i, d in enumerate(dims) if i in mean and i not in channels])
-        own = eq.axes_in(rest)
-        dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in own)
+        across = eq.axes_in(rest)
+        dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
     return [dirt, *(open_dims(d) for d in results[1:])]
 
 

@@ -74,12 +74,12 @@ _SMALL, _NEGLIGIBLE = 1e-100, 1e-20
 def _at_zero(eq: Equations) -> float:
     """What the current operator gives where all its tensor operands are zero."""
     constants: list[tuple[str, Value]] = []
-    for name, given in eq.node.args:
-        given = in_mode(given, False)
-        if isinstance(given, (Ref, Leaf)):
-            constants.append((name, Atom(eq.operand_dtype(given))))
-        elif isinstance(given, (bool, int, float, str, Atom)) or given is None:
-            constants.append((name, (given,)))
+    for name, value in eq.node.args:
+        value = in_mode(value, False)
+        if isinstance(value, (Ref, Leaf)):
+            constants.append((name, Atom(eq.operand_dtype(value))))
+        elif isinstance(value, (bool, int, float, str, Atom)) or value is None:
+            constants.append((name, (value,)))
         else:
             return 1.0
     try:
@@ -96,7 +96,7 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         return 1.0
     worst = 0.0
     for at in (0.0, _SMALL, -_SMALL):
-        given: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         for name, item in constants:
             if isinstance(item, Atom):
                 dtype = torch_dtype(item.name)
@@ -105,16 +105,16 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
                 zero = torch.zeros(1, dtype=wide)
                 if real or complex_:
                     zero += at
-                given[name] = zero
+                arguments[name] = zero
             else:
                 assert isinstance(item, tuple)
-                given[name] = from_atom(item[0]) if isinstance(item[0], Atom) else item[0]
-        positional, keyword = facts.call_args(given)
+                arguments[name] = from_atom(item[0]) if isinstance(item[0], Atom) else item[0]
+        positional, keyword = facts.call_args(arguments)
         with torch.no_grad():
-            found = facts.overload(*positional, **keyword)
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            result = facts.overload(*positional, **keyword)
+        if not isinstance(result, torch.Tensor) or result.numel() != 1:
             return 1.0
-        size = float(found.to(torch.complex128).abs())
+        size = float(result.to(torch.complex128).abs())
         if not math.isnan(size):
             worst = max(worst, size)
         elif at == 0:  # next to it: on the side that the function is not made for
@@ -215,10 +215,10 @@ def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """``where``: zero where both branches are."""
     dirt: Dirt = ()
     for name in ("self", "other"):
-        given = eq.node.arg(name)
+        value = eq.node.arg(name)
         if eq.has(name):
-            dirt += zeros.stretched(eq, given, results[0])
-        elif given != 0:
+            dirt += zeros.stretched(eq, value, results[0])
+        elif value != 0:
             return zeros.never(eq, results)
     return [dirt]
 

@@ -96,8 +96,8 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
     a, b, w = eq.arg("input1"), eq.arg("input2"), eq.arg("weight")
     for x, side, name in ((a, 1, "input1"), (b, 2, "input2")):
         eq.unify(x[-1], w[side])
-        given = [(eq.node.arg(name), -1), (eq.node.arg("weight"), side)]
-        eq.contract(x[-1], given, "bilinear")
+        factors = [(eq.node.arg(name), -1), (eq.node.arg("weight"), side)]
+        eq.contract(x[-1], factors, "bilinear")
     eq.vectors(w[0], "bias")
     return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
 
@@ -416,9 +416,9 @@ def _einsum_roles(
     if len(refs) != 2 or len(operands) != 2:
         return
     shared = [letters[c] for c in right if all(c in p for p in parts) and c in letters]
-    for own, other, value in ((0, 1, refs[0]), (1, 0, refs[1])):
+    for scores, other, value in ((0, 1, refs[0]), (1, 0, refs[1])):
         if value.name in eq.attends:
-            for c in set(parts[other]) & set(right) - set(parts[own]) - {"."}:
+            for c in set(parts[other]) & set(right) - set(parts[scores]) - {"."}:
                 eq.role(letters[c], "value_dim")
                 eq.attention[eq.node.name] = (shared, letters[c])
     eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
@@ -498,8 +498,8 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Attention: a mean of values, zero where all values are."""
     (dims,) = results
     values = eq.node.arg("value")
-    own = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
-    others = tuple(v for v in eq.axes_in(dims) if v not in own)
+    inside = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
+    others = tuple(v for v in eq.axes_in(dims) if v not in inside)
     return [others + open_dims(dims[-2:-1]) + eq.dirt_of(values)]
 
 

@@ -62,8 +62,8 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
     pairs = [(inside, eq.arg("input")[-1]), (again, hidden), *((w, units) for w in projection)]
     for weight, layout in pairs:
         eq.unify(eq.of(weight)[1], layout)
-        given = [(node.arg("input"), -1)] if weight is inside else []
-        eq.contract(layout, [*given, (weight, 1)], node.op.split(".")[1])
+        factors = [(node.arg("input"), -1)] if weight is inside else []
+        eq.contract(layout, [*factors, (weight, 1)], node.op.split(".")[1])
     lead = eq.arg("input")[:-1]
     if sequence:
         eq.pin([lead.pop(time)], ORDER, PROJECT)

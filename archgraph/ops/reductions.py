@@ -20,8 +20,8 @@ ROWS: Rows = {}
 def _reduce(eq: Equations, exact: bool) -> list[Dims]:
     x = eq.of(eq.node.args[0][1])
     value = eq.node.arg("dim", eq.node.arg("axis"))
-    given = value if isinstance(value, tuple) else ((value,) if value is not None else ())
-    dims = {d % len(x) for d in given if isinstance(d, int)} or set(range(len(x)))
+    stated = value if isinstance(value, tuple) else ((value,) if value is not None else ())
+    dims = {d % len(x) for d in stated if isinstance(d, int)} or set(range(len(x)))
     for d in dims:
         if exact:
             eq.total(x[d], [eq.node.args[0][1]], eq.node.op.split(".")[1])
@@ -60,10 +60,10 @@ def _mean_type(args: Args) -> TensorType:
     (x,) = real(args.get("self"))
     dims, keep = args.get("dim"), number(args, "keepdim", False, bool)
     certain(type(dims) is tuple, dims, "dtype" not in args)
-    rank, places = len(x.shape), [plain_value(d) for d in dims or ()]
-    certain(*(type(d) is int and -rank <= d < rank for d in places))
-    gone = {d % rank for d in places}
-    certain(len(gone) == len(places))
+    rank, numbers = len(x.shape), [plain_value(d) for d in dims or ()]
+    certain(*(type(d) is int and -rank <= d < rank for d in numbers))
+    gone = {d % rank for d in numbers}
+    certain(len(gone) == len(numbers))
     shape = [1 if i in gone else s for i, s in enumerate(x.shape) if keep or i not in gone]
     return TensorType(tuple(shape), x.dtype)
 

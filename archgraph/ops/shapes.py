@@ -99,8 +99,8 @@ def _unsqueeze_axes(eq: Equations) -> list[Dims]:
 def _squeeze_axes(eq: Equations) -> list[Dims]:
     """Dimensions of size one vanish."""
     x = eq.arg("self")
-    given = eq.ints("dim")
-    dims = {d % len(x) for d in given} if given else set(range(len(x)))
+    stated = eq.ints("dim")
+    dims = {d % len(x) for d in stated} if stated else set(range(len(x)))
     return [[layout for d, layout in enumerate(x) if not (d in dims and layout.size == 1)]]
 
 

@@ -30,14 +30,14 @@ def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
         dims: Layouts of its result.
         channel: Which dimension of the result counts the outputs; none of them if it is negative.
     """
-    given, weight = eq.node.arg("input"), eq.node.arg("weight")
+    activation, weight = eq.node.arg("input"), eq.node.arg("weight")
     rest = [d for i, d in enumerate(dims) if i != channel]
     dirt: Dirt = ()
     if isinstance(weight, Leaf):
         across = eq.axes_in(rest)
-        dirt = tuple(v for v in eq.axes_in(eq.dirt_of(given)) if v in across)
+        dirt = tuple(v for v in eq.axes_in(eq.dirt_of(activation)) if v in across)
     else:
-        dirt = product_dirt(eq, [given, weight], dims)
+        dirt = product_dirt(eq, [activation, weight], dims)
     if eq.has("bias"):  # one number per output, whatever the input
         dirt += open_dims(rest) + eq.dirt_of(eq.node.arg("bias"))
     return [dirt]

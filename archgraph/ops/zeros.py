@@ -32,10 +32,10 @@ def stretched(eq: Equations, value: Value, dims: Dims) -> Dirt:
 
 def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
     """Dimensions that a broadcast operand does not have: it is constant along them."""
-    own = eq.of(value)
-    lead = len(dims) - len(own)
+    dims_of = eq.of(value)
+    lead = len(dims) - len(dims_of)
     return open_dims(
-        [d for i, d in enumerate(dims) if i < lead or (own[i - lead].size == 1 and d.size != 1)]
+        [d for i, d in enumerate(dims) if i < lead or (dims_of[i - lead].size == 1 and d.size != 1)]
     )
 
 
@@ -80,9 +80,9 @@ def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
     votes: Counter[Var] = Counter()
     twice = {v for v, n in count.items() if n > 1}
     for value in operands:
-        own = Counter(v for d in eq.of(value) for v in eq.axes_in([d]))
-        twice |= {v for v, n in own.items() if n > 1}
+        axes = Counter(v for d in eq.of(value) for v in eq.axes_in([d]))
+        twice |= {v for v, n in axes.items() if n > 1}
         dirt = eq.axes_in(eq.dirt_of(value))
-        votes.update(v for v in count if v not in own or v in dirt)
+        votes.update(v for v in count if v not in axes or v in dirt)
     # an axis that occurs twice (outer product, square matrix) needs all operands
     return tuple(v for v in count if votes[v] == len(operands) or (v in twice and votes[v]))
