@@ -12,7 +12,7 @@ from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph, Leaf, Param, Ref, TensorType, Value
-from archgraph.ops.costs import type_of
+from archgraph.ops.operands import type_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import row
 

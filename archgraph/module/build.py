@@ -23,8 +23,8 @@ from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
 from archgraph.module.plan import ModulePlan, ancestors, is_under, joined
 from archgraph.ops.constants import tensor_of
+from archgraph.ops.recurrent import single_layers
 from archgraph.ops.schema import torch_dtype
-from archgraph.ops.stacks import single_layers
 from archgraph.states import State
 from archgraph.states.state import missing
 

@@ -7,8 +7,8 @@ import torch
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.ops.constants import tensor_of
-from archgraph.ops.operator import Initialiser
 from archgraph.ops.schema import torch_dtype
+from archgraph.ops.starts import Initialiser
 from archgraph.ops.table import initialiser
 
 

@@ -30,8 +30,8 @@ from archgraph.graph.ir import (
 from archgraph.graph.passes import specialise
 from archgraph.ops import table
 from archgraph.ops.layers import TorchLayer
+from archgraph.ops.recurrent import Stack, stack
 from archgraph.ops.schema import schema
-from archgraph.ops.stacks import Stack, stack
 
 DEVICE = "device"  # of new tensors
 # What a block is called with: results, leaves, values that a mode decides, the batch size, DEVICE.

@@ -1,8 +1,9 @@
 """The operator table: one row per operator; nothing else asks what kind of layer something is."""
 
-from archgraph.ops.costs import type_of
-from archgraph.ops.operator import Growth, Initialiser, Operator, Start
+from archgraph.ops.operands import type_of
+from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.schema import canonical_args, schema
+from archgraph.ops.starts import Initialiser, Start
 from archgraph.ops.table import (
     base,
     growth,

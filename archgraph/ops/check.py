@@ -31,7 +31,6 @@ from archgraph.graph.ir import (
 )
 from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
-from archgraph.ops import rules
 from archgraph.ops.infer import (
     ResultType,
     pattern,
@@ -40,6 +39,8 @@ from archgraph.ops.infer import (
     shortened,
     tensor_types,
 )
+from archgraph.ops.opaque import opaque_axes
+from archgraph.ops.operator import unknown
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
 
@@ -104,8 +105,6 @@ def _unique(names: list[str], message: str, where: str) -> None:
 
 
 # -- leaves -----------------------------------------------------------------------------------
-
-
 def _check_leaves(graph: ArchGraph) -> None:
     names: set[str] = set()
     total = 0
@@ -205,8 +204,6 @@ def _check_batch(value: Value, where: str) -> None:
 
 
 # -- operators --------------------------------------------------------------------------------
-
-
 def _check_uses(
     values: Iterable[Value], seen: Collection[str], leaves: Collection[str], where: str
 ) -> None:
@@ -285,7 +282,7 @@ def _check_getitem(node: Node, seen: Mapping[str, Node], where: str) -> None:
 
 @functools.cache
 def pure(op: str) -> bool:
-    """Whether an operator is a kernel from tensors to tensors, and nothing of the interpreter."""
+    """Return whether an operator is a kernel from tensors to tensors, not of the interpreter."""
     found = schema(op).overload._schema
     name = f"{found.name}.{found.overload_name}".rstrip(".")
     kinds = {str(r.type) for r in found.returns}
@@ -357,8 +354,6 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
 
 
 # -- inputs, outputs, updates -----------------------------------------------------------------
-
-
 def _check_inputs(graph: ArchGraph) -> None:
     inputs = sorted(n.name for n in graph.nodes if n.op == "input")
     named = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
@@ -461,8 +456,6 @@ def _check_updates(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
 
 
 # -- types ------------------------------------------------------------------------------------
-
-
 def _check_types(graph: ArchGraph) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
     types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
@@ -503,17 +496,17 @@ def _other_type(node: Node, found: ResultType) -> NoReturn:
 
 @functools.cache
 def computable(op: str) -> bool:
-    """Whether an operator's type may be computed: one with a rule, or of PyTorch's core set.
+    """Return whether an operator's type may be computed: one with a rule, or of PyTorch's core set.
 
     Others are kernels of one backend or of autograd; some read their arguments' data, which meta
     tensors do not have. Their written type stands, and what touches them is pinned.
     """
-    return row(op).rule is not rules.unknown or torch.Tag.core in schema(op).overload.tags
+    return row(op).rule is not unknown or torch.Tag.core in schema(op).overload.tags
 
 
 def _walks(op: str, args: tuple[tuple[str, Any], ...]) -> bool:
     """Whether inference would go through a long dimension position by position."""
-    if row(op).rule is not rules.opaque:
+    if row(op).rule is not opaque_axes:
         return False
     found = (s for t in tensor_types(v for _, v in args) for s in t.shape)
     return any(size_at(s, 1) > LIMITS.steps for s in found)

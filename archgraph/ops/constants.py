@@ -11,7 +11,7 @@ from archgraph.ops.schema import torch_dtype
 
 
 def constant(tensor: torch.Tensor) -> Constant:
-    """A tensor as a value of a graph, with every bit.
+    """Return a tensor as a value of a graph, with every bit.
 
     Raises:
         GraphError: If it is larger than a graph may hold.
@@ -34,7 +34,7 @@ def constant(tensor: torch.Tensor) -> Constant:
 
 
 def tensor_of(value: Constant) -> torch.Tensor:
-    """A constant as a fresh tensor."""
+    """Return a constant as a fresh tensor."""
     dtype = torch_dtype(value.dtype)
     if not value.data:
         return torch.empty(value.shape, dtype=dtype)

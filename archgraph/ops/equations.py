@@ -12,6 +12,9 @@ from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]
 Dirt: TypeAlias = tuple[Layout, ...]
+# What would free an axis that an operator pins.
+PROJECT = "a linear layer or convolution between would free it"
+ORDER = "the order of its positions matters"
 StatedSizes: TypeAlias = "Layout | int | tuple[StatedSizes, ...] | None"
 
 
@@ -57,7 +60,7 @@ class Equations:
     _tainted: list[Layout] = field(default_factory=list)
 
     def of(self, value: Value) -> Dims:
-        """Layouts of a tensor argument's dimensions (of its first result)."""
+        """Return the layouts of a tensor argument's dimensions (of its first result)."""
         match value:
             case Ref(name):
                 return [self.solver.resolve(d) for d in self.values[name][0]]
@@ -72,23 +75,23 @@ class Equations:
                 return []
 
     def arg(self, name: str) -> Dims:
-        """Layouts of an argument."""
+        """Return the layouts of an argument."""
         return self.of(self.node.arg(name))
 
     def has(self, name: str) -> bool:
-        """Whether a tensor argument is given."""
+        """Return whether a tensor argument is given."""
         value = self.node.arg(name)
         return any(isinstance(in_mode(value, mode), (Ref, Leaf)) for mode in (True, False))
 
     def operand_dtype(self, value: Value) -> str:
-        """Element type of a tensor operand."""
+        """Return the element type of a tensor operand."""
         value = in_mode(value, False)
         if isinstance(value, Ref):
             return self.graph.node[value.name].dtype
         return self.graph.param[value.name].dtype if isinstance(value, Leaf) else ""
 
     def value(self, name: str, default: Value = None) -> Value:
-        """An argument, or what the operator's schema says where it is not given."""
+        """Return an argument, or what the operator's schema says where it is not given."""
         value = self.node.arg(name)
         if value is None and self.node.op.startswith("aten."):
             argument = schema(self.node.op).by_name.get(name)
@@ -96,37 +99,48 @@ class Equations:
         return default if value is None else value
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """An integer-list argument; a single integer counts as a list of one."""
+        """Return an integer-list argument; a single integer counts as a list of one."""
         value = self.value(name)
         if isinstance(value, tuple):
             return tuple(v for v in value if isinstance(v, int))
         return (value,) if isinstance(value, int) else tuple(default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An integer argument."""
+        """Return an integer argument."""
         value = self.value(name)
         return value if isinstance(value, int) else default
 
     def dim(self, name: str, rank: int, default: int = 0) -> int:
-        """A dimension argument, counted from the front."""
+        """Return a dimension argument, counted from the front."""
         return self.integer(name, default) % max(rank, 1)
 
     def along(self) -> tuple[Dims, int]:
-        """Layouts of ``self``, and the dimension ``dim`` that the operator works along."""
+        """Return the layouts of ``self``, and the dimension that the operator runs along."""
         x = self.arg("self")
         return x, self.dim("dim", len(x))
 
     def new(self, size: Size) -> Layout:
-        """A fresh axis."""
+        """Return a fresh axis."""
         return self.solver.new(size)
 
     def resolve(self, layout: Layout) -> Layout:
-        """The layout as known now."""
+        """Return the layout as known now."""
         return self.solver.resolve(layout)
 
     def unify(self, a: Layout, b: Layout) -> None:
         """State that two layouts are one."""
         self.solver.unify(a, b)
+
+    def agree(self, ours: Sequence[Layout], theirs: Sequence[Layout]) -> None:
+        """State that two tensors have the same layouts."""
+        for a, b in zip(ours, theirs, strict=True):
+            self.unify(a, b)
+
+    def vectors(self, layout: Layout, *names: str) -> None:
+        """State that vectors, where they are given, have one number per position of a layout."""
+        for name in names:
+            if self.has(name):
+                self.unify(self.arg(name)[0], layout)
 
     def broadcast(self, operands: Sequence[Dims]) -> Dims:
         """Elementwise: dimensions agree from the right, size-one dimensions stretch."""
@@ -152,7 +166,7 @@ class Equations:
             self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
-        """Where the current operator stands, for reasons."""
+        """Return where the current operator stands, for reasons."""
         node = self.node
         where = f" at {node.source}" if node.source else ""
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
@@ -165,12 +179,12 @@ class Equations:
     # -- zeros: which results are zero wherever an axis is masked -----------------------------
 
     def axes_in(self, dims: Sequence[Layout]) -> dict[Var, None]:
-        """The axes that layouts are made of, as known now."""
+        """Return the axes that layouts are made of, as known now."""
         found = (v for d in dims for v in leaves(self.resolve(d)))
         return dict.fromkeys(v for v in found if isinstance(v, Var))
 
     def dirt_of(self, value: Value) -> Dirt:
-        """Layouts at whose masked positions a value need not be zero; leaves are masked."""
+        """Return layouts at whose masked positions a value need not be zero; leaves are masked."""
         match value:
             case Ref(name):
                 return self.dirt.get(name, [()])[0]
@@ -180,12 +194,28 @@ class Equations:
                 return ()
 
     def operands(self) -> list[Value]:
-        """All tensor arguments, those in lists too, in order."""
+        """Return all tensor arguments, those in lists too, in order."""
         found: list[Value] = []
         for _, value in self.node.args:
             items = value if isinstance(value, tuple) else (value,)
             found += [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
         return found
+
+    def layouts(self) -> list[Dims]:
+        """Return the layouts of all tensor arguments, in order."""
+        return [self.of(value) for value in self.operands()]
+
+    def cut_all(self, layout: Layout, sizes: Sequence[Size]) -> list[Layout] | None:
+        """Cut a layout into parts of given sizes; None where it cannot be."""
+        parts: list[Layout] = []
+        rest = layout
+        for size in sizes[:-1]:
+            pair = self.solver.cut(rest, size) if isinstance(size, int) else None
+            if pair is None:
+                return None
+            parts.append(pair[0])
+            rest = pair[1]
+        return [*parts, rest]
 
     def taint(self, dims: Sequence[Layout]) -> None:
         """Note that the current operator writes something else than zeros along new axes."""
@@ -204,7 +234,7 @@ class Equations:
         self.dirt[self.node.name] = kept
 
     def follow(self) -> None:
-        """A pointwise operator hands on what its operand was: scores, attention weights."""
+        """Hand on what the operand of a pointwise operator was: scores, attention weights."""
         for used in self.node.uses():
             if used in self.scores:
                 self.scores.setdefault(self.node.name, self.scores[used])
@@ -253,3 +283,14 @@ class Equations:
     def fixed(self, shape: Sequence[Size]) -> Dims:
         """No channel axis anywhere in a shape."""
         return [Fixed(s) for s in shape]
+
+    def conform(self, dims: Dims, index: int = 0) -> Dims:
+        """Replace layouts whose size a result's type contradicts (a stretched dimension)."""
+        shape = self.node.types[index].shape
+        return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
+
+    def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
+        """Forbid to cut anything that touches the operator; return its results' layouts."""
+        for dims in self.layouts():
+            self.pin(dims, why, PROJECT)
+        return [self.fixed(t.shape) for t in self.node.types]

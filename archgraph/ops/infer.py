@@ -38,10 +38,8 @@ _PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
 
 
 # -- graphs and operators in them --------------------------------------------------------------
-
-
 def infer(graph: ArchGraph) -> ArchGraph:
-    """The graph with every type recomputed from inputs and leaves.
+    """Return the graph with every type recomputed from inputs and leaves.
 
     Raises:
         GraphError: Names the operator whose arguments do not fit and their shapes.
@@ -57,7 +55,7 @@ def infer(graph: ArchGraph) -> ArchGraph:
 def infer_call(
     node: Node, results: Mapping[str, ResultType], leaves: Mapping[str, TensorType]
 ) -> ResultType:
-    """Type of one operator from the types of what it uses, by name.
+    """Return the type of one operator from the types of what it uses, by name.
 
     Raises:
         GraphError: If its arguments do not fit.
@@ -81,15 +79,13 @@ def infer_call(
 
 
 def place(node: Node) -> str:
-    """An operator as errors name it."""
+    """Return an operator as errors name it."""
     return f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
 
 
 # -- one operator -----------------------------------------------------------------------------
-
-
 def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
-    """A value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
+    """Return a value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
     match value:
         case Ref() | Leaf():
             return types[value]
@@ -102,7 +98,7 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
 
 
 def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
-    """The types among patterns."""
+    """Return the types among patterns."""
     for value in values:
         if isinstance(value, TensorType):
             yield value
@@ -112,7 +108,7 @@ def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
-    """Type of an operator's result; None where it cannot be computed without data.
+    """Return the type of an operator's result; None where it cannot be computed without data.
 
     Args:
         op: The operator.
@@ -129,7 +125,7 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None
 
 
 def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
-    """Type of an operator's result, from its meta kernel."""
+    """Return the type of an operator's result, from its meta kernel."""
     _check_count(op, args)
     results = []
     for batch in _PROBES:
@@ -141,7 +137,7 @@ def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """A text as an error shows it, at most so many characters."""
+    """Return a text as an error shows it, at most so many characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

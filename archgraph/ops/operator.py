@@ -6,54 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
-from archgraph.ops import rules, zeros
+from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
+from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
-from archgraph.ops.rules import AxisRule
-from archgraph.ops.zeros import Zeros
+from archgraph.ops.starts import Identity, Init
+from archgraph.ops.zeros import Zeros, never
 
-InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
-# An operator's name and its arguments.
-Call: TypeAlias = "tuple[str, dict[str, Value]]"
-# How a leaf starts: the name and arguments of an initialiser.
-Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
 
 
-@dataclass(frozen=True, slots=True)
-class Initialiser:
-    """How a leaf starts: ``uniform`` up to ``scale`` on both sides of 0, or ``normal``."""
-
-    kind: InitialiserKind
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """A call before it has its canonical form."""
-
-    op: str
-    args: dict[str, Value]
-    sizes: Mapping[str, tuple[Size, ...]]  # shapes of tensor arguments
-    shapes: tuple[tuple[Size, ...], ...]  # of the results
-
-
-@dataclass(frozen=True, slots=True)
-class ViewWrite:
-    """A write into a view that an operator made of a tensor, in canonical form."""
-
-    op: str
-    args: Mapping[str, Value]
-    whole: Value  # the tensor before
-    part: Value  # what the view contains now
-    shape: tuple[Size, ...]  # of the tensor
-    index: int  # which result of the operator the view is
-
-
+AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
-Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
 TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
 
@@ -87,7 +52,7 @@ class Growth:
     affine: Mapping[str, int] = field(default_factory=dict)
     bilinear: bool = False
     repeats: Repeats | Callable[[Node], Repeats] = "never"
-    identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
+    identity: Callable[[ArchGraph, Node], Identity] | None = None
     idempotent: bool = False
     keeps_zero: bool = False
     picks: bool = False
@@ -95,15 +60,23 @@ class Growth:
     nothing: tuple[str, ...] = ()
 
     def weight(self, node: Node) -> Value:
-        """The argument of a node that is its weight."""
+        """Return the argument of a node that is its weight."""
         return node.arg(next(iter(self.affine), "weight"))
 
     def repeated(self, node: Node) -> Repeats:
-        """Whether a node gives the same over an axis whose positions are repeated."""
+        """Return whether a node gives the same over an axis whose positions are repeated."""
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
+# Every position of the operand, somewhere else; every position of the result, from the same one.
+MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
+ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
+
+
+def unknown(eq: Equations) -> list[Dims]:
+    """No row: nothing that touches the operator may be cut."""
+    return eq.opaque()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +105,8 @@ class Operator:
         type: Type of its result in the common case; None where PyTorch's meta kernel decides.
         alias: Overload that it is another name of, argument by argument in the same order.
         spelling: The canonical form of a call.
-        unchanged: Whether a call whose result has its input's type returns the input itself.
+        unchanged: Whether a call whose result has its input's type returns the input itself,
+            by its arguments if that matters.
         overwritten: The call that gives a tensor after the view that this operator makes of it was
             overwritten; None if there is no such call.
         fill: What the result is filled with, where it has its first argument's shape or dtype but
@@ -144,8 +118,8 @@ class Operator:
         layer: The layer of ``torch.nn`` that computes it.
     """
 
-    rule: AxisRule = rules.unknown
-    zero: Zeros = zeros.never
+    rule: AxisRule = unknown
+    zero: Zeros = never
     macs: CountMacs | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
@@ -163,7 +137,7 @@ class Operator:
     type: TypeRule | None = None
     alias: str = ""
     spelling: Callable[[Spelling], Call] | None = None
-    unchanged: Callable[[Mapping[str, Value]], bool] | None = None
+    unchanged: bool | Callable[[Mapping[str, Value]], bool] = False
     overwritten: Callable[[ViewWrite], Call | None] | None = None
     fill: int | Literal["argument"] | None = None
     functional: str = ""
@@ -173,13 +147,13 @@ class Operator:
     layer: LayerRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
-        """Layouts of the current operator's results, after stating its equations."""
+        """Return the layouts of the current operator's results, after stating its equations."""
         try:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
             # Of a rank or with arguments that the rule does not know: to pin is always right.
-            return rules.unknown(eq)
+            return unknown(eq)
         if self.pointwise:
             eq.follow()
         return results

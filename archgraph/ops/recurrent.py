@@ -1,4 +1,4 @@
-"""Recurrent operators: axis equations, zeros, initial values and cost of gates and states.
+"""Recurrent operators: a layer over a sequence in one direction, and cells that take one step.
 
 The rows of an input or recurrent weight are gates, each with one row per unit of the cell; a cut
 keeps the same units in every gate. With a projection the hidden state has an axis of its own.
@@ -7,31 +7,40 @@ keeps the same units in every gate. With a projection the hidden state has an ax
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from archgraph.graph.ir import ArchGraph, Node, Value, size_at
+from torch import nn
+
+from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, fixed_size, product
-from archgraph.ops.costs import type_of
-from archgraph.ops.equations import Dims, Dirt, Equations
-from archgraph.ops.operator import Init, Initialiser
-from archgraph.ops.rules import ORDER, PROJECT, opaque
-from archgraph.ops.starts import FixedShape, Shapes
+from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
+from archgraph.ops.layers import LayerRule, TorchLayer
+from archgraph.ops.operands import leaf_shape, sizes_of
+from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
+from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
+from archgraph.ops.zeros import Zeros
 
-_CELL = ("w_ih", "w_hh", "b_ih", "b_hh")  # a cell's weights; a sequence has them in `params`
+# A cell's weights, by the name that its layer has for them; a sequence has them in `params`.
+_CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
     """Input weight, recurrent weight, biases and projection, those that there are."""
-    given = node.arg("params")
-    return given if isinstance(given, tuple) else tuple(node.arg(name) for name in _CELL)
+    params = node.arg("params")
+    return params if isinstance(params, tuple) else tuple(map(node.arg, _CELL.values()))
 
 
-def _states(node: Node) -> tuple[Value, ...]:
-    """The initial hidden state, and that of the cell where they differ."""
-    given = node.arg("hx")
-    return given if isinstance(given, tuple) else (given,)
+def _first_states(node: Node) -> tuple[Value, ...]:
+    """Return the initial hidden state, and that of the cell where they differ."""
+    states = node.arg("hx")
+    return states if isinstance(states, tuple) else (states,)
 
 
-def recurrent(eq: Equations) -> list[Dims]:
+# -- both -----------------------------------------------------------------------------------------
+def _recurrent_axes(eq: Equations) -> list[Dims]:
     """w_ih = Prod(gates, units) × x[-1], w_hh = Prod(gates, units) × h[-1]; h[-1] = c[-1] = units.
 
     With a projection, w_hr = h[-1] × units instead.
@@ -39,10 +48,10 @@ def recurrent(eq: Equations) -> list[Dims]:
     node, time = eq.node, 0 if eq.node.arg("batch_first") is not True else 1
     sequence = node.arg("params") is not None
     if node.arg("num_layers", 1) != 1 or node.arg("bidirectional") is True:
-        return opaque(eq, "several layers or directions in one operator, which trace writes apart")
+        return eq.opaque("several layers or directions in one operator, which trace writes apart")
     weights = [w for w in _weights(node) if eq.of(w)]
     inside, again, *projection = (w for w in weights if len(eq.of(w)) == 2)
-    states = [eq.of(value) for value in _states(node)]
+    states = [eq.of(value) for value in _first_states(node)]
     hidden, units = states[0][-1], states[-1][-1]
     if not projection:
         eq.unify(hidden, units)
@@ -53,31 +62,30 @@ def recurrent(eq: Equations) -> list[Dims]:
     pairs = [(inside, eq.arg("input")[-1]), (again, hidden), *((w, units) for w in projection)]
     for weight, layout in pairs:
         eq.unify(eq.of(weight)[1], layout)
-        given = [(node.arg("input"), -1)] if weight is inside else []
-        eq.contract(layout, [*given, (weight, 1)], node.op.split(".")[1])
+        factors = [(node.arg("input"), -1)] if weight is inside else []
+        eq.contract(layout, [*factors, (weight, 1)], node.op.split(".")[1])
     lead = eq.arg("input")[:-1]
     if sequence:
         eq.pin([lead.pop(time)], ORDER, PROJECT)
     for state in states:
-        for a, b in zip(lead, state[int(sequence) : -1], strict=True):
-            eq.unify(a, b)
+        eq.agree(lead, state[int(sequence) : -1])
     eq.role(hidden, "hidden")
     eq.role(units, "cell")
     return [[*eq.arg("input")[:-1], hidden], *states] if sequence else states
 
 
-def carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
+def _carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Gates of nothing are half open, so a unit keeps a part of its first state, and adds none."""
-    return [dirt + eq.dirt_of(_states(eq.node)[-1]) for dirt in renewed(eq, results)]
+    return [dirt + eq.dirt_of(_first_states(eq.node)[-1]) for dirt in _renewed(eq, results)]
 
 
-def renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
+def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """A unit whose weights are zero is zero after each step, whatever it was before."""
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
     return [(*(d for d in dims[:-1] if not isinstance(d, Fixed)), *weights) for dims in results]
 
 
-def start(gates: int) -> Init:
+def _start(gates: int) -> Init:
     """Uniform in ±1/√units, weights and biases alike."""
 
     def uniform(shape: FixedShape, shapes: Shapes) -> Initialiser:
@@ -87,24 +95,354 @@ def start(gates: int) -> Init:
     return uniform
 
 
-def no_identity(_graph: ArchGraph, _node: Node) -> str:
+def _no_identity(_graph: ArchGraph, _node: Node) -> str:
     """Its state is squashed or mixed with the one before: no weights return the input."""
     return "is recurrent: no weights make it return its input"
 
 
-def macs(graph: ArchGraph, node: Node) -> int:
+def _recurrent_macs(graph: ArchGraph, node: Node) -> int:
     """Every step multiplies every weight matrix once."""
-    shapes = [t.shape for w in _weights(node) if (t := type_of(graph, w)) is not None]
-    entries = sum(math.prod(size_at(s, 1) for s in shape) for shape in shapes if len(shape) > 1)
-    given = type_of(graph, node.arg("input"))
-    steps = given.shape[:-1] if given is not None and node.arg("params") is not None else ()
-    return math.prod(size_at(s, 1) for s in steps) * entries
+    shapes = [sizes_of(graph, w) for w in _weights(node)]
+    entries = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    steps = sizes_of(graph, node.arg("input"))[:-1] if node.arg("params") is not None else ()
+    return math.prod(steps) * entries
 
 
-def projects_nothing(node: Node) -> str:
+def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
+    arguments = ("params", *_CELL.values())
+    return Operator(
+        _recurrent_axes,
+        zero,
+        _recurrent_macs,
+        dict.fromkeys(arguments, _start(gates)),
+        training_flag="train",
+        sides=dict.fromkeys(arguments, ("out", "in")),
+        weighted=True,
+        growth=Growth(identity=_no_identity, nothing=("hx", *arguments)),
+    )
+
+
+# -- sequences: their layers are put together again below ------------------------------------------
+def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
+    """One layer over a sequence in one direction: what it gives at each step, its last states."""
+
+    def rule(args: Args) -> tuple[TensorType, ...]:
+        states = args.get("hx")
+        states = states if type(states) is tuple else (states,)
+        (x, *states) = real(args.get("input"), *states)
+        first, biased = (number(args, name, None, bool) for name in ("batch_first", "has_biases"))
+        one_way = not number(args, "bidirectional", None, bool)
+        certain(one_way, number(args, "num_layers", None, int) == 1, len(x.shape) == 3)
+        batch, inside = x.shape[0 if first else 1], x.shape[2]
+        hidden, units = positive((states[0].shape[-1], states[-1].shape[-1]))
+        certain(*(s.shape[:-1] == (1, batch) for s in states), len(states) == 1 + (gates == 4))
+        rows = gates * units
+        shapes: list[SymbolicShape] = [(rows, inside), (rows, hidden), *[(rows,)] * (2 * biased)]
+        shapes += [(hidden, units)] if hidden != units else []
+        params = args.get("params")
+        certain(type(params) is tuple)
+        weights = real(x, *(params or ()))[1:]
+        certain([w.shape for w in weights] == shapes)
+        return (TensorType((*x.shape[:2], hidden), x.dtype), *states)
+
+    return rule
+
+
+def _projects_nothing(node: Node) -> str:
     """PyTorch knows a projection by its size alone."""
     count = len(_weights(node))
     projected = count == 5 or (count == 3 and node.arg("has_biases") is not True)
     hidden, units = node.types[1].shape[-1], node.types[-1].shape[-1]
     same = projected and hidden == units
     return f"a projection of {units} units to as many is not one to PyTorch" if same else ""
+
+
+def _sequence(gates: int, zero: Zeros = _carried) -> Operator:
+    return replace(_recurrent(gates, zero), type=_sequence_type(gates))
+
+
+# -- cells ----------------------------------------------------------------------------------------
+def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
+    """Return the rule of a cell that takes one step."""
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        leaves = {name: node.arg(argument) for name, argument in _CELL.items()}
+        shape = leaf_shape(graph, leaves["weight_ih"])
+        if len(shape) != 2:
+            return None
+        options = {"input_size": shape[1], "hidden_size": shape[0] // gates} | more
+        options["bias"] = leaves["bias_ih"] is not None
+        return TorchLayer(kind, options, leaves, (node.arg("input"), node.arg("hx")))
+
+    return rule
+
+
+ROWS: Rows = {
+    "lstm": replace(_sequence(4), impossible=_projects_nothing),
+    "gru": _sequence(3),
+    **{f"rnn_{curve}": _sequence(1, _renewed) for curve in ("tanh", "relu")},
+    "lstm_cell": replace(_recurrent(4), layer=_cell_layer(nn.LSTMCell, 4)),
+    "gru_cell": replace(_recurrent(3), layer=_cell_layer(nn.GRUCell, 3)),
+    **{
+        f"rnn_{curve}_cell": replace(
+            _recurrent(1, _renewed), layer=_cell_layer(nn.RNNCell, 1, nonlinearity=curve)
+        )
+        for curve in ("tanh", "relu")
+    },
+}
+
+
+# -- recurrent layers of torch.nn, put together again ---------------------------------------------
+# A capture writes `nn.LSTM`, `nn.GRU` and `nn.RNN` out, one operator per layer and direction
+# (`archgraph.capture.recurrent`), so that each has a hidden size of its own. Where all sizes agree,
+# they are one layer again.
+
+_KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
+    "aten.lstm.input": (nn.LSTM, 4, {}),
+    "aten.gru.input": (nn.GRU, 3, {}),
+    "aten.rnn_tanh.input": (nn.RNN, 1, {"nonlinearity": "tanh"}),
+    "aten.rnn_relu.input": (nn.RNN, 1, {"nonlinearity": "relu"}),
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A recurrent layer and what its results are in the graph.
+
+    Attributes:
+        layer: The layer; it is called with a sequence, and first states unless they are zeros.
+        output: The operator whose result is the sequence that comes out, if anything reads it.
+        last: Those whose results are the last states (of an LSTM two), likewise.
+        steps: Operators elsewhere that read the last state of one layer and direction: which of
+            the last states, and the number of the layer and direction in it.
+    """
+
+    layer: TorchLayer
+    output: str | None
+    last: tuple[str | None, ...]
+    steps: Mapping[str, tuple[int, int]]
+
+
+def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
+    """Return the recurrent layer that all work of a module path is, called once, if it is one.
+
+    1. The options are read off the operators; two directions are tried where the number is even.
+    2. The operators that a capture of this layer would write are listed, in order, and compared
+       with those of the path; results that nothing reads may be missing.
+    3. What other work reads must be the sequence, the last states, or the last state of one layer
+       and direction, which the module around the layer picks.
+    """
+    runs = [n for n in nodes if n.op in _KINDS]
+    if not runs or any(n.op != runs[0].op for n in runs):
+        return None
+    start = graph.nodes.index(nodes[0])
+    if graph.nodes[start : start + len(nodes)] != tuple(nodes):
+        return None  # other work in between: an argument of the layer may not be there yet
+    ways = (2, 1) if len(runs) % 2 == 0 else (1,)
+    stacks = (_Writing(graph, path, nodes, runs, len(runs) // way, way).stack() for way in ways)
+    return next((stack for stack in stacks if stack is not None), None)
+
+
+def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
+    """Say which recurrent layer some work is that is not one layer of ``torch.nn``, and its sizes.
+
+    Empty if it is none. ``torch.nn`` has one hidden size for all layers and directions; a cut may
+    leave several.
+    """
+    runs = [n for n in nodes if n.op in _KINDS]
+    if not runs:
+        return ""
+    kind, gates, _ = _KINDS[runs[0].op]
+    sizes = [graph.param[_leaves(run)[0].name].shape[0] // gates for run in runs if _leaves(run)]
+    return f"{kind.__name__} as single layers, hidden sizes {', '.join(map(str, sizes))}"
+
+
+@dataclass
+class _Writing:
+    """The operators of a recurrent layer as they are compared, one by one.
+
+    Attributes:
+        graph: The graph.
+        path: Path of the layer.
+        nodes: All operators of the path.
+        runs: Those of them that are one layer and direction.
+        layers: How many layers there are.
+        ways: How many directions.
+        at: How many operators of the path have been compared.
+    """
+
+    graph: ArchGraph
+    path: str
+    nodes: Sequence[Node]
+    runs: Sequence[Node]
+    layers: int
+    ways: int
+    at: int = 0
+
+    @property
+    def first(self) -> Node:
+        """The operator of the first layer."""
+        return self.runs[0]
+
+    @property
+    def time(self) -> int:
+        """Dimension of the steps."""
+        return 1 if self.first.arg("batch_first") is True else 0
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of the layer's constructor."""
+        _, gates, more = _KINDS[self.first.op]
+        names = [leaf.name for leaf in _leaves(self.first)]
+        inside, again, *_ = (self.graph.param[name].shape for name in names)
+        options: dict[str, Any] = {"input_size": inside[1], "hidden_size": inside[0] // gates}
+        options |= {"num_layers": self.layers, "bidirectional": self.ways == 2}
+        options |= {"bias": self.first.arg("has_biases"), "batch_first": bool(self.time)}
+        drops = [n.arg("p") for n in self.nodes if n.op == "aten.dropout"]
+        if drops:
+            options["dropout"] = drops[0]
+        if again[1] != options["hidden_size"]:
+            options["proj_size"] = again[1]
+        return options | more
+
+    def stack(self) -> Stack | None:
+        """Return the layer, if its operators are those of the path."""
+        if any(len(_leaves(run)) < 2 for run in self.runs):
+            return None
+        options = self.options()
+        states = self.states()
+        results = self.compared(options) if states is not None else None
+        if results is None or self.at < len(self.nodes):
+            return None
+        output, last = results
+        steps = self.steps(output, last)
+        if steps is None:
+            return None
+        kind = _KINDS[self.first.op][0]
+        inputs = (self.first.arg("input"), *(states or ()))
+        names: Any = kind(**options, device="meta")._flat_weights_names
+        leaves = [leaf for run in self.runs for leaf in _leaves(run)]
+        if len(names) != len(leaves):
+            return None
+        layer = TorchLayer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
+        return Stack(layer, output, last, steps)
+
+    def states(self) -> tuple[Value, ...] | None:
+        """Return the argument with the first states: none if they are zeros; None if unclear."""
+        inside = {n.name: n for n in self.nodes}
+        first = _first_states(self.first)
+        states: list[Value] = []
+        for value in first:
+            node = inside.get(value.name) if isinstance(value, Ref) else None
+            if node is None and len(self.runs) == 1:
+                states.append(value)
+            elif node is not None and node.op == "aten.slice.Tensor":
+                states.append(node.arg("self"))
+            elif node is None or node.op != "aten.zeros":
+                return None
+        if len(states) not in (0, len(first)):
+            return None
+        return ((tuple(states) if len(states) > 1 else states[0]),) if states else ()
+
+    def compared(
+        self, options: Mapping[str, Any]
+    ) -> tuple[str | None, tuple[str | None, ...]] | None:
+        """Return the results, sequence and last states; None where an operator differs."""
+        sequence: Value = self.first.arg("input")
+        kinds = len(_first_states(self.first))
+        last: list[list[Value]] = [[] for _ in range(kinds)]
+        for layer in range(self.layers):
+            outs: list[Value] = []
+            for way in range(self.ways):
+                run = self.runs[layer * self.ways + way]
+                inside = self.flipped(sequence, way)
+                if not self.called(run, inside):
+                    return None
+                parts = [self.item(run, index) for index in range(kinds + 1)]
+                for states, part in zip(last, parts[1:], strict=True):
+                    states.append(part)
+                outs.append(self.flipped(parts[0], way))
+            if options.get("dropout") and layer + 1 < self.layers:
+                sequence = self.dropped(outs, options["dropout"])
+            else:
+                sequence = self.joined(outs, -1)
+        ends = tuple(_name(self.joined(states, 0)) for states in last)
+        return _name(sequence), ends
+
+    def steps(
+        self, output: str | None, last: Sequence[str | None]
+    ) -> dict[str, tuple[int, int]] | None:
+        """Return the operators that read one layer's last state; None if others read a result."""
+        inside = {n.name for n in self.nodes}
+        outer = self.path.rpartition(".")[0]
+        numbers = {run.name: at for at, run in enumerate(self.runs)}
+        steps = {}
+        results = set(self.graph.output_refs())
+        for node in self.nodes:
+            readers = [n for n in self.graph.users[node.name] if n not in inside]
+            if node.name in (output, *last) or not (readers or node.name in results):
+                continue
+            source = node.arg("source")
+            if node.op != "getitem" or not isinstance(source, Ref) or node.name in results:
+                return None
+            index = node.arg("index")
+            assert isinstance(index, int)
+            step = (0, 0) if index else (self.time, -1)  # of the states, of the sequence
+            for name in readers:
+                reader = self.graph.node[name]
+                picked = reader.arg("dim", 0), reader.arg("index")
+                if reader.op != "aten.select.int" or picked != step or reader.scope != outer:
+                    return None
+                steps[name] = max(index - 1, 0), numbers[source.name]
+        return steps
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def next(self, op: str, /, **args: Value) -> Value:
+        """Return the next operator of the path if it is this one; None otherwise."""
+        node = self.nodes[self.at] if self.at < len(self.nodes) else None
+        if node is None or node.op != op or any(node.arg(k) != v for k, v in args.items()):
+            return None
+        self.at += 1
+        return Ref(node.name)
+
+    def called(self, run: Node, sequence: Value) -> bool:
+        """Return whether the next operators are the first states and the call of one layer."""
+        for _ in _first_states(run):
+            if self.next("aten.slice.Tensor") is None:
+                self.next("aten.zeros")
+        first = self.first
+        alike = all(run.arg(k) == first.arg(k) for k in ("has_biases", "batch_first"))
+        return alike and self.next(run.op, input=sequence) == Ref(run.name)
+
+    def item(self, run: Node, index: int) -> Value:
+        """Return one result of a call, if anything reads it."""
+        return self.next("getitem", source=Ref(run.name), index=index)
+
+    def flipped(self, value: Value, way: int) -> Value:
+        """Return a sequence, turned around for the second direction."""
+        return self.next("aten.flip", self=value, dims=(self.time,)) if way else value
+
+    def joined(self, parts: Sequence[Value], dim: int) -> Value:
+        """Return what several layers or directions give, side by side."""
+        if len(parts) == 1:
+            return parts[0]
+        return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
+
+    def dropped(self, outs: Sequence[Value], p: Value) -> Value:
+        """Return the dropout between two layers, over memory with time first."""
+        joined = self.joined([self.turned(out) for out in outs], -1)
+        return self.turned(self.next("aten.dropout", input=joined, p=p, train=TRAINING))
+
+    def turned(self, value: Value) -> Value:
+        """Return a sequence with its first two dimensions swapped, if it has the batch first."""
+        return self.next("aten.transpose.int", self=value) if self.time else value
+
+
+def _leaves(run: Node) -> list[Leaf]:
+    """Return the weights of one layer and direction."""
+    params = run.arg("params")
+    return [v for v in params if isinstance(v, Leaf)] if isinstance(params, tuple) else []
+
+
+def _name(value: Value) -> str | None:
+    return value.name if isinstance(value, Ref) else None

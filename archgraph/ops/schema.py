@@ -53,7 +53,7 @@ class Schema:
         return {a.name: a for a in self.args}
 
     def call_args(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of a call, from arguments by name."""
+        """Return the positional and keyword arguments of a call, from arguments by name."""
         positional: list[Any] = []
         keyword: dict[str, Any] = {}
         last = max(
@@ -77,7 +77,7 @@ class Schema:
 
 
 def op_name(overload: Any) -> str:
-    """Graph name of an overload.
+    """Return the graph name of an overload.
 
     >>> op_name(torch.ops.aten.relu.default), op_name(torch.ops.aten.add.Tensor)
     ('aten.relu', 'aten.add.Tensor')
@@ -89,7 +89,7 @@ def op_name(overload: Any) -> str:
 
 @functools.cache
 def schema(op: str) -> Schema:
-    """Schema of an operator by its graph name.
+    """Return the schema of an operator by its graph name.
 
     Raises:
         GraphError: If it is not a functional ATen operator.
@@ -123,7 +123,7 @@ def schema(op: str) -> Schema:
 
 
 def to_value(value: Any, type_: str = "") -> Value:
-    """A torch argument as a graph value: lists become tuples, enumerations ``Atom``.
+    """Return a torch argument as a graph value: lists become tuples, enumerations ``Atom``.
 
     >>> to_value([1, 2]), to_value(torch.float32), to_value(1, "float")
     ((1, 2), Atom(name='float32'), 1.0)
@@ -144,7 +144,7 @@ def to_value(value: Any, type_: str = "") -> Value:
 
 
 def from_atom(atom: Atom) -> Any:
-    """The torch enumeration that an ``Atom`` names.
+    """Return the torch enumeration that an ``Atom`` names.
 
     >>> from_atom(Atom("int64"))
     torch.int64
@@ -156,7 +156,7 @@ def from_atom(atom: Atom) -> Any:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name.
+    """Return the torch dtype of a name.
 
     Raises:
         GraphError: If there is none.
@@ -171,7 +171,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def canonical_args(op: str, given: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """Arguments in schema order without those that equal their default.
+    """Return the arguments in schema order without those that equal their default.
 
     Raises:
         GraphError: For an argument that the operator does not have, or a missing one.

@@ -1,17 +1,49 @@
-"""Axis equations of operators that rearrange, pick or write positions."""
+"""All positions in another shape or order: views, transposes, copies, joined, split, padded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from archgraph.graph.ir import Batch, Ref, Size, Value
-from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, fixed_size, product
-from archgraph.ops.equations import Dims, Equations
-from archgraph.ops.rules import PROJECT, conform, unknown
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
+from archgraph.layout.layouts import Fixed, Layout, concatenation, fixed_size, product
+from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling, ViewWrite
+from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
+from archgraph.ops.layers import TorchLayer, same_options
+from archgraph.ops.operands import shape_of
+from archgraph.ops.operator import ALIGNED, MOVES, Growth, Operator, Rows, alike
+from archgraph.ops.pointwise import CURVE
+from archgraph.ops.starts import returns_input
+from archgraph.ops.types import Args, certain, number, real
+
+ROWS: Rows = {}
+
+# Every position of the operand, somewhere else: zeros go with it.
+_moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES)
 
 
-def reshape(eq: Equations) -> list[Dims]:
+# -- results of several ---------------------------------------------------------------------------
+def _getitem_axes(eq: Equations) -> list[Dims]:
+    """One of several results."""
+    source = eq.node.arg("source")
+    assert isinstance(source, Ref)
+    return [eq.values[source.name][eq.integer("index")]]
+
+
+def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """One of several results."""
+    source = eq.node.arg("source")
+    assert isinstance(source, Ref)
+    return [eq.dirt[source.name][eq.integer("index")]]
+
+
+# -- another shape --------------------------------------------------------------------------------
+def _reshape_axes(eq: Equations) -> list[Dims]:
     """Factors of the dimensions, regrouped; the target shape is recomputed after a cut."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.solver.regroup(x, eq.node.shape)
@@ -22,13 +54,95 @@ def reshape(eq: Equations) -> list[Dims]:
     return [dims]
 
 
-def permute(eq: Equations) -> list[Dims]:
+def _reshape_spelling(call: Spelling) -> Call:
+    """A reshape to the result's shape."""
+    return "aten.reshape", {"self": call.args["self"], "shape": call.shapes[0]}
+
+
+def _reshape_write(write: ViewWrite) -> Call:
+    """All of it in another shape."""
+    return "aten.reshape", {"self": write.part, "shape": write.shape}
+
+
+def _reshape_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
+    """Return ``nn.Flatten`` where dimensions become one, ``nn.Unflatten`` where one is split."""
+    before, after = shape_of(graph, node.arg("self")), node.shape
+    joins = len(before) > len(after)
+    longer, shorter = (before, after) if joins else (after, before)
+    count = len(longer) - len(shorter) + 1
+    if count == 1:
+        return None
+    for start in range(1, len(shorter)):  # from the second dimension: the batch is the first
+        end = start + count
+        middle = [size for size in longer[start:end] if isinstance(size, int)]
+        joined = (*longer[:start], math.prod(middle), *longer[end:])
+        if len(middle) < count or joined != shorter:
+            continue
+        kind: type[nn.Module] = nn.Flatten if joins else nn.Unflatten
+        options: dict[str, Any] = {"dim": start, "unflattened_size": tuple(middle)}
+        if joins:
+            options = {"start_dim": start, "end_dim": -1 if end == len(longer) else end - 1}
+        return TorchLayer(kind, options, inputs=(node.arg("self"),))
+    return None
+
+
+_view = replace(_moved, rule=_reshape_axes, spelling=_reshape_spelling)
+
+
+def _unsqueeze_axes(eq: Equations) -> list[Dims]:
+    """A new dimension of size one."""
+    x = list(eq.arg("self"))
+    x.insert(eq.dim("dim", len(x) + 1), Fixed(1))
+    return [x]
+
+
+def _squeeze_axes(eq: Equations) -> list[Dims]:
+    """Dimensions of size one vanish."""
+    x = eq.arg("self")
+    stated = eq.ints("dim")
+    dims = {d % len(x) for d in stated} if stated else set(range(len(x)))
+    return [[layout for d, layout in enumerate(x) if not (d in dims and layout.size == 1)]]
+
+
+ROWS |= {
+    "input": Operator(),
+    "getitem": Operator(
+        _getitem_axes,
+        _getitem_zero,
+        pointwise=True,
+        growth=replace(MOVES, identity=returns_input),
+    ),
+    "reshape": replace(_view, unchanged=True, overwritten=_reshape_write, layer=_reshape_layer),
+    "view": _view,
+    **alike(
+        ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
+        Operator(spelling=_reshape_spelling),
+    ),
+    **alike(("atleast_1d", "atleast_2d", "atleast_3d"), Operator(spelling=_reshape_spelling)),
+    "unsqueeze": replace(_moved, rule=_unsqueeze_axes, overwritten=_reshape_write),
+    "squeeze": replace(_moved, rule=_squeeze_axes, overwritten=_reshape_write),
+}
+
+
+# -- another order --------------------------------------------------------------------------------
+def _permute_axes(eq: Equations) -> list[Dims]:
     """Dimensions in a new order."""
     x = eq.arg("self")
     return [[x[d % len(x)] for d in eq.ints("dims")]]
 
 
-def transpose(eq: Equations) -> list[Dims]:
+def _permute_write(write: ViewWrite) -> Call:
+    """The inverse order."""
+    order = write.args["dims"]
+    assert isinstance(order, tuple)
+    back = [0] * len(order)
+    for position, dim in enumerate(order):
+        assert isinstance(dim, int)
+        back[dim % len(order)] = position
+    return "aten.permute", {"self": write.part, "dims": tuple(back)}
+
+
+def _transpose_axes(eq: Equations) -> list[Dims]:
     """Two dimensions change places."""
     x = list(eq.arg("self"))
     a, b = eq.dim("dim0", len(x)), eq.dim("dim1", len(x))
@@ -36,13 +150,24 @@ def transpose(eq: Equations) -> list[Dims]:
     return [x]
 
 
-def matrix_transpose(eq: Equations) -> list[Dims]:
+def _transpose_write(write: ViewWrite) -> Call:
+    """Two dimensions change places again."""
+    dims = [v for k, v in write.args.items() if k != "self"]
+    return "aten.transpose.int", {"self": write.part, "dim0": dims[0], "dim1": dims[1]}
+
+
+def _turned_axes(eq: Equations) -> list[Dims]:
     """The last two dimensions change places."""
     x = eq.arg("self")
     return [[*x[:-2], *reversed(x[-2:])]]
 
 
-def movedim(eq: Equations) -> list[Dims]:
+def _own_inverse_write(write: ViewWrite) -> Call:
+    """An operator that is its own inverse."""
+    return write.op, {"self": write.part}
+
+
+def _movedim_axes(eq: Equations) -> list[Dims]:
     """Some dimensions move, the others keep their order."""
     x = eq.arg("self")
     source = [d % len(x) for d in eq.ints("source")]
@@ -54,22 +179,49 @@ def movedim(eq: Equations) -> list[Dims]:
     return [[x[next(rest) if o is None else o] for o in order]]
 
 
-def unsqueeze(eq: Equations) -> list[Dims]:
-    """A new dimension of size one."""
-    x = list(eq.arg("self"))
-    x.insert(eq.dim("dim", len(x) + 1), Fixed(1))
-    return [x]
+_turned = replace(_moved, rule=_turned_axes)
+
+ROWS |= {
+    "permute": replace(_moved, rule=_permute_axes, overwritten=_permute_write),
+    "transpose": replace(_moved, rule=_transpose_axes, overwritten=_transpose_write),
+    **alike(("swapaxes", "swapdims"), Operator(alias="transpose.int")),
+    **alike(("t", "numpy_T", "mT"), replace(_turned, overwritten=_own_inverse_write)),
+    "matrix_H": _turned,
+    # Conjugates of complex numbers: they are moved, but not themselves.
+    **alike(("mH", "adjoint"), Operator(_turned_axes, zeros.first, pointwise=True)),
+    "movedim": replace(_moved, rule=_movedim_axes),
+    **{f"moveaxis.{k}": Operator(alias=f"movedim.{k}") for k in ("intlist", "int")},
+}
 
 
-def squeeze(eq: Equations) -> list[Dims]:
-    """Dimensions of size one vanish."""
+# -- channels and pixels --------------------------------------------------------------------------
+def _pixel_shuffle_axes(eq: Equations) -> list[Dims]:
+    """x[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
-    given = eq.ints("dim")
-    dims = {d % len(x) for d in given} if given else set(range(len(x)))
-    return [[layout for d, layout in enumerate(x) if not (d in dims and layout.size == 1)]]
+    r = eq.integer("upscale_factor", 1)
+    channel = eq.new(fixed_size(x[-3]) // (r * r))
+    eq.unify(x[-3], product((channel, Fixed(r * r))))
+    return [[*x[:-3], channel, *eq.fixed(eq.node.shape[-2:])]]
 
 
-def expand(eq: Equations) -> list[Dims]:
+def _pixel_unshuffle_axes(eq: Equations) -> list[Dims]:
+    """y[-3] = Prod(c, r, r)."""
+    x = eq.arg("self")
+    r = eq.integer("downscale_factor", 1)
+    return [[*x[:-3], product((x[-3], Fixed(r * r))), *eq.fixed(eq.node.shape[-2:])]]
+
+
+def _channel_shuffle_axes(eq: Equations) -> list[Dims]:
+    """Prod(groups, c) becomes Prod(c, groups)."""
+    x = eq.arg("self")
+    groups = eq.integer("groups", 1)
+    inside = eq.new(fixed_size(x[1]) // groups)
+    eq.unify(x[1], product((Fixed(groups), inside)))
+    return [[x[0], product((inside, Fixed(groups))), *x[2:]]]
+
+
+# -- positions repeated ---------------------------------------------------------------------------
+def _expand_axes(eq: Equations) -> list[Dims]:
     """Dimensions of size one stretch."""
     x = eq.arg("self")
     shape = eq.node.shape
@@ -84,7 +236,12 @@ def expand(eq: Equations) -> list[Dims]:
     return [out]
 
 
-def repeat(eq: Equations) -> list[Dims]:
+def _expand_spelling(call: Spelling) -> Call:
+    """An expansion to the result's shape."""
+    return "aten.expand", {"self": call.args["self"], "size": call.shapes[0]}
+
+
+def _repeat_axes(eq: Equations) -> list[Dims]:
     """A repeated channel axis is the product of the repetition and the axis."""
     x = eq.arg("self")
     value = eq.node.arg("repeats")
@@ -101,12 +258,21 @@ def repeat(eq: Equations) -> list[Dims]:
     return [out]
 
 
-def repeat_interleave(eq: Equations) -> list[Dims]:
+def _tile_spelling(call: Spelling) -> Call:
+    """A repetition that names every dimension."""
+    dims = call.args["dims"]
+    if not isinstance(dims, tuple):
+        return call.op, call.args
+    ones = (1,) * (len(call.sizes["self"]) - len(dims))
+    return "aten.repeat", {"self": call.args["self"], "repeats": ones + dims}
+
+
+def _interleave_axes(eq: Equations) -> list[Dims]:
     """Each position repeated in place: the axis times the repetition."""
     x = eq.arg("self")
     count = eq.node.arg("repeats")
     if not isinstance(count, int) or eq.node.arg("dim") is None:
-        return unknown(eq)
+        return eq.opaque()
     dim = eq.dim("dim", len(x))
     out = list(x)
     out[dim] = product((x[dim], Fixed(count)))
@@ -115,9 +281,77 @@ def repeat_interleave(eq: Equations) -> list[Dims]:
     return [out]
 
 
-def cat(eq: Equations) -> list[Dims]:
+ROWS |= {
+    "pixel_shuffle": Operator(
+        _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
+    ),
+    "pixel_unshuffle": Operator(
+        _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
+    ),
+    **alike(
+        ("channel_shuffle", "native_channel_shuffle"),
+        Operator(_channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)),
+    ),
+    "expand": Operator(
+        _expand_axes,
+        zeros.first,
+        pointwise=True,
+        growth=ALIGNED,
+        spelling=_expand_spelling,
+        unchanged=True,
+    ),
+    "expand_as": Operator(spelling=_expand_spelling),
+    "broadcast_to": Operator(alias="expand"),
+    "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED),
+    "tile": Operator(spelling=_tile_spelling),
+    # Copies stand beside each other, so that positions are not its operand's.
+    "repeat_interleave": Operator(
+        _interleave_axes, zeros.first, growth=Growth(scales="all", repeats="any", picks=True)
+    ),
+}
+
+
+# -- complex numbers as pairs ---------------------------------------------------------------------
+def _complex_axes(eq: Equations) -> list[Dims]:
+    """Pairs of a last dimension become complex numbers, or the other way round."""
+    x = eq.arg("self")
+    if len(eq.node.shape) > len(x):
+        return [[*x, Fixed(2)]]
+    eq.pin(x[-1:], "holds real and imaginary parts")
+    return [x[:-1]]
+
+
+def _component_write(index: int) -> Callable[[ViewWrite], Call]:
+    """The real (0) or imaginary (1) parts of complex numbers, written as pairs."""
+    return lambda write: write.scattered("aten.select_scatter", dim=len(write.shape), index=index)
+
+
+def _inverse_write(op: str) -> Callable[[ViewWrite], Call]:
+    """An operator whose inverse is another one."""
+    return lambda write: (op, {"self": write.part})
+
+
+ROWS |= {
+    "view_as_complex": Operator(
+        _complex_axes,
+        zeros.first,
+        overwritten=_inverse_write("aten.view_as_real"),
+        contiguous=("self",),
+    ),
+    "view_as_real": Operator(
+        _complex_axes, zeros.first, overwritten=_inverse_write("aten.view_as_complex")
+    ),
+    "real": replace(CURVE, overwritten=_component_write(0)),
+    "imag": replace(CURVE, overwritten=_component_write(1)),
+    **alike(("_conj", "_neg_view"), replace(CURVE, overwritten=_own_inverse_write)),
+    **alike(("conj", "resolve_conj", "resolve_neg"), CURVE),
+}
+
+
+# -- joined ---------------------------------------------------------------------------------------
+def _cat_axes(eq: Equations) -> list[Dims]:
     """The concatenated dimension is the sum of its parts; the others agree."""
-    operands = [eq.of(v) for v in eq.operands()]
+    operands = eq.layouts()
     operands = [o for o in operands if not (len(o) == 1 and o[0].size == 0)]
     return [_joined(eq, operands, eq.dim("dim", len(operands[0])))]
 
@@ -138,10 +372,26 @@ def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
     return out
 
 
-def stacked(eq: Equations) -> list[Dims]:
+def _cat_type(args: Args) -> TensorType:
+    """Shapes that agree but for one dimension, which is added up."""
+    parts, dim = args.get("tensors"), number(args, "dim", 0, int)
+    certain(type(parts) is tuple, parts)
+    tensors = real(*(parts or ()))
+    rank = len(tensors[0].shape)
+    certain(rank >= 2, -rank <= dim < rank, *(len(t.shape) == rank for t in tensors))
+    dim %= rank
+    certain(len({t.shape[:dim] + t.shape[dim + 1 :] for t in tensors}) == 1)
+    sizes = [t.shape[dim] for t in tensors if type(t.shape[dim]) is int]
+    certain(len(sizes) == len(tensors))
+    first = tensors[0]
+    total: Any = sum(sizes)
+    return TensorType((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
+
+
+def _stacked_axes(eq: Equations) -> list[Dims]:
     """``hstack``, ``vstack``, …: operands of few dimensions get more, then join."""
     unit = Fixed(1)
-    operands = [eq.of(v) for v in eq.operands()]
+    operands = eq.layouts()
     if eq.node.op == "aten.column_stack":
         columns = [o if len(o) > 1 else [*(o or [unit]), unit] for o in operands]
         return [_joined(eq, columns, 1)]
@@ -154,21 +404,21 @@ def stacked(eq: Equations) -> list[Dims]:
     return [_joined(eq, [o if len(o) > 2 else [*o, unit] for o in operands], 2)]
 
 
-def stack(eq: Equations) -> list[Dims]:
+def _stack_axes(eq: Equations) -> list[Dims]:
     """Operands agree; a new dimension counts them."""
-    operands = [eq.of(v) for v in eq.operands()]
+    operands = eq.layouts()
     for other in operands[1:]:
-        for a, b in zip(operands[0], other, strict=True):
-            eq.unify(a, b)
+        eq.agree(operands[0], other)
     out = [eq.resolve(d) for d in operands[0]]
     out.insert(eq.dim("dim", len(out) + 1), Fixed(len(operands)))
     return [out]
 
 
-def split(eq: Equations) -> list[Dims]:
+# -- split ----------------------------------------------------------------------------------------
+def _split_axes(eq: Equations) -> list[Dims]:
     """A dimension cut at given sizes, which a cut recomputes."""
     x, dim = eq.along()
-    parts = _cut_all(eq, x[dim], [t.shape[dim] for t in eq.node.types])
+    parts = eq.cut_all(x[dim], [t.shape[dim] for t in eq.node.types])
     if parts is None:
         eq.pin([x[dim]], "split across its factors", PROJECT)
         parts = [Fixed(t.shape[dim]) for t in eq.node.types]
@@ -176,230 +426,61 @@ def split(eq: Equations) -> list[Dims]:
     return [[*x[:dim], part, *x[dim + 1 :]] for part in parts]
 
 
-def _cut_all(eq: Equations, layout: Layout, sizes: Sequence[Size]) -> list[Layout] | None:
-    parts: list[Layout] = []
-    rest = layout
-    for size in sizes[:-1]:
-        if not isinstance(size, int):
-            return None
-        pair = eq.solver.cut(rest, size)
-        if pair is None:
-            return None
-        parts.append(pair[0])
-        rest = pair[1]
-    return [*parts, rest]
+def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
+    """A split into parts of given sizes.
 
-
-def slice_(eq: Equations) -> list[Dims]:
-    """A run of positions: the dimension is cut before and after it."""
-    x, dim = eq.along()
-    layout = x[dim]
-    parts = _run(eq, layout, eq.node.shape[dim])
-    step = eq.integer("step", 1)
-    if parts is None and isinstance(layout.size, int) and layout.size == eq.node.shape[dim] * step:
-        places = eq.solver.split_product(layout, step)  # every step-th: one place of each run
-        if places is not None:
-            eq.pin([places[1]], "one of every few positions is taken", PROJECT)
-            eq.states("end", layout)
-            return [[*x[:dim], places[0], *x[dim + 1 :]]]
-    if parts is None:
-        strided = eq.integer("step", 1) != 1 or not isinstance(layout.size, int)
-        eq.pin([layout], "strided slice" if strided else "sliced across its factors", PROJECT)
-        return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
-    eq.states("start", parts[0])
-    eq.states("end", concatenation(parts[:2]))
-    return [[*x[:dim], parts[1], *x[dim + 1 :]]]
-
-
-def select(eq: Equations) -> list[Dims]:
-    """One position of a dimension, which therefore stays whole."""
-    x, dim = eq.along()
-    eq.pin([x[dim]], "one of its positions is selected")
-    return [[*x[:dim], *x[dim + 1 :]]]
-
-
-def unbind(eq: Equations) -> list[Dims]:
-    """Every position of a dimension on its own."""
-    x, dim = eq.along()
-    eq.pin([x[dim]], "its positions are taken apart")
-    return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
-
-
-def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
-    """Index tensors by dimension, and which dimensions have one; none where they are apart."""
-    value = eq.node.arg("indices")
-    indices = value if isinstance(value, tuple) else ()
-    used = [i for i, v in enumerate(indices) if v is not None]
-    return indices, used if used and used == list(range(used[0], used[-1] + 1)) else []
-
-
-def index(eq: Equations) -> list[Dims]:
-    """Leading dimensions addressed by index tensors; the others pass."""
-    x = eq.arg("self")
-    indices, used = _indexed(eq)
-    if not used:
-        return unknown(eq)
-    if any(eq.operand_dtype(indices[i]) == "bool" for i in used):  # as many results as it has ones
-        return unknown(eq)
-    for i in used:
-        eq.pin([x[i]], "indexed by values")
-    picked = eq.broadcast([eq.of(indices[i]) for i in used])
-    eq.taint(picked)
-    return [conform(eq, [*x[: used[0]], *picked, *x[used[-1] + 1 :]])]
-
-
-def index_select(eq: Equations) -> list[Dims]:
-    """Positions of one dimension picked by an index tensor."""
-    x, dim = eq.along()
-    eq.pin([x[dim]], "indexed by values")
-    picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
-    return [[*x[:dim], *picked, *x[dim + 1 :]]]
-
-
-def gather(eq: Equations) -> list[Dims]:
-    """Positions picked along one dimension; all layouts as the index tensor's."""
-    (x, dim), where = eq.along(), eq.arg("index")
-    eq.pin([x[dim]], "indexed by values")
-    for d, (a, b) in enumerate(zip(x, where, strict=True)):
-        if d != dim and a.size == b.size:
-            eq.unify(a, b)
-        elif d != dim:
-            eq.pin([a], "gathered in part")
-    eq.taint(where[dim : dim + 1])
-    return [where]
-
-
-def take_along(eq: Equations) -> list[Dims]:
-    """As gather, but the index broadcasts."""
-    x, where = eq.arg("self"), eq.arg("indices")
-    if not isinstance(eq.node.arg("dim"), int):
-        return unknown(eq)
-    dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "indexed by values")
-    both = eq.broadcast([[*x[:dim], Fixed(1), *x[dim + 1 :]], where])
-    eq.taint([*both[dim : dim + 1], *(d for d, a in zip(both, x, strict=True) if a.size == 1)])
-    return [both]
-
-
-def scatter(eq: Equations) -> list[Dims]:
-    """Positions written along one dimension; the others agree with index and source."""
-    (x, dim), where = eq.along(), eq.arg("index")
-    for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
-        eq.pin([x[dim], written[dim]], "indexed by values")
-        for d, (a, b) in enumerate(zip(x, written, strict=True)):
-            if d != dim and a.size == b.size:
-                eq.unify(a, b)
-            elif d != dim:
-                eq.pin([a, b], "written in part")
-    return [x]
-
-
-def index_add(eq: Equations) -> list[Dims]:
-    """Slices written along one dimension; the others agree with the source."""
-    (x, dim), source = eq.along(), eq.arg("source")
-    eq.pin([x[dim], source[dim]], "indexed by values")
-    for d, (a, b) in enumerate(zip(x, source, strict=True)):
-        if d != dim:
-            eq.unify(a, b)
-    return [x]
-
-
-def index_fill(eq: Equations) -> list[Dims]:
-    """Slices of one dimension set to a number."""
-    x = eq.arg("self")
-    eq.pin([x[eq.dim("dim", len(x))]], "indexed by values")
-    return [x]
-
-
-def index_put(eq: Equations) -> list[Dims]:
-    """Dimensions addressed by index tensors are written with values that broadcast to the rest."""
-    x = eq.arg("self")
-    indices, used = _indexed(eq)
-    masks = [eq.operand_dtype(indices[i]) == "bool" for i in used]
-    if not used or (any(masks) and len(used) > 1):
-        return unknown(eq)
-    # a mask addresses as many dimensions as it has, and what it picks is one
-    count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
-    picked = 1 if any(masks) else max(len(eq.of(indices[i])) for i in used)
-    lead, rest = x[: used[0]], x[used[0] + count :]
-    eq.pin(x[used[0] : used[0] + count], "indexed by values")
-    target: list[Layout | None] = [*lead, *[None] * picked, *rest]
-    for layout, against in zip(reversed(eq.arg("values")), reversed(target), strict=False):
-        if against is None:
-            eq.pin([layout], "indexed by values")
-        elif layout.size != 1:
-            eq.unify(layout, against)
-    return [[eq.resolve(d) for d in x]]
-
-
-def masked_scatter(eq: Equations) -> list[Dims]:
-    """Positions that a mask picks are filled with those of the source, in order.
-
-    Trailing dimensions along which the mask is constant are filled whole: they are the source's.
+    Args:
+        default: Dimension that is split where the operator has no such argument; the only one of a
+            vector.
     """
-    x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
-    both = eq.broadcast([x, mask])
-    whole = 0
-    while whole < min(len(both), len(source)) and _constant_along(eq, "mask", whole + 1):
-        if both[-1 - whole].size != source[-1 - whole].size:
-            break
-        eq.unify(both[-1 - whole], source[-1 - whole])
-        whole += 1
-    eq.pin(both[: len(both) - whole], "filled in order")
-    eq.pin(source[: len(source) - whole], "filled in order")
-    return [[eq.resolve(d) for d in both]]
+
+    def spelling(call: Spelling) -> Call:
+        dim = call.args.get("dim", default if len(call.shapes[0]) > 1 else 0)
+        assert isinstance(dim, int)
+        cuts = tuple(s[dim] for s in call.shapes)
+        args = {"self": call.args["self"], "split_sizes": cuts, "dim": dim}
+        return "aten.split_with_sizes", args
+
+    return spelling
 
 
-def _constant_along(eq: Equations, name: str, back: int) -> bool:
-    """Whether an argument is constant along a dimension, counted from the last (1)."""
-    value = eq.node.arg(name)
-    while isinstance(value, Ref):
-        shape = eq.graph.node[value.name].shape
-        if len(shape) < back or shape[-back] == 1:
-            return True
-        if not eq.graph.node[value.name].op.startswith("aten.expand"):
-            return False
-        value = eq.graph.node[value.name].arg("self")
-    return False
-
-
-def slice_scatter(eq: Equations) -> list[Dims]:
-    """A run of positions overwritten: the dimension is cut before and after it."""
-    (x, dim), source = eq.along(), eq.arg("src")
-    for d, (a, b) in enumerate(zip(x, source, strict=True)):
-        if d != dim:
-            eq.unify(a, b)
-    parts = _run(eq, x[dim], source[dim].size)
-    if parts is None:
-        eq.pin([x[dim], source[dim]], "overwritten in part", PROJECT)
-        return [x]
-    eq.unify(parts[1], source[dim])
-    eq.states("start", parts[0])
-    eq.states("end", concatenation(parts[:2]))
-    return [[eq.resolve(d) for d in x]]
-
-
-def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
-    """A dimension cut before and after the positions from ``start`` on, or None."""
-    start, size = eq.node.arg("start") or 0, layout.size
-    if not (isinstance(start, int) and isinstance(size, int) and isinstance(length, int)):
+def _split_write(write: ViewWrite) -> Call | None:
+    """One part of several, where all have a size that is a number."""
+    sizes = write.args["split_sizes"]
+    if not isinstance(sizes, tuple):
         return None
-    if eq.integer("step", 1) != 1:
+    cuts = [s for s in sizes if isinstance(s, int)]
+    if len(cuts) != len(sizes):
         return None
-    first = min(max(start + (size if start < 0 else 0), 0), size)
-    return _cut_all(eq, layout, [first, length, size - first - length])
+    start = sum(cuts[: write.index])
+    end = start + cuts[write.index]
+    dim = write.args.get("dim", 0)
+    return write.scattered("aten.slice_scatter", dim=dim, start=start, end=end)
 
 
-def select_scatter(eq: Equations) -> list[Dims]:
-    """One position of a dimension overwritten; the others agree."""
-    x, dim = eq.along()
-    eq.pin([x[dim]], "one of its positions is overwritten")
-    for a, b in zip([*x[:dim], *x[dim + 1 :]], eq.arg("src"), strict=True):
-        eq.unify(a, b)
-    return [x]
+ROWS |= {
+    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
+    **alike(("concat", "concatenate"), Operator(alias="cat")),
+    # Its new dimension shifts the operands' dimensions before it.
+    "stack": Operator(
+        _stack_axes, zeros.every, growth=Growth(scales="all", repeats="any", picks=True)
+    ),
+    **alike(("hstack", "vstack", "dstack", "column_stack"), Operator(_stacked_axes, zeros.every)),
+    "row_stack": Operator(alias="vstack"),
+    "split_with_sizes": Operator(_split_axes, zeros.first, growth=MOVES, overwritten=_split_write),
+    **alike(
+        ("chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes"),
+        Operator(spelling=_split_spelling()),
+    ),
+    "tensor_split": Operator(spelling=_split_spelling()),
+    "hsplit": Operator(spelling=_split_spelling(1)),
+    "vsplit": Operator(spelling=_split_spelling(0)),
+    "dsplit": Operator(spelling=_split_spelling(2)),
+}
 
 
-def pad(eq: Equations) -> list[Dims]:
+# -- padded ---------------------------------------------------------------------------------------
+def _pad_axes(eq: Equations) -> list[Dims]:
     """Padding adds terms before and after; on channels they are axes like others."""
     x = eq.arg("self")
     amounts = list(eq.ints("pad"))
@@ -431,96 +512,18 @@ def pad(eq: Equations) -> list[Dims]:
     return [out]
 
 
-def pixel_shuffle(eq: Equations) -> list[Dims]:
-    """x[-3] = Prod(c, r, r)."""
-    x = eq.arg("self")
-    r = eq.integer("upscale_factor", 1)
-    channel = eq.new(fixed_size(x[-3]) // (r * r))
-    eq.unify(x[-3], product((channel, Fixed(r * r))))
-    return [[*x[:-3], channel, *eq.fixed(eq.node.shape[-2:])]]
+def _pads_nothing(args: Mapping[str, Value]) -> bool:
+    """All amounts are zero."""
+    amounts = args.get("pad")
+    return isinstance(amounts, tuple) and all(a == 0 for a in amounts)
 
 
-def pixel_unshuffle(eq: Equations) -> list[Dims]:
-    """y[-3] = Prod(c, r, r)."""
-    x = eq.arg("self")
-    r = eq.integer("downscale_factor", 1)
-    return [[*x[:-3], product((x[-3], Fixed(r * r))), *eq.fixed(eq.node.shape[-2:])]]
-
-
-def channel_shuffle(eq: Equations) -> list[Dims]:
-    """Prod(groups, c) becomes Prod(c, groups)."""
-    x = eq.arg("self")
-    groups = eq.integer("groups", 1)
-    inside = eq.new(fixed_size(x[1]) // groups)
-    eq.unify(x[1], product((Fixed(groups), inside)))
-    return [[x[0], product((inside, Fixed(groups))), *x[2:]]]
-
-
-def triangle(eq: Equations) -> list[Dims]:
-    """Upper or lower triangle: rows and columns are compared by position."""
-    x = eq.of(eq.node.args[0][1])
-    eq.pin(x[-2:], "compared by position")
-    return [x]
-
-
-def diagonal(eq: Equations) -> list[Dims]:
-    """The main diagonal of a square is its axis; other diagonals compare positions."""
-    x = eq.of(eq.node.args[0][1])
-    a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
-    rest = [d for i, d in enumerate(x) if i not in (a, b)]
-    if eq.integer("offset") or x[a].size != x[b].size:
-        eq.pin([x[a], x[b]], "compared by position")
-        return [[*rest, Fixed(eq.node.shape[-1])]]
-    eq.unify(x[a], x[b])
-    return [[*rest, eq.resolve(x[a])]]
-
-
-def diagonal_matrix(eq: Equations) -> list[Dims]:
-    """An axis becomes both sides of a square, off its diagonal zeros."""
-    x = eq.arg("self")
-    if eq.integer("offset"):
-        eq.pin(x[-1:], "compared by position")
-        side: Layout = Fixed(max(s for s in eq.node.shape if isinstance(s, int)))
-    else:
-        side = x[-1]
-    a, b = sorted(eq.dim(n, len(x) + 1, d) for n, d in (("dim1", -2), ("dim2", -1)))
-    out = list(x[:-1])
-    out.insert(a, side)
-    out.insert(b, side)
-    return [out]
-
-
-def windows(eq: Equations) -> list[Dims]:
-    """Sliding windows of a dimension, which stays whole."""
-    x = eq.arg("self")
-    dim = eq.dim("dimension", len(x))
-    eq.pin([x[dim]], "cut into windows", PROJECT)
-    return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :], Fixed(eq.node.shape[-1])]]
-
-
-def patches(eq: Equations) -> list[Dims]:
-    """im2col: y[-2] = Prod(c, kernel)."""
-    x = eq.arg("self")
-    kernel = math.prod(eq.ints("kernel_size"))
-    eq.pin(x[-2:], "cut into windows")
-    return [[*x[:-3], product((x[-3], Fixed(kernel))), Fixed(eq.node.shape[-1])]]
-
-
-def from_patches(eq: Equations) -> list[Dims]:
-    """col2im: x[-2] = Prod(c, kernel)."""
-    x = eq.arg("self")
-    eq.pin(x[-1:], "put together from windows")
-    channel = eq.new(eq.node.shape[-3])
-    kernel = divide(x[-2].size, channel.size)
-    assert kernel is not None
-    eq.unify(x[-2], product((channel, Fixed(kernel))))
-    return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
-
-
-def complex_view(eq: Equations) -> list[Dims]:
-    """Pairs of a last dimension become complex numbers, or the other way round."""
-    x = eq.arg("self")
-    if len(eq.node.shape) > len(x):
-        return [[*x, Fixed(2)]]
-    eq.pin(x[-1:], "holds real and imaginary parts")
-    return [x[:-1]]
+ROWS |= alike(
+    ("pad", "constant_pad_nd"),
+    Operator(
+        _pad_axes,
+        zeros.first,  # new positions that are not zero are noted by the rule
+        growth=replace(ALIGNED, picks=False),
+        unchanged=_pads_nothing,
+    ),
+)

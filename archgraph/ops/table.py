@@ -9,15 +9,51 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.ops import (
+    convolutions,
+    creation,
+    embeddings,
+    indexing,
+    noise,
+    norms,
+    opaque,
+    pointwise,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    shapes,
+)
+from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
-from archgraph.ops.rows import ROWS
-from archgraph.ops.rows.pointwise import PLAIN
+from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import schema
+from archgraph.ops.starts import SMALL, Initialiser, Shapes
+
+# The families of operators, one file each. Keys of their rows are names without namespace; without
+# overload where all overloads are alike.
+FAMILIES = (
+    convolutions,
+    creation,
+    embeddings,
+    indexing,
+    noise,
+    norms,
+    opaque,
+    pointwise,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    shapes,
+)
+ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
+assert len(ROWS) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
 
 
 def base(op: str) -> str:
-    """Operator name without namespace and overload.
+    """Return an operator's name without namespace and overload.
 
     >>> base("aten.add.Tensor"), base("getitem")
     ('add', 'getitem')
@@ -27,7 +63,7 @@ def base(op: str) -> str:
 
 @functools.cache
 def row(op: str) -> Operator:
-    """The row of an operator; pointwise ATen operators share one, unknown ones pin and report.
+    """Return an operator's row; pointwise ATen operators share one, unknown ones pin and report.
 
     >>> row("aten.conv2d").weighted, row("aten.tanh").pointwise
     (True, True)
@@ -46,12 +82,12 @@ def _listed(op: str) -> Operator | None:
 
 
 def call_row(op: str) -> Operator:
-    """What is said of calls of an operator, which may be one that is not in graphs."""
+    """Return what is said of calls of an operator, which may be one that is not in graphs."""
     return _listed(op) or Operator()
 
 
 def growth(op: str) -> Growth:
-    """What an operator does with repeated positions.
+    """Return what an operator does with repeated positions.
 
     >>> growth("aten.relu").idempotent, growth("aten.softmax.int").repeats
     (True, 'never')
@@ -60,7 +96,7 @@ def growth(op: str) -> Growth:
 
 
 def known(op: str) -> bool:
-    """Whether a graph from a file may contain the operator."""
+    """Return whether a graph from a file may contain the operator."""
     if op in ("input", "getitem"):
         return True
     try:
@@ -71,10 +107,8 @@ def known(op: str) -> bool:
 
 
 # -- calls ------------------------------------------------------------------------------------
-
-
 def canonical(call: Spelling) -> Call:
-    """One spelling for calls that say the same thing, with every silent size written out."""
+    """Return one spelling for calls that say the same thing, with every silent size written out."""
     exact = ROWS.get(call.op.removeprefix("aten."))
     if exact is not None and exact.alias:
         target = f"aten.{exact.alias}"
@@ -87,19 +121,19 @@ def canonical(call: Spelling) -> Call:
 
 
 def is_identity(op: str, given: Mapping[str, Value]) -> bool:
-    """Whether a call whose result has its input's shape and dtype returns the input itself."""
+    """Return whether a call whose result has its input's type returns the input itself."""
     unchanged = call_row(op).unchanged
-    return unchanged is not None and unchanged(given)
+    return unchanged(given) if callable(unchanged) else unchanged
 
 
 def functional(op: str) -> str:
-    """Functional form of an in-place operator that has another name; empty for all others."""
+    """Return an in-place operator's functional form of another name; empty for all others."""
     exact = ROWS.get(op.removeprefix("aten."))
     return exact.functional if exact is not None else ""
 
 
 def draws(op: str) -> bool:
-    """Whether an operator draws random numbers.
+    """Return whether an operator draws random numbers.
 
     >>> draws("aten.rand"), draws("aten.relu")
     (True, False)
@@ -108,16 +142,14 @@ def draws(op: str) -> bool:
 
 
 def impossible(node: Node) -> str:
-    """Why an operator cannot run at a node's sizes; empty where it can."""
+    """Return why an operator cannot run at a node's sizes; empty where it can."""
     known = row(node.op).impossible
     return known(node) if known is not None else ""
 
 
 # -- leaves and operators of a graph ------------------------------------------------------------
-
-
 def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
-    """How a leaf starts, by the operator that uses it; None where no operator says.
+    """Return how a leaf starts, by the operator that uses it; None where no operator says.
 
     A leaf that forward itself assigns (a counter) starts at zero.
     """
@@ -127,15 +159,18 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
         for argument, value in node.args:
             used = any(isinstance(i, Leaf) and i.name == param.name for i in walk(value))
             if used and argument in init:
-                return init[argument](param.shape, _leaf_shapes(graph, node))
+                start = init[argument]
+                if isinstance(start, Initialiser):
+                    return start
+                return start(param.shape, _leaf_shapes(graph, node))
     if any(buffer == param.name for buffer, _ in graph.updates):
         return Initialiser("zeros")
     if param.role == "parameter":
-        return Initialiser("normal", 0.02) if len(param.shape) > 1 else Initialiser("zeros")
+        return SMALL if len(param.shape) > 1 else Initialiser("zeros")
     return None
 
 
-def _leaf_shapes(graph: ArchGraph, node: Node) -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
     """Shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
 
     ``weight`` is what it multiplies.
@@ -152,20 +187,20 @@ def _leaf_shapes(graph: ArchGraph, node: Node) -> dict[str, tuple[int, ...]]:
 
 
 def statistics(graph: ArchGraph) -> tuple[str, ...]:
-    """Buffers that are running statistics of a norm, and the counters that forward advances."""
+    """Return the running statistics of norms, and the counters that forward advances."""
     arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
     names = dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf))
     return tuple(names | {buffer: None for buffer, _ in graph.updates})
 
 
 def variances(graph: ArchGraph) -> tuple[str, ...]:
-    """Buffers that are running variances of a norm."""
+    """Return the buffers that are running variances of a norm."""
     arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).variances)
     return tuple(dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf)))
 
 
 def counters(graph: ArchGraph) -> dict[str, int]:
-    """Integer buffers that each forward pass of training advances, and by how much."""
+    """Return the integer buffers that each forward pass of training advances, and by how much."""
     found = {}
     for buffer, value in graph.updates:
         value = value.train if isinstance(value, Mode) else value
@@ -178,7 +213,7 @@ def counters(graph: ArchGraph) -> dict[str, int]:
 
 
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:
-    """All leaves of norm operators: affine parameters, statistics and their counters."""
+    """Return all leaves of norm operators: affine parameters, statistics and their counters."""
     names = dict.fromkeys(
         leaf for node in graph.nodes if row(node.op).normalises for leaf in node.leaves()
     )
@@ -186,13 +221,13 @@ def normalisation(graph: ArchGraph) -> tuple[str, ...]:
 
 
 def macs(graph: ArchGraph, node: Node) -> int:
-    """Multiply–accumulates of one operator for one example (0 where it multiplies nothing)."""
+    """Return an operator's multiply–accumulates for one example (0 where it has none)."""
     count = row(node.op).macs
     return count(graph, node) if count is not None else 0
 
 
 def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """The layer of ``torch.nn`` that computes an operator; None where there is none."""
+    """Return the layer of ``torch.nn`` that computes an operator; None where there is none."""
     rule = row(node.op).layer
     found = rule(graph, node) if rule is not None and not _by_mode(node) else None
     return found
@@ -214,11 +249,11 @@ def _modes(value: Value) -> Iterator[Mode]:
 
 
 def offset(node: Node) -> bool:
-    """Whether an operator adds or pads with numbers, which a factor would not reach."""
+    """Return whether an operator adds or pads with numbers, which a factor would not reach."""
     numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
     return any(number != 0 for number in numbers)
 
 
 def multiplied(node: Node, value: Value) -> bool:
-    """Whether an operator multiplies an operand by a number before it adds it."""
+    """Return whether an operator multiplies an operand by a number before it adds it."""
     return node.arg("alpha", 1) != 1 and node.arg("other") == value

@@ -10,7 +10,7 @@ from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops import zeros
-from archgraph.ops.operator import Start
+from archgraph.ops.starts import Start
 from archgraph.ops.table import growth, multiplied, offset, row
 from archgraph.rewrites.graft import grafted
 from archgraph.rewrites.insert import initialised

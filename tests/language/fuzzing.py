@@ -43,7 +43,7 @@ from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.ops.check import computable, pure
 from archgraph.ops.infer import infer_call
-from archgraph.ops.rules import unknown
+from archgraph.ops.operator import unknown
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import known, row
 

@@ -9,9 +9,8 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.ops.operator import Operator
-from archgraph.ops.rows import ROWS
 from archgraph.ops.schema import op_name, schema
-from archgraph.ops.table import row
+from archgraph.ops.table import ROWS, row
 
 # Backward passes, backends, storage formats: nothing that a forward pass of a model writes.
 ELSEWHERE = re.compile(

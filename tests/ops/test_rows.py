@@ -12,10 +12,9 @@ import archgraph as ag
 from archgraph.analysis.axes import axes
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
-from archgraph.ops.rows import ROWS
-from archgraph.ops.rows.opaque import OPAQUE
-from archgraph.ops.rules import unknown
-from archgraph.ops.table import base
+from archgraph.ops.opaque import OPAQUE
+from archgraph.ops.operator import unknown
+from archgraph.ops.table import ROWS, base
 from archgraph.rewrites.cut import cut
 from archgraph.rewrites.laws import mask_equals_take
 from tests.ops.examples import (

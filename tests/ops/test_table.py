@@ -11,8 +11,7 @@ import archgraph as ag
 from archgraph.analysis.axes import axes
 from archgraph.ops import base, initialiser, macs, row
 from archgraph.ops.operator import Operator
-from archgraph.ops.rows import ROWS
-from archgraph.ops.table import counters, variances
+from archgraph.ops.table import ROWS, counters, variances
 from tests.ops.examples import C, Example, Net, aten, heads, image, joined, tokens
 
 SPELLINGS = {

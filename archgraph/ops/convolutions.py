@@ -1,0 +1,209 @@
+"""Convolutions, also transposed: a kernel slides over an image, whose axes are channels alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
+from archgraph.layout.layouts import Fixed, divide, fixed_size, product
+from archgraph.ops.equations import Dims, Dirt, Equations
+from archgraph.ops.layers import TorchLayer, weight_and_bias
+from archgraph.ops.operands import leaf_shape, numel, sizes_of
+from archgraph.ops.operator import Growth, Operator, Rows, alike
+from archgraph.ops.schema import schema
+from archgraph.ops.starts import Identity
+from archgraph.ops.types import Args, certain, ints, number, optional, positive, real, slid
+from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
+
+
+def _each(value: Value, rank: int, default: int) -> tuple[Any, ...]:
+    """Return one number for each dimension; an argument may have one for all of them."""
+    numbers = (default,) if value is None or value == () else value
+    numbers = numbers if isinstance(numbers, tuple) else (numbers,)
+    return numbers * rank if len(numbers) == 1 else numbers
+
+
+# -- convolution ----------------------------------------------------------------------------------
+def _convolution_axes(eq: Equations) -> list[Dims]:
+    """x[1] = Prod(groups, w[1]); w[0] = Prod(groups, o); y[1] = w[0]."""
+    x, w = eq.arg("input"), eq.arg("weight")
+    channel = len(x) - len(w) + 1
+    groups = eq.value("groups", 1)
+    if groups == 1:
+        eq.unify(x[channel], w[1])
+    elif isinstance(groups, Batch):  # each example has a kernel of its own
+        eq.unify(x[channel], product((Fixed(groups), w[1])))
+        inside = divide(w[0].size, groups)
+        eq.unify(w[0], product((Fixed(groups), eq.new(inside or w[0].size))))
+    else:
+        assert isinstance(groups, int)
+        group = eq.new(groups)
+        eq.unify(x[channel], product((group, w[1])))
+        eq.unify(w[0], product((group, eq.new(fixed_size(w[0]) // groups))))
+        eq.states("groups", group)
+    eq.pin(w[2:], "kernel size")
+    contract_weight(eq, w[1], 1, channel)
+    eq.vectors(w[0], "bias")
+    spatial: Dims = []
+    strides = _each(eq.value("stride"), len(w) - 2, 1)
+    paddings = _each(eq.value("padding"), len(w) - 2, 0)
+    for index, (pixels, kernel) in enumerate(zip(x[channel + 1 :], w[2:], strict=True)):
+        stride, padding = strides[index], paddings[index]
+        if kernel.size == 1 == stride and padding in (0, "valid"):  # position by position
+            spatial.append(pixels)
+        else:
+            eq.pin([pixels], "convolved over")
+            spatial.append(Fixed(eq.node.shape[channel + 1 + index]))
+    return [[*x[:channel], w[0], *spatial]]
+
+
+def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """A masked output has a kernel of zeros; the channel stands before the kernel's dimensions."""
+    (dims,) = results
+    return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
+
+
+def _convolution_macs(graph: ArchGraph, node: Node) -> int:
+    """A kernel at every position of the result."""
+    weight = sizes_of(graph, node.arg("weight"))
+    return numel(node.shape) * math.prod(weight[1:])
+
+
+def _convolution_type(args: Args) -> TensorType:
+    """[n, in, …] and [out, in / groups, …] give [n, out, …]."""
+    x, w = real(args.get("input"), args.get("weight"))
+    rank = len(x.shape) - 2
+    certain(len(x.shape) == len(w.shape), rank >= 1)
+    groups = number(args, "groups", 1, int)
+    (inside, *sizes), (out, each, *kernel) = positive(x.shape[1:]), positive(w.shape)
+    certain(groups >= 1)
+    certain(inside == each * groups, out % groups == 0)
+    optional(args, ("bias",), (out,), x.dtype)
+    options = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = (ints(args, name, rank, one) for name, one in options)
+    spatial = slid(sizes, kernel, stride, padding, dilation)
+    return TensorType((x.shape[0], out, *spatial), x.dtype)
+
+
+def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
+    """A kernel with ones at its centre."""
+    shape = leaf_shape(graph, node.arg("weight"))
+    if not shape:
+        return "its kernel is computed"
+    out, inside, *kernel = shape
+    groups = node.arg("groups", 1)
+    stride = _each(node.arg("stride"), len(kernel), 1)
+    dilation = _each(node.arg("dilation"), len(kernel), 1)
+    padding = node.arg("padding", 0)
+    centred = tuple(d * (k // 2) for d, k in zip(dilation, kernel, strict=True))
+    if not isinstance(groups, int) or out != inside * groups:
+        return f"has {out} channels from {inside}"
+    if any(s != 1 for s in stride):
+        return "has a stride"
+    if any(k % 2 == 0 for k in kernel):
+        return "has an even kernel"
+    if padding != "same" and _each(padding, len(kernel), 0) != centred:
+        return "is not padded to its input's size"
+    return {"weight": ("dirac", {"groups": groups}), "bias": ("zeros", {})}
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def _convolution_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
+    """Return ``nn.Conv1d`` to ``3d`` or ``nn.ConvTranspose1d`` to ``3d``, by the kernel's rank."""
+    leaves, image = weight_and_bias(node), node.arg("input")
+    first, second, *kernel = leaf_shape(graph, leaves["weight"]) or (0, 0)
+    rank, groups = len(kernel), node.arg("groups", 1)
+    arguments = schema(node.op).by_name
+    padding = node.arg("padding", arguments["padding"].default)
+    if not 1 <= rank <= 3 or not isinstance(groups, int):
+        return None
+    transposed = "output_padding" in arguments
+    channels = (first, second * groups) if transposed else (second * groups, first)
+    options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), channels, strict=True))
+    options |= {
+        "kernel_size": tuple(kernel),
+        "stride": _each(node.arg("stride"), rank, 1),
+        "padding": padding if isinstance(padding, str) else _each(padding, rank, 0),
+        "dilation": _each(node.arg("dilation"), rank, 1),
+        "groups": groups,
+        "bias": leaves["bias"] is not None,
+    }
+    if transposed:
+        options["output_padding"] = _each(node.arg("output_padding"), rank, 0)
+    kind = (_TRANSPOSED if transposed else _CONVOLUTIONS)[rank - 1]
+    return TorchLayer(kind, options, leaves, (image,))
+
+
+_convolution = Operator(
+    _convolution_axes,
+    _convolution_zero,
+    _convolution_macs,
+    FAN_IN,
+    sides=OUT_IN,
+    weighted=True,
+    growth=Growth(affine=OUT, identity=_convolution_identity),
+    type=_convolution_type,
+    layer=_convolution_layer,
+)
+
+
+# -- transposed convolution: the input's channels are the weight's first dimension ---------------
+def _transposed_axes(eq: Equations) -> list[Dims]:
+    """x[1] = w[0] = Prod(groups, i); y[1] = Prod(groups, w[1])."""
+    x, w = eq.arg("input"), eq.arg("weight")
+    channel = len(x) - len(w) + 1
+    groups = eq.integer("groups", 1)
+    eq.unify(x[channel], w[0])
+    inside, out = w[0], w[1]
+    if groups > 1:
+        group, inside = eq.new(groups), eq.new(fixed_size(w[0]) // groups)
+        eq.unify(w[0], product((group, inside)))
+        out = product((group, w[1]))
+        eq.states("groups", group)
+    eq.pin(w[2:], "kernel size")
+    contract_weight(eq, inside, 0, channel)
+    eq.vectors(out, "bias")
+    eq.pin(x[channel + 1 :], "convolved over")
+    return [[*x[:channel], out, *eq.fixed(eq.node.shape[channel + 1 :])]]
+
+
+def _transposed_macs(graph: ArchGraph, node: Node) -> int:
+    """A kernel at every position of the input."""
+    weight = sizes_of(graph, node.arg("weight"))
+    return math.prod(sizes_of(graph, node.arg("input"))) * math.prod(weight[1:])
+
+
+_transposed = replace(
+    _convolution,
+    rule=_transposed_axes,
+    macs=_transposed_macs,
+    sides={**OUT_IN, "weight": ("in", "out", "kernel", "kernel", "kernel")},
+    # No identity: it stands where images grow, and a block that is repeated keeps their size.
+    growth=Growth(affine={"weight": 1, "bias": 0}),
+    type=None,
+)
+
+
+# -- either, by a flag -----------------------------------------------------------------------------
+def _any_axes(eq: Equations) -> list[Dims]:
+    """A convolution that says by a flag whether it is transposed."""
+    return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)
+
+
+def _any_macs(graph: ArchGraph, node: Node) -> int:
+    """A convolution that says by a flag whether it is transposed."""
+    return (_transposed_macs if node.arg("transposed") is True else _convolution_macs)(graph, node)
+
+
+ROWS: Rows = {
+    **alike(("conv1d", "conv2d", "conv3d"), _convolution),
+    **alike(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
+    "convolution": replace(_convolution, rule=_any_axes, macs=_any_macs, type=None, layer=None),
+}

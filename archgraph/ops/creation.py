@@ -1,0 +1,49 @@
+"""New tensors: filled with a number, counted, drawn. None of them reads an operand's values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from archgraph.ops import zeros
+from archgraph.ops.equations import Dims, Equations
+from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.pointwise import same_layout
+
+
+# -- of a shape that is written out ---------------------------------------------------------------
+def _factory_axes(eq: Equations) -> list[Dims]:
+    """A new tensor whose shape is written out; its axes may turn out to be channels."""
+    for name in ("size", "shape"):
+        if eq.node.arg(name) is not None:
+            dims: Dims = [eq.new(s) for s in eq.node.shape]
+            eq.states(name, tuple(dims))
+            return [dims]
+    return [eq.fixed(eq.node.shape)]
+
+
+_factory = Operator(_factory_axes)
+_zeros = replace(_factory, zero=zeros.always)  # `empty` too: numbers that are undefined may be zero
+
+# -- of an operand's shape ------------------------------------------------------------------------
+
+_like = Operator(same_layout, pointwise=True)
+_zeros_like = replace(_like, zero=zeros.always, fill=0)
+
+ROWS: Rows = {
+    **alike(("zeros", "empty"), _zeros),
+    **alike(("new_zeros", "new_empty"), replace(_zeros, fill=0)),
+    "new_ones": replace(_factory, fill=1),
+    "new_full": replace(_factory, fill="argument"),
+    **alike(("ones", "full", "rand", "randn", "randint", "randperm"), _factory),
+    **alike(("arange", "range", "eye", "linspace", "logspace", "scalar_tensor"), _factory),
+    **alike(
+        ("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
+        _factory,
+    ),
+    **alike(("zeros_like", "empty_like"), _zeros_like),
+    "ones_like": replace(_like, fill=1),
+    "full_like": replace(_like, fill="argument"),
+    **alike(("rand_like", "randn_like", "randint_like"), _like),
+    "fill": _like,
+    "zero": Operator(functional="aten.zeros_like"),
+}

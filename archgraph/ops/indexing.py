@@ -1,0 +1,356 @@
+"""Some positions of an operand, read or written: slices, index tensors, diagonals."""
+
+from __future__ import annotations
+
+from archgraph.graph.ir import Ref, Size, Value
+from archgraph.layout.layouts import Fixed, Layout, concatenation
+from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling, ViewWrite
+from archgraph.ops.equations import PROJECT, Dims, Equations
+from archgraph.ops.operator import MOVES, Growth, Operator, Rows, alike
+
+ROWS: Rows = {}
+
+
+# -- runs of positions ----------------------------------------------------------------------------
+def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
+    """All dimensions but one agree with a part's; return the pairs of which one is shorter."""
+    pairs = [[a, b] for d, (a, b) in enumerate(zip(x, part, strict=True)) if d != dim]
+    for a, b in pairs:
+        if a.size == b.size:
+            eq.unify(a, b)
+    return [[a, b] for a, b in pairs if a.size != b.size]
+
+
+def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
+    """A dimension cut before and after the positions from ``start`` on, or None."""
+    start, size = eq.node.arg("start") or 0, layout.size
+    if not (isinstance(start, int) and isinstance(size, int) and isinstance(length, int)):
+        return None
+    if eq.integer("step", 1) != 1:
+        return None
+    first = min(max(start + (size if start < 0 else 0), 0), size)
+    return eq.cut_all(layout, [first, length, size - first - length])
+
+
+def _slice_axes(eq: Equations) -> list[Dims]:
+    """A run of positions: the dimension is cut before and after it."""
+    x, dim = eq.along()
+    layout = x[dim]
+    parts = _run(eq, layout, eq.node.shape[dim])
+    step = eq.integer("step", 1)
+    if parts is None and isinstance(layout.size, int) and layout.size == eq.node.shape[dim] * step:
+        factors = eq.solver.split_product(layout, step)  # every step-th: one place of each run
+        if factors is not None:
+            eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
+            eq.states("end", layout)
+            return [[*x[:dim], factors[0], *x[dim + 1 :]]]
+    if parts is None:
+        strided = eq.integer("step", 1) != 1 or not isinstance(layout.size, int)
+        eq.pin([layout], "strided slice" if strided else "sliced across its factors", PROJECT)
+        return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
+    eq.states("start", parts[0])
+    eq.states("end", concatenation(parts[:2]))
+    return [[*x[:dim], parts[1], *x[dim + 1 :]]]
+
+
+def _slice_spelling(call: Spelling) -> Call:
+    """A slice with bounds counted from the front."""
+    args = dict(call.args)
+    if call.op != "aten.slice.Tensor":
+        return call.op, args
+    dim = args.get("dim", 0)
+    assert isinstance(dim, int)
+    size = call.sizes["self"][dim]
+    start, end = args.get("start"), args.get("end")
+    if isinstance(size, int):
+        start = start if isinstance(start, int) else 0
+        end = end if isinstance(end, int) else size
+        args["start"] = min(start + size if start < 0 else start, size)
+        args["end"] = min(end + size if end < 0 else end, size)
+    elif start in (None, 0) and isinstance(end, int) and end >= 2**62:
+        args["start"], args["end"] = 0, None
+    return call.op, args
+
+
+def _narrow_spelling(call: Spelling) -> Call:
+    """A slice from a start that is a number."""
+    if call.op != "aten.narrow":
+        return call.op, call.args
+    start, length, dim = (call.args[name] for name in ("start", "length", "dim"))
+    assert isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)
+    size = call.sizes["self"][dim]
+    start += size if start < 0 and isinstance(size, int) else 0
+    args = {"self": call.args["self"], "dim": dim, "start": start, "end": start + length}
+    return "aten.slice.Tensor", args
+
+
+def _slice_write(write: ViewWrite) -> Call:
+    """A run of positions."""
+    bounds = {k: write.args[k] for k in ("dim", "start", "end", "step") if k in write.args}
+    return write.scattered("aten.slice_scatter", **bounds)
+
+
+def _slice_scatter_axes(eq: Equations) -> list[Dims]:
+    """A run of positions overwritten: the dimension is cut before and after it."""
+    (x, dim), source = eq.along(), eq.arg("src")
+    _beside(eq, x, source, dim)
+    parts = _run(eq, x[dim], source[dim].size)
+    if parts is None:
+        eq.pin([x[dim], source[dim]], "overwritten in part", PROJECT)
+        return [x]
+    eq.unify(parts[1], source[dim])
+    eq.states("start", parts[0])
+    eq.states("end", concatenation(parts[:2]))
+    return [[eq.resolve(d) for d in x]]
+
+
+# -- single positions -----------------------------------------------------------------------------
+def _select_axes(eq: Equations) -> list[Dims]:
+    """One position of a dimension, which therefore stays whole."""
+    x, dim = eq.along()
+    eq.pin([x[dim]], "one of its positions is selected")
+    return [[*x[:dim], *x[dim + 1 :]]]
+
+
+def _select_write(write: ViewWrite) -> Call:
+    """One position.
+
+    >>> from archgraph.graph.ir import Ref
+    >>> args = {"dim": 1, "index": 2}
+    >>> _select_write(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
+    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
+    """
+    return write.scattered("aten.select_scatter", dim=write.args["dim"], index=write.args["index"])
+
+
+def _select_scatter_axes(eq: Equations) -> list[Dims]:
+    """One position of a dimension overwritten; the others agree."""
+    x, dim = eq.along()
+    eq.pin([x[dim]], "one of its positions is overwritten")
+    eq.agree([*x[:dim], *x[dim + 1 :]], eq.arg("src"))
+    return [x]
+
+
+def _unbind_axes(eq: Equations) -> list[Dims]:
+    """Every position of a dimension on its own."""
+    x, dim = eq.along()
+    eq.pin([x[dim]], "its positions are taken apart")
+    return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
+
+
+def _unbind_write(write: ViewWrite) -> Call:
+    """One position of several that were taken apart."""
+    return write.scattered("aten.select_scatter", dim=write.args.get("dim", 0), index=write.index)
+
+
+ROWS |= {
+    "slice": Operator(
+        _slice_axes,
+        zeros.first,
+        growth=MOVES,
+        spelling=_slice_spelling,
+        unchanged=True,
+        overwritten=_slice_write,
+    ),
+    "narrow": Operator(spelling=_narrow_spelling),
+    "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True),
+    "select": Operator(_select_axes, zeros.first, growth=MOVES, overwritten=_select_write),
+    "select_scatter": Operator(_select_scatter_axes, zeros.every, real=True),
+    "unbind": Operator(_unbind_axes, zeros.first, growth=MOVES, overwritten=_unbind_write),
+}
+
+
+# -- positions read by value: which they are is known to no cut, so that they stay ----------------
+def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
+    """Index tensors by dimension, and which dimensions have one; none where they are apart."""
+    value = eq.node.arg("indices")
+    indices = value if isinstance(value, tuple) else ()
+    used = [i for i, v in enumerate(indices) if v is not None]
+    return indices, used if used and used == list(range(used[0], used[-1] + 1)) else []
+
+
+def _index_axes(eq: Equations) -> list[Dims]:
+    """Leading dimensions addressed by index tensors; the others pass."""
+    x = eq.arg("self")
+    indices, used = _indexed(eq)
+    if not used:
+        return eq.opaque()
+    if any(eq.operand_dtype(indices[i]) == "bool" for i in used):  # as many results as it has ones
+        return eq.opaque()
+    for i in used:
+        eq.pin([x[i]], "indexed by values")
+    picked = eq.broadcast([eq.of(indices[i]) for i in used])
+    eq.taint(picked)
+    return [eq.conform([*x[: used[0]], *picked, *x[used[-1] + 1 :]])]
+
+
+def _index_select_axes(eq: Equations) -> list[Dims]:
+    """Positions of one dimension picked by an index tensor."""
+    x, dim = eq.along()
+    eq.pin([x[dim]], "indexed by values")
+    picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
+    return [[*x[:dim], *picked, *x[dim + 1 :]]]
+
+
+def _gather_axes(eq: Equations) -> list[Dims]:
+    """Positions picked along one dimension; all layouts as the index tensor's."""
+    (x, dim), where = eq.along(), eq.arg("index")
+    eq.pin([x[dim]], "indexed by values")
+    for unequal in _beside(eq, x, where, dim):
+        eq.pin(unequal[:1], "gathered in part")
+    eq.taint(where[dim : dim + 1])
+    return [where]
+
+
+def _take_along_axes(eq: Equations) -> list[Dims]:
+    """As gather, but the index broadcasts."""
+    x, where = eq.arg("self"), eq.arg("indices")
+    if not isinstance(eq.node.arg("dim"), int):
+        return eq.opaque()
+    dim = eq.dim("dim", len(x))
+    eq.pin([x[dim]], "indexed by values")
+    both = eq.broadcast([[*x[:dim], Fixed(1), *x[dim + 1 :]], where])
+    eq.taint([*both[dim : dim + 1], *(d for d, a in zip(both, x, strict=True) if a.size == 1)])
+    return [both]
+
+
+# -- positions written by value -------------------------------------------------------------------
+def _scatter_axes(eq: Equations) -> list[Dims]:
+    """Positions written along one dimension; the others agree with index and source."""
+    (x, dim), where = eq.along(), eq.arg("index")
+    for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
+        eq.pin([x[dim], written[dim]], "indexed by values")
+        for unequal in _beside(eq, x, written, dim):
+            eq.pin(unequal, "written in part")
+    return [x]
+
+
+def _index_add_axes(eq: Equations) -> list[Dims]:
+    """Slices written along one dimension; the others agree with the source."""
+    (x, dim), source = eq.along(), eq.arg("source")
+    eq.pin([x[dim], source[dim]], "indexed by values")
+    _beside(eq, x, source, dim)
+    return [x]
+
+
+def _index_fill_axes(eq: Equations) -> list[Dims]:
+    """Slices of one dimension set to a number."""
+    x = eq.arg("self")
+    eq.pin([x[eq.dim("dim", len(x))]], "indexed by values")
+    return [x]
+
+
+def _index_put_axes(eq: Equations) -> list[Dims]:
+    """Dimensions addressed by index tensors are written with values that broadcast to the rest."""
+    x = eq.arg("self")
+    indices, used = _indexed(eq)
+    masks = [eq.operand_dtype(indices[i]) == "bool" for i in used]
+    if not used or (any(masks) and len(used) > 1):
+        return eq.opaque()
+    # a mask addresses as many dimensions as it has, and what it picks is one
+    count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
+    picked = 1 if any(masks) else max(len(eq.of(indices[i])) for i in used)
+    lead, rest = x[: used[0]], x[used[0] + count :]
+    eq.pin(x[used[0] : used[0] + count], "indexed by values")
+    target: list[Layout | None] = [*lead, *[None] * picked, *rest]
+    for layout, against in zip(reversed(eq.arg("values")), reversed(target), strict=False):
+        if against is None:
+            eq.pin([layout], "indexed by values")
+        elif layout.size != 1:
+            eq.unify(layout, against)
+    return [[eq.resolve(d) for d in x]]
+
+
+def _masked_scatter_axes(eq: Equations) -> list[Dims]:
+    """Positions that a mask picks are filled with those of the source, in order.
+
+    Trailing dimensions along which the mask is constant are filled whole: they are the source's.
+    """
+    x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
+    both = eq.broadcast([x, mask])
+    tail = 0
+    while tail < min(len(both), len(source)) and _constant_along(eq, "mask", tail + 1):
+        if both[-1 - tail].size != source[-1 - tail].size:
+            break
+        eq.unify(both[-1 - tail], source[-1 - tail])
+        tail += 1
+    eq.pin(both[: len(both) - tail], "filled in order")
+    eq.pin(source[: len(source) - tail], "filled in order")
+    return [[eq.resolve(d) for d in both]]
+
+
+def _constant_along(eq: Equations, name: str, back: int) -> bool:
+    """Whether an argument is constant along a dimension, counted from the last (1)."""
+    value = eq.node.arg(name)
+    while isinstance(value, Ref):
+        shape = eq.graph.node[value.name].shape
+        if len(shape) < back or shape[-back] == 1:
+            return True
+        if not eq.graph.node[value.name].op.startswith("aten.expand"):
+            return False
+        value = eq.graph.node[value.name].arg("self")
+    return False
+
+
+ROWS |= {
+    "index": Operator(_index_axes, zeros.first, growth=Growth()),
+    "index_select": Operator(_index_select_axes, zeros.first, growth=Growth()),
+    "gather": Operator(_gather_axes, zeros.first, growth=Growth()),
+    "take_along_dim": Operator(_take_along_axes, zeros.first),
+    # What is written, and what it is written into, both have to be zero.
+    **alike(("scatter", "scatter_add", "scatter_reduce"), Operator(_scatter_axes, zeros.every)),
+    **alike(("index_add", "index_copy"), Operator(_index_add_axes, zeros.every)),
+    "index_fill": Operator(_index_fill_axes),
+    "index_put": Operator(_index_put_axes, zeros.every),
+    "masked_scatter": Operator(_masked_scatter_axes, zeros.every),
+}
+
+
+# -- diagonals and triangles ----------------------------------------------------------------------
+def _triangle_axes(eq: Equations) -> list[Dims]:
+    """Upper or lower triangle: rows and columns are compared by position."""
+    x = eq.of(eq.node.args[0][1])
+    eq.pin(x[-2:], "compared by position")
+    return [x]
+
+
+def _diagonal_axes(eq: Equations) -> list[Dims]:
+    """The main diagonal of a square is its axis; other diagonals compare positions."""
+    x = eq.of(eq.node.args[0][1])
+    a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
+    rest = [d for i, d in enumerate(x) if i not in (a, b)]
+    if eq.integer("offset") or x[a].size != x[b].size:
+        eq.pin([x[a], x[b]], "compared by position")
+        return [[*rest, Fixed(eq.node.shape[-1])]]
+    eq.unify(x[a], x[b])
+    return [[*rest, eq.resolve(x[a])]]
+
+
+def _diagonal_write(write: ViewWrite) -> Call:
+    """A diagonal."""
+    position = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
+    return write.scattered("aten.diagonal_scatter", **position)
+
+
+def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
+    """An axis becomes both sides of a square, off its diagonal zeros."""
+    x = eq.arg("self")
+    if eq.integer("offset"):
+        eq.pin(x[-1:], "compared by position")
+        side: Layout = Fixed(max(s for s in eq.node.shape if isinstance(s, int)))
+    else:
+        side = x[-1]
+    a, b = sorted(eq.dim(n, len(x) + 1, d) for n, d in (("dim1", -2), ("dim2", -1)))
+    out = list(x[:-1])
+    out.insert(a, side)
+    out.insert(b, side)
+    return [out]
+
+
+ROWS |= {
+    **alike(("tril", "triu"), Operator(_triangle_axes, zeros.first, growth=Growth())),
+    "diagonal": Operator(_diagonal_axes, zeros.first, overwritten=_diagonal_write),
+    "linalg_diagonal": Operator(_diagonal_axes, zeros.first),
+    "diag_embed": Operator(_diagonal_matrix_axes, zeros.first),
+}

@@ -1,0 +1,61 @@
+"""Random numbers position by position: dropout, noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Node, TensorType
+from archgraph.ops.layers import LayerRule, TorchLayer
+from archgraph.ops.operands import shape_of
+from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.pointwise import COPY, SAME, same_layout
+from archgraph.ops.types import Args, certain, number, real
+
+
+# -- dropout --------------------------------------------------------------------------------------
+def _dropout_type(args: Args) -> TensorType:
+    """The input's type."""
+    certain(0 <= number(args, "p", None, float) <= 1)
+    return real(args.get("input"))[0]
+
+
+_FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
+
+
+def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
+    """Return the rule of a dropout that follows the mode; without a class, by its input's rank."""
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        image = node.arg("input")
+        layer = kind or _FEATURES.get(len(shape_of(graph, image)))
+        if layer is None:
+            return None
+        return TorchLayer(layer, {"p": node.arg("p")}, inputs=(image,), flag=node.arg("train"))
+
+    return rule
+
+
+# In evaluation it returns its input, which is what Net2Net's laws are about.
+_rate = replace(COPY, training_flag="train", rates=("p",))
+_dropout = replace(_rate, growth=SAME)
+
+# -- noise ----------------------------------------------------------------------------------------
+
+# Noise replaces what its operand was, also where that was zero.
+_noise = Operator(same_layout, pointwise=True)
+
+ROWS: Rows = {
+    "dropout": replace(_dropout, type=_dropout_type, layer=_dropout_layer(nn.Dropout)),
+    "feature_dropout": replace(_dropout, layer=_dropout_layer(None)),
+    "alpha_dropout": replace(_dropout, layer=_dropout_layer(nn.AlphaDropout)),
+    "feature_alpha_dropout": replace(_rate, layer=_dropout_layer(nn.FeatureAlphaDropout)),
+    "native_dropout": _rate,
+    # A probability, a rate or an input of zero gives zeros.
+    **alike(("bernoulli", "poisson", "rrelu"), COPY),
+    "bernoulli.float": replace(COPY, functional="aten.bernoulli.p"),
+    "normal": replace(_noise, functional="aten.normal_functional"),
+    **alike(("bernoulli.p", "normal_functional", "uniform"), _noise),
+    **alike(("exponential", "geometric", "log_normal", "cauchy"), _noise),
+}

@@ -1,0 +1,283 @@
+"""Normalisation of activations and of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Leaf, Node, TensorType
+from archgraph.layout.layouts import Layout, fixed_size, product
+from archgraph.ops.equations import Dims, Dirt, Equations
+from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
+from archgraph.ops.operands import shape_of
+from archgraph.ops.operator import Growth, Operator, Rows, alike
+from archgraph.ops.schema import schema
+from archgraph.ops.starts import Identity, Init, Initialiser
+from archgraph.ops.types import Args, certain, number, optional, plain_value, positive, real
+from archgraph.ops.weighted import OUT
+from archgraph.ops.zeros import open_dims
+
+ROWS: Rows = {}
+_AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("zeros")}
+
+
+def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Norms, ``(x − μ)/σ · w + b``: w and b are zero on masked channels, whatever x is."""
+    dims, x = results[0], eq.node.args[0][1]
+    channels, mean = _normalised(eq, len(dims))
+    affine = {n: eq.node.arg(n) for n in ("weight", "bias") if eq.has(n)}
+    dirt: Dirt = tuple(d for v in affine.values() for d in eq.dirt_of(v))
+    if "weight" not in affine:  # zero only where x is and no mean is taken off
+        dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
+        dirt += open_dims([d for i, d in enumerate(dims) if i in mean])
+    rest = [d for i, d in enumerate(dims) if i not in channels]
+    if "bias" in affine:
+        dirt += open_dims(rest)
+    elif open_dims(rest):
+        over = eq.axes_in([d for i, d in enumerate(dims) if i in mean and i not in channels])
+        across = eq.axes_in(rest)
+        dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
+    return [dirt, *(open_dims(d) for d in results[1:])]
+
+
+def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
+    """Dimensions that the affine part has, and those whose mean is taken off."""
+    names = schema(eq.node.op).by_name
+    if "normalized_shape" in names:
+        tail = range(rank - len(eq.ints("normalized_shape")), rank)
+        return tail, set(tail)
+    if "num_groups" in names:
+        return range(1, 2), set(range(1, rank))
+    return range(1, 2), set(range(rank)) - {1}
+
+
+# -- by the statistics of a batch -----------------------------------------------------------------
+def _batch_norm_axes(eq: Equations) -> list[Dims]:
+    """Weights and statistics have the layout of x[1]."""
+    x = eq.arg("input")
+    channel = x[1] if len(x) > 1 else x[0]
+    eq.vectors(channel, "weight", "bias", "running_mean", "running_var")
+    for layout in x[2:]:
+        eq.span(layout, "batch norm")
+    statistics = (t.shape for t in eq.node.types[1:])
+    return [x, *([channel] if s == (channel.size,) else eq.fixed(s) for s in statistics)]
+
+
+def _batch_norm_type(args: Args) -> TensorType:
+    """The input's type; weights and statistics are as long as it has channels."""
+    (x,) = real(args.get("input"))
+    certain(len(x.shape) >= 2)
+    positive(x.shape[1:])
+    names = ("weight", "bias", "running_mean", "running_var")
+    optional(args, names, x.shape[1:2], x.dtype)
+    statistics = [isinstance(args.get(name), TensorType) for name in names[2:]]
+    training = number(args, "training", None, bool)
+    for name in ("momentum", "eps"):
+        number(args, name, None, float)
+    certain(all(statistics) or (training and not any(statistics)))
+    certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))  # no statistics of one number
+    return x
+
+
+def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
+    """A weight of √(1 + ε) with statistics of mean 0 and variance 1."""
+    epsilon = node.arg("eps")
+    if not all(isinstance(node.arg(n), Leaf) for n in ("weight", "running_mean", "running_var")):
+        return "has no weights or no running statistics"
+    assert isinstance(epsilon, float)
+    return {
+        "weight": ("constant", {"val": math.sqrt(1 + epsilon)}),
+        "bias": ("zeros", {}),
+        "running_mean": ("zeros", {}),
+        "running_var": ("ones", {}),
+    }
+
+
+def _statistics_layer(
+    kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
+) -> LayerRule:
+    """Return the rule of a norm that may have running statistics, used in evaluation alone.
+
+    Args:
+        kinds: The module's class by the rank of the input.
+        flag: Argument of the operator that says that it takes the statistics of its input.
+        counts: Whether the layer counts batches.
+    """
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        names = ("weight", "bias", "running_mean", "running_var")
+        leaves = {name: node.arg(name) for name in names}
+        affine, tracks = leaves["weight"] is not None, leaves["running_mean"] is not None
+        image = node.arg("input")
+        shape = shape_of(graph, image)
+        kind = kinds.get(len(shape))
+        if kind is None:
+            return None
+        options = {"num_features": shape[1], "affine": affine, "track_running_stats": tracks}
+        options |= arguments_of(node, "eps", "momentum")
+        if not tracks:  # it takes those of its input in both modes
+            return TorchLayer(kind, options, leaves, (image,))
+        counter = "num_batches_tracked"
+        return TorchLayer(kind, options, leaves, (image,), counter, counts, node.arg(flag))
+
+    return rule
+
+
+# Layers by the rank of their input.
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+_INSTANCE_NORMS = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
+_STATISTICS: dict[str, Init] = {
+    "running_mean": Initialiser("zeros"),
+    "running_var": Initialiser("ones"),
+}
+_batch_norm = Operator(
+    _batch_norm_axes,
+    _normalised_zero,
+    init=_AFFINE | _STATISTICS,
+    training_flag="training",
+    statistics=tuple(_STATISTICS),
+    variances=("running_var",),
+    normalises=True,
+    rates=("momentum", "eps"),
+    # Every channel has statistics of its own: it is the same beside copies of itself.
+    growth=Growth(affine=OUT, repeats="any", identity=_batch_norm_identity),
+    type=_batch_norm_type,
+    layer=_statistics_layer(_BATCH_NORMS, "training", counts=True),
+)
+
+ROWS |= {
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit": replace(
+        _batch_norm, growth=Growth(finite=False), type=None, layer=None
+    ),
+    # Its statistics are mostly an example's also in evaluation: no weights make it the identity.
+    "instance_norm": replace(
+        _batch_norm,
+        training_flag="use_input_stats",
+        growth=Growth(affine=OUT, repeats="any"),
+        type=None,
+        layer=_statistics_layer(_INSTANCE_NORMS, "use_input_stats", counts=False),
+    ),
+}
+
+
+# -- by the statistics of an example --------------------------------------------------------------
+def _layer_norm_axes(eq: Equations) -> list[Dims]:
+    """Weights have the layout of the normalised dimensions, which the norm spans."""
+    x = eq.arg("input")
+    count = len(eq.ints("normalized_shape"))
+    tail = x[len(x) - count :]
+    for name in ("weight", "bias"):
+        if eq.has(name):
+            eq.agree(eq.arg(name), tail)
+    for layout in tail:
+        eq.span(layout, "layer norm")
+    eq.states("normalized_shape", tuple(tail))
+    return [x] * len(eq.node.types)
+
+
+def _with_statistics_axes(eq: Equations) -> list[Dims]:
+    """Layer norm with its means and deviations."""
+    (x, *_) = _layer_norm_axes(eq)
+    return [eq.conform(x, i) for i in range(len(eq.node.types))]
+
+
+def _layer_norm_type(args: Args) -> TensorType:
+    """The input's type; weights have the shape of its last dimensions."""
+    (x,) = real(args.get("input"))
+    stated = args.get("normalized_shape")
+    certain(type(stated) is tuple, stated)
+    shape = tuple(map(plain_value, stated or ()))
+    certain(len(shape) <= len(x.shape), x.shape[len(x.shape) - len(shape) :] == shape)
+    positive(shape)
+    optional(args, ("weight", "bias"), shape, x.dtype)
+    return x
+
+
+def _last_dimensions_layer(kind: type[nn.Module]) -> LayerRule:
+    """Return the rule of a norm over the last dimensions: ``nn.LayerNorm``, ``nn.RMSNorm``."""
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        leaves = weight_and_bias(node)
+        affine = leaves["weight"] is not None
+        options = arguments_of(node, "normalized_shape", "eps") | {"elementwise_affine": affine}
+        if affine and "bias" in leaves:
+            options["bias"] = leaves["bias"] is not None
+        return TorchLayer(kind, options, leaves, (node.arg("input"),))
+
+    return rule
+
+
+def _group_norm_axes(eq: Equations) -> list[Dims]:
+    """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
+    x = eq.arg("input")
+    groups = eq.integer("num_groups", 1)
+    inside: Layout = x[1]
+    if groups > 1:
+        group, inside = eq.new(groups), eq.new(fixed_size(x[1]) // groups)
+        eq.unify(x[1], product((group, inside)))
+        eq.states("num_groups", group)
+    else:
+        eq.states("num_groups", groups)
+    eq.span(inside, "group norm")
+    eq.vectors(x[1], "weight", "bias")
+    return [x]
+
+
+def _group_norm_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
+    """Return ``nn.GroupNorm``."""
+    leaves, image = weight_and_bias(node), node.arg("input")
+    shape = shape_of(graph, image)
+    if len(shape) < 2:
+        return None
+    options = {"num_channels": shape[1], "affine": leaves["weight"] is not None}
+    options |= arguments_of(node, "num_groups", "eps")
+    return TorchLayer(nn.GroupNorm, options, leaves, (image,))
+
+
+_layer_norm = Operator(
+    _layer_norm_axes,
+    _normalised_zero,
+    init=_AFFINE,
+    normalises=True,
+    rates=("eps",),
+    # Mean and variance over channels stay where each is repeated equally often.
+    growth=Growth(affine=OUT, repeats="uniform"),
+)
+
+ROWS |= {
+    "layer_norm": replace(
+        _layer_norm, type=_layer_norm_type, layer=_last_dimensions_layer(nn.LayerNorm)
+    ),
+    "rms_norm": replace(_layer_norm, layer=_last_dimensions_layer(nn.RMSNorm)),
+    "_fused_rms_norm": replace(_layer_norm, rule=_with_statistics_axes),
+    "native_layer_norm": replace(
+        _layer_norm, rule=_with_statistics_axes, growth=Growth(finite=False)
+    ),
+    "group_norm": replace(_layer_norm, rule=_group_norm_axes, layer=_group_norm_layer),
+}
+
+
+# -- of a weight ----------------------------------------------------------------------------------
+def _weight_norm_axes(eq: Equations) -> list[Dims]:
+    """W = g · v/‖v‖ along one dimension; masked positions of the others add nothing to ‖v‖."""
+    v, g = eq.arg("v"), eq.arg("g")
+    dim = eq.dim("dim", len(v))
+    eq.unify(v[dim], g[dim])
+    for d, layout in enumerate(v):
+        if d != dim:
+            eq.total(layout, [eq.node.arg("v")], "weight norm")
+    return [v] + [g] * (len(eq.node.types) - 1)
+
+
+def _weight_norm_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """``g · v/‖v‖``: zero where either is; a whole row of zeros has no direction."""
+    return [eq.dirt_of(eq.node.arg("v")), *(open_dims(d) for d in results[1:])]
+
+
+ROWS |= alike(
+    ("_weight_norm", "_weight_norm_interface"), Operator(_weight_norm_axes, _weight_norm_zero)
+)

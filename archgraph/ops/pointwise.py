@@ -1,0 +1,402 @@
+"""Operators that work position by position: arithmetic, choices, copies, casts, activations."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Ref, TensorType, Value, in_mode
+from archgraph.layout.layouts import Fixed, fixed_size
+from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
+from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
+from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
+from archgraph.ops.operator import ALIGNED, Growth, Operator, Rows, alike
+from archgraph.ops.schema import from_atom, schema, torch_dtype
+from archgraph.ops.starts import SMALL, Init, Initialiser, returns_input
+from archgraph.ops.types import Args, broadcast, certain, plain_value, real
+
+ROWS: Rows = {}
+
+
+def elementwise(eq: Equations) -> list[Dims]:
+    """Operands agree up to broadcasting; so do several results."""
+    return [eq.broadcast(eq.layouts())] * len(eq.node.types)
+
+
+def same_layout(eq: Equations) -> list[Dims]:
+    """Give the result its first operand's layout (a second only gives dtype or values)."""
+    return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
+
+
+_GELU_MODES = ("none", "tanh")  # the only texts that a pointwise operator takes
+
+
+def elementwise_type(args: Args) -> TensorType:
+    """Real tensors of one element type, and numbers."""
+    tensors = real(*(v for v in args.values() if isinstance(v, TensorType)))
+    for value in args.values():
+        fixed_size = plain_value(value)
+        number = isinstance(fixed_size, (bool, int, float)) or fixed_size in _GELU_MODES
+        certain(isinstance(value, TensorType) or number)
+    return TensorType(broadcast(t.shape for t in tensors), tensors[0].dtype)
+
+
+# -- the value at zero ----------------------------------------------------------------------------
+def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Position by position: zero where all operands are, if the function is zero at zero."""
+    operands = eq.operands()
+    at_zero = _at_zero(eq)
+    if at_zero == 0:
+        dirt = tuple(d for v in operands for d in zeros.stretched(eq, v, results[0]))
+        return [dirt] * len(results)
+    if not math.isfinite(at_zero):
+        _pole(eq, operands, results[0])
+    return zeros.never(eq, results)
+
+
+def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
+    """The operator has no value where operands are zero: no law can hold for such an axis."""
+    dirty = eq.axes_in([d for operand in operands for d in zeros.stretched(eq, operand, dims)])
+    for var in eq.axes_in(dims) if operands else ():
+        if var not in dirty:
+            eq.span(var, f"{eq.node.op.split('.')[1]} of zero")
+
+
+_SMALL, _NEGLIGIBLE = 1e-100, 1e-20
+
+
+def _at_zero(eq: Equations) -> float:
+    """What the current operator gives where all its tensor operands are zero."""
+    constants: list[tuple[str, Value]] = []
+    for name, value in eq.node.args:
+        value = in_mode(value, False)
+        if isinstance(value, (Ref, Leaf)):
+            constants.append((name, Atom(eq.operand_dtype(value))))
+        elif isinstance(value, (bool, int, float, str, Atom)) or value is None:
+            constants.append((name, (value,)))
+        else:
+            return 1.0
+    try:
+        return _evaluate(eq.node.op, tuple(constants), str(constants))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return 1.0  # not a function of single numbers: nothing is known
+
+
+@functools.lru_cache(maxsize=4096)
+def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> float:
+    """The operator at zero and next to it; ``key`` tells 1, 1.0 and True apart, which are equal."""
+    facts = schema(op)
+    if torch.Tag.nondeterministic_seeded in facts.overload.tags:
+        return 1.0
+    worst = 0.0
+    for at in (0.0, _SMALL, -_SMALL):
+        arguments: dict[str, object] = {}
+        for name, item in constants:
+            if isinstance(item, Atom):
+                dtype = torch_dtype(item.name)
+                real, complex_ = dtype.is_floating_point, dtype.is_complex
+                wide = torch.float64 if real else torch.complex128 if complex_ else dtype
+                zero = torch.zeros(1, dtype=wide)
+                if real or complex_:
+                    zero += at
+                arguments[name] = zero
+            else:
+                assert isinstance(item, tuple)
+                arguments[name] = from_atom(item[0]) if isinstance(item[0], Atom) else item[0]
+        positional, keyword = facts.call_args(arguments)
+        with torch.no_grad():
+            result = facts.overload(*positional, **keyword)
+        if not isinstance(result, torch.Tensor) or result.numel() != 1:
+            return 1.0
+        size = float(result.to(torch.complex128).abs())
+        if not math.isnan(size):
+            worst = max(worst, size)
+        elif at == 0:  # next to it: on the side that the function is not made for
+            return math.inf
+    return 0.0 if worst <= _NEGLIGIBLE else worst
+
+
+# ATen's pointwise operators need no row of their own: PyTorch's tag gives them this one.
+PLAIN = Operator(elementwise, value_at_zero, pointwise=True)
+REAL = replace(PLAIN, type=elementwise_type)
+# A curve over one operand; further operands do not broadcast with it.
+CURVE = replace(PLAIN, rule=same_layout)
+# The operand's numbers, or some of them.
+COPY = replace(CURVE, zero=zeros.first)
+
+
+# -- sums -----------------------------------------------------------------------------------------
+def _arithmetic_type(args: Args) -> TensorType:
+    """Sums and products: as :func:`elementwise_type`; integers stay integers."""
+    tensors = [v for v in args.values() if isinstance(v, TensorType)]
+    fixed_size = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
+    if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in fixed_size):
+        return TensorType(broadcast(t.shape for t in tensors), "int64")
+    return elementwise_type(args)
+
+
+_integer = replace(PLAIN, type=_arithmetic_type)
+# Linear in all operands together, wherever their positions stand.
+_SUM = Growth("all", pointwise=True, repeats="any")
+
+
+# -- products and quotients -----------------------------------------------------------------------
+def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Zero where the numerator is and the denominator is not; endless the other way round."""
+    if not eq.has(eq.node.args[0][0]) or len(eq.operands()) == 1:
+        return zeros.some(eq, results) if eq.has(eq.node.args[0][0]) else zeros.never(eq, results)
+    (dims,), (above, below) = results, eq.operands()
+    vague = eq.axes_in(zeros.stretched(eq, below, dims))
+    dirty = eq.axes_in(zeros.stretched(eq, above, dims))
+    for var in eq.axes_in(dims):
+        if var not in vague:
+            if var in dirty:
+                eq.span(var, "division by zero")
+            dirty[var] = None
+    return [tuple(dirty)]
+
+
+# A factor of a layer's own starts as if it were not there.
+_ONES: dict[str, Init] = {"self": Initialiser("ones"), "other": Initialiser("ones")}
+
+
+# -- comparisons, bits ----------------------------------------------------------------------------
+
+_both = replace(PLAIN, zero=zeros.some)
+_LONG_NAMES = {
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+}
+
+ROWS |= {
+    "add": replace(_integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM),
+    "sub": replace(_integer, growth=_SUM),
+    "rsub": REAL,
+    "neg": replace(REAL, growth=_SUM),
+    "negative": Operator(alias="neg"),
+    "mul": replace(_integer, zero=zeros.some, init=_ONES, growth=Growth("one", pointwise=True)),
+    "div": replace(
+        REAL,
+        zero=_quotient_zero,
+        init=_ONES,
+        growth=Growth("first", pointwise=True, finite=False),
+    ),
+    **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
+    # The larger of two copies is the copy.
+    **alike(("max.other", "min.other"), replace(PLAIN, growth=Growth(repeats="any"))),
+    **alike(("lerp", "floor_divide", "isclose", "complex", "polar"), PLAIN),
+    **alike(("__or__", "__xor__", "__lshift__", "__rshift__"), PLAIN),
+    **alike(("logical_or", "logical_not", "logical_xor"), PLAIN),
+    # As products: false where one operand is.
+    **alike(("__and__", "logical_and", "bitwise_and"), _both),
+    **{
+        f"{long}.{overload}": Operator(alias=f"{short}.{overload}")
+        for long, short in _LONG_NAMES.items()
+        for overload in ("Tensor", "Scalar")
+    },
+}
+
+
+# -- choices --------------------------------------------------------------------------------------
+def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """``where``: zero where both branches are."""
+    dirt: Dirt = ()
+    for name in ("self", "other"):
+        value = eq.node.arg(name)
+        if eq.has(name):
+            dirt += zeros.stretched(eq, value, results[0])
+        elif value != 0:
+            return zeros.never(eq, results)
+    return [dirt]
+
+
+def _masked_fill_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """``masked_fill``: zero where its input is, if it fills with zero."""
+    if eq.node.arg("value") != 0 or eq.has("value"):
+        return zeros.never(eq, results)
+    return [zeros.stretched(eq, eq.node.arg("self"), results[0])]
+
+
+def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Operand by operand, stretched."""
+    return [zeros.stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
+
+
+# -- functions of one operand, beside activations -------------------------------------------------
+
+_CURVES = ("nan_to_num", "threshold", "logit", "isreal", "bucketize", "isin")
+_SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")
+_ARCS = ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")
+
+
+# -- copies and casts -----------------------------------------------------------------------------
+def _copy_axes(eq: Equations) -> list[Dims]:
+    """The first operand with the second's values, stretched to its shape."""
+    target = eq.of(eq.node.args[0][1])
+    eq.broadcast([target, eq.arg("src")])
+    return [target]
+
+
+def _copy_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Zero where the source of a copy is."""
+    return [zeros.stretched(eq, eq.node.arg("src"), results[0])]
+
+
+def _copy_spelling(call: Spelling) -> Call:
+    """How a copy is scheduled is not part of an architecture."""
+    return call.op, {k: v for k, v in call.args.items() if k != "non_blocking"}
+
+
+def _cast_spelling(call: Spelling) -> Call:
+    """A cast names the type alone."""
+    if call.args.get("dtype") is None:
+        return call.op, call.args
+    return "aten.to.dtype", {"self": call.args["self"], "dtype": call.args["dtype"]}
+
+
+# What returns its input, or in evaluation does.
+SAME = replace(ALIGNED, identity=returns_input)
+
+ROWS |= {
+    "where": replace(PLAIN, zero=_where_zero, growth=Growth()),
+    "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth()),
+    "broadcast_tensors": Operator(elementwise, _each_zero),
+    **alike(("sqrt", "rsqrt"), REAL),
+    "pow.Tensor_Scalar": REAL,
+    **alike(_CURVES, CURVE),
+    "absolute": Operator(alias="abs"),
+    "fix": Operator(alias="trunc"),
+    **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
+    **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
+    "detach": replace(COPY, growth=ALIGNED),
+    **alike(("clone", "contiguous"), replace(COPY, growth=SAME, unchanged=True)),
+    "alias": replace(COPY, unchanged=True),
+    "type_as": replace(COPY, unchanged=True, casts=True),
+    **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=True)),
+    # Zero is zero in every type: its value there says so, also where there are only integers.
+    **alike(
+        ("to", "_to_copy"),
+        replace(CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True),
+    ),
+    "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling),
+}
+
+
+# -- curves ---------------------------------------------------------------------------------------
+def _activation(operator: Operator, layer: LayerRule | None = None, **growth: bool) -> Operator:
+    known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
+    return replace(operator, growth=known, type=elementwise_type, layer=layer)
+
+
+_hardtanh = same_options(nn.Hardtanh)
+
+
+def _hardtanh_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
+    """Return ``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
+    if (node.arg("min_val"), node.arg("max_val")) == (0, 6):
+        return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
+    return _hardtanh(graph, node)
+
+
+# -- softmax --------------------------------------------------------------------------------------
+def _softmax_axes(eq: Equations) -> list[Dims]:
+    """Spans the dimension it runs over."""
+    source = eq.node.args[0][1]
+    x = eq.of(source)
+    eq.span(x[eq.dim("dim", len(x))], "softmax")
+    if isinstance(source, Ref) and source.name in eq.scores:
+        over, shared = eq.scores[source.name]
+        heads = eq.axes_in(shared)
+        if heads:  # q · kᵀ per head
+            for layout in over:
+                eq.role(layout, "head_dim")
+            for var in heads:
+                eq.role(var, "heads")
+            eq.attends.add(eq.node.name)
+    return [x]
+
+
+# It is pointwise for blocks alone: it belongs to the one that feeds it.
+_softmax = Operator(_softmax_axes, pointwise=True)
+
+
+# -- gates and slopes -----------------------------------------------------------------------------
+def _glu_axes(eq: Equations) -> list[Dims]:
+    """The two halves of a dimension gate each other."""
+    x = eq.arg("self")
+    dim = eq.dim("dim", len(x), -1)
+    half = fixed_size(x[dim]) // 2
+    parts = eq.solver.cut(x[dim], half)
+    if parts is None:
+        eq.pin([x[dim]], "cannot be halved", PROJECT)
+        parts = (Fixed(half), Fixed(half))
+    else:
+        eq.unify(*parts)
+    return [[*x[:dim], parts[0], *x[dim + 1 :]]]
+
+
+def _prelu_axes(eq: Equations) -> list[Dims]:
+    """One slope per channel, or one for all."""
+    x, w = eq.arg("self"), eq.arg("weight")
+    if w and w[0].size != 1 and len(x) > 1:
+        eq.unify(w[0], x[1])
+    return [x]
+
+
+ROWS |= {
+    # Deepening repeats an activation: it stays the same function where twice is once.
+    "relu": _activation(PLAIN, same_options(nn.ReLU), idempotent=True, keeps_zero=True),
+    "abs": _activation(PLAIN, idempotent=True, keeps_zero=True),
+    "relu6": _activation(CURVE, same_options(nn.ReLU6), idempotent=True, keeps_zero=True),
+    "hardtanh": _activation(PLAIN, _hardtanh_layer, idempotent=True),
+    **alike(("clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
+    # Its bounds may be tensors, of which no closed form of its type knows.
+    "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
+    "clip": Operator(alias="clamp"),
+    "clip.Tensor": Operator(alias="clamp.Tensor"),
+    "gelu": _activation(PLAIN, same_options(nn.GELU), keeps_zero=True),
+    "silu": _activation(PLAIN, same_options(nn.SiLU), keeps_zero=True),
+    "tanh": _activation(PLAIN, same_options(nn.Tanh), keeps_zero=True),
+    "elu": _activation(PLAIN, same_options(nn.ELU), keeps_zero=True),
+    "leaky_relu": _activation(PLAIN, same_options(nn.LeakyReLU), keeps_zero=True),
+    "sin": _activation(PLAIN, keeps_zero=True),
+    "selu": _activation(CURVE, same_options(nn.SELU), keeps_zero=True),
+    "hardswish": _activation(CURVE, same_options(nn.Hardswish), keeps_zero=True),
+    "mish": _activation(CURVE, same_options(nn.Mish), keeps_zero=True),
+    "sigmoid": _activation(PLAIN, same_options(nn.Sigmoid)),
+    "special_expit": Operator(alias="sigmoid"),
+    **alike(("exp", "cos"), _activation(PLAIN)),
+    "hardsigmoid": _activation(CURVE, same_options(nn.Hardsigmoid)),
+    "softplus": _activation(CURVE, same_options(nn.Softplus)),
+    "celu": replace(CURVE, layer=same_options(nn.CELU)),
+    "log_sigmoid": replace(CURVE, layer=same_options(nn.LogSigmoid)),
+    "hardshrink": replace(CURVE, layer=same_options(nn.Hardshrink)),
+    "softshrink": replace(CURVE, layer=same_options(nn.Softshrink)),
+    "softmax": replace(_softmax, growth=Growth(), layer=same_options(nn.Softmax)),
+    "log_softmax": replace(_softmax, layer=same_options(nn.LogSoftmax)),
+    **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "special_softmax": Operator(alias="softmax.int"),
+    "special_log_softmax": Operator(alias="log_softmax.int"),
+    # One half times a sigmoid of the other: zero where the first half is.
+    "glu": Operator(_glu_axes, zeros.first, layer=same_options(nn.GLU)),
+    "prelu": Operator(
+        _prelu_axes,
+        zeros.first,
+        init={"weight": Initialiser("ones", 0.25)},
+        pointwise=True,
+        layer=weighted(nn.PReLU, ("num_parameters",), "self"),
+    ),
+}

@@ -1,0 +1,206 @@
+"""Windows over images: pooling, interpolation, sampling, patches. Pixels are no channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Node, TensorType
+from archgraph.layout.layouts import Fixed, divide, product
+from archgraph.ops import zeros
+from archgraph.ops.equations import PROJECT, Dims, Equations
+from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, one_for_all, same_options
+from archgraph.ops.operator import Growth, Operator, Rows, alike
+from archgraph.ops.types import (
+    Args,
+    Scalar,
+    certain,
+    ints,
+    number,
+    plain_value,
+    positive,
+    real,
+    slid,
+)
+
+ROWS: Rows = {}
+
+
+# -- pooling --------------------------------------------------------------------------------------
+
+# How many dimensions are pixels; of all others the leading two are not.
+_TRAILING = {
+    f"{kind}{rank}d{suffix}": rank
+    for rank in (1, 2, 3)
+    for kind in (
+        "max_pool",
+        "avg_pool",
+        "adaptive_avg_pool",
+        "adaptive_max_pool",
+        "reflection_pad",
+        "replication_pad",
+        "upsample_nearest",
+    )
+    for suffix in (("", "_with_indices") if kind == "max_pool" else ("",))
+}
+_TRAILING |= {"upsample_linear1d": 1, "upsample_trilinear3d": 3}
+_TRAILING |= {f"upsample_{kind}2d": 2 for kind in ("bilinear", "bicubic")}
+_TRAILING |= {f"_upsample_{kind}2d_aa": 2 for kind in ("bilinear", "bicubic")}
+
+
+def _pooling_axes(eq: Equations) -> list[Dims]:
+    """Leading dimensions pass; pooled ones are no channels."""
+    x = eq.of(eq.node.args[0][1])
+    results = []
+    for t in eq.node.types:
+        out: Dims = []
+        trailing = _TRAILING.get(eq.node.op.split(".")[1], len(x) - 2)
+        for index, (layout, size) in enumerate(zip(x, t.shape, strict=True)):
+            if index < len(x) - trailing:
+                out.append(layout)
+            else:
+                eq.pin([layout], "pooled over")
+                out.append(Fixed(size))
+        results.append(out)
+    return results
+
+
+def _window_type(rank: int) -> Callable[[Args], TensorType]:
+    """[n, c, …]: windows of a size slide over the last dimensions."""
+
+    def rule(args: Args) -> TensorType:
+        (x,) = real(args.get("self"))
+        certain(len(x.shape) == rank + 2, 0 not in x.shape)
+        certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
+        _, *sizes = positive(x.shape[1:])
+        kernel = ints(args, "kernel_size", rank, 0)
+        strides = kernel if not args.get("stride") else ints(args, "stride", rank, 0)
+        padding, dilation = ints(args, "padding", rank, 0), ints(args, "dilation", rank, 1)
+        certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
+        ceil = number(args, "ceil_mode", False, bool)
+        spatial = slid(sizes, kernel, strides, padding, dilation, ceil)
+        return TensorType((*x.shape[:2], *spatial), x.dtype)
+
+    return rule
+
+
+def _adaptive_type(args: Args) -> TensorType:
+    """[n, c, h, w] to a given size."""
+    (x,) = real(args.get("self"))
+    size = ints(args, "output_size", 2, -1)
+    certain(len(x.shape) == 4, min(size) >= 1, len(args) == 2)
+    positive(x.shape[1:])
+    return TensorType((*x.shape[:2], *size), x.dtype)
+
+
+# A window of zeros has a mean and a maximum of zero.
+_pool = Operator(_pooling_axes, zeros.first)
+
+ROWS |= alike(tuple(_TRAILING), _pool)
+ROWS |= {
+    f"{kind}_pool{rank}d": replace(
+        _pool,
+        growth=Growth(picks=kind == "max"),
+        # Closed forms pay off where networks are read most: on images.
+        type=rule if rank == 2 else None,
+        layer=same_options(getattr(nn, f"{name}Pool{rank}d")),
+    )
+    for rank in (1, 2, 3)
+    for kind, name, rule in (
+        ("max", "Max", _window_type(rank)),
+        ("avg", "Avg", _window_type(rank)),
+        ("adaptive_avg", "AdaptiveAvg", _adaptive_type),
+    )
+}
+
+
+# -- interpolation --------------------------------------------------------------------------------
+def _upsampling_layer(mode: str) -> LayerRule:
+    """Return the rule of ``nn.Upsample`` to a size or by a factor."""
+
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        options: dict[str, Any] = {"mode": mode}
+        size, factor = node.arg("output_size"), node.arg("scale_factors")
+        if (size is None) == (factor is None) or node.arg("input") is None:
+            return None
+        options |= {"size": size} if factor is None else {"scale_factor": one_for_all(factor)}
+        options |= arguments_of(node, "align_corners")
+        return TorchLayer(nn.Upsample, options, inputs=(node.arg("input"),))
+
+    return rule
+
+
+_UPSAMPLED = {
+    "nearest": ("1d", "2d", "3d"),
+    "linear": ("1d",),
+    "bilinear": ("2d",),
+    "bicubic": ("2d",),
+    "trilinear": ("3d",),
+}
+
+ROWS |= {
+    f"upsample_{mode}{rank}": replace(_pool, layer=_upsampling_layer(mode))
+    for mode, ranks in _UPSAMPLED.items()
+    for rank in ranks
+}
+
+
+# -- values put back, sampling --------------------------------------------------------------------
+def _unpooling_axes(eq: Equations) -> list[Dims]:
+    """Values put back where a pooling took them: both operands share the leading dimensions."""
+    x, where = eq.arg("self"), eq.arg("indices")
+    trailing = len(eq.ints("output_size")) or 2
+    eq.agree(x[:-trailing], where[:-trailing])
+    eq.pin([*x[-trailing:], *where[-trailing:]], "pooled over")
+    return [[*x[:-trailing], *eq.fixed(eq.node.shape[-trailing:])]]
+
+
+def _sampled_axes(eq: Equations) -> list[Dims]:
+    """Channels pass; pixels and the grid's coordinates stay whole."""
+    x, grid = eq.arg("input"), eq.arg("grid")
+    eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
+    return [[*x[:2], *eq.fixed(eq.node.shape[2:])]]
+
+
+# -- windows as positions -------------------------------------------------------------------------
+def _windows_axes(eq: Equations) -> list[Dims]:
+    """Sliding windows of a dimension, which stays whole."""
+    x = eq.arg("self")
+    dim = eq.dim("dimension", len(x))
+    eq.pin([x[dim]], "cut into windows", PROJECT)
+    return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :], Fixed(eq.node.shape[-1])]]
+
+
+def _patches_axes(eq: Equations) -> list[Dims]:
+    """im2col: y[-2] = Prod(c, kernel)."""
+    x = eq.arg("self")
+    kernel = math.prod(eq.ints("kernel_size"))
+    eq.pin(x[-2:], "cut into windows")
+    return [[*x[:-3], product((x[-3], Fixed(kernel))), Fixed(eq.node.shape[-1])]]
+
+
+def _from_patches_axes(eq: Equations) -> list[Dims]:
+    """col2im: x[-2] = Prod(c, kernel)."""
+    x = eq.arg("self")
+    eq.pin(x[-1:], "put together from windows")
+    channel = eq.new(eq.node.shape[-3])
+    kernel = divide(x[-2].size, channel.size)
+    assert kernel is not None
+    eq.unify(x[-2], product((channel, Fixed(kernel))))
+    return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
+
+
+ROWS |= {
+    **alike(("max_unpool2d", "max_unpool3d"), Operator(_unpooling_axes, zeros.first)),
+    **alike(
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+        Operator(_sampled_axes, zeros.first),
+    ),
+    "unfold": Operator(_windows_axes, zeros.first),
+    "im2col": Operator(_patches_axes, zeros.first),
+    "col2im": Operator(_from_patches_axes, zeros.first),
+}

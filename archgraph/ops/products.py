@@ -1,0 +1,550 @@
+"""Products summed over an axis: linear layers, matrix products, distances, einsum, attention.
+
+A sum over an axis of two activations is the cut network's only where one factor is zero at masked
+positions; else the axis is spanned (:meth:`archgraph.ops.equations.Equations.contract`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
+from archgraph.layout.layouts import Fixed, Layout, divide, product
+from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
+from archgraph.ops.equations import Dims, Dirt, Equations
+from archgraph.ops.layers import weighted
+from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
+from archgraph.ops.operator import Growth, Operator, Rows, TypeRule, alike
+from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
+from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
+from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
+from archgraph.ops.zeros import open_dims
+
+ROWS: Rows = {}
+
+
+# -- linear layers --------------------------------------------------------------------------------
+def _linear_axes(eq: Equations) -> list[Dims]:
+    """x[-1] = w[1], y[-1] = w[0]."""
+    x, w = eq.arg("input"), eq.arg("weight")
+    eq.unify(x[-1], w[-1])
+    contract_weight(eq, w[-1], -1, -1)
+    eq.vectors(w[0], "bias")
+    return [[*x[:-1], w[0]]] if len(w) == 2 else [x[:-1]]
+
+
+def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """A masked output has a row of zeros; a weight that is a vector has one output, no axis."""
+    (dims,) = results
+    return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
+
+
+def _linear_macs(graph: ArchGraph, node: Node) -> int:
+    """A row of the weight for every number of the result."""
+    return numel(node.shape) * sizes_of(graph, node.arg("weight"))[-1]
+
+
+def _linear_type(args: Args) -> TensorType:
+    """[…, in] and [out, in] give […, out]."""
+    x, w = real(args.get("input"), args.get("weight"))
+    certain(len(w.shape) == 2, x.shape)
+    certain(x.shape[-1] == w.shape[1])
+    optional(args, ("bias",), w.shape[:1], x.dtype)
+    return TensorType((*x.shape[:-1], w.shape[0]), x.dtype)
+
+
+def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
+    """The unit matrix."""
+    shape = leaf_shape(graph, node.arg("weight"))
+    if not shape:
+        return "its weight is computed"
+    out, inside = shape
+    if out != inside:
+        return f"has {out} channels from {inside}"
+    return {"weight": ("eye", {}), "bias": ("zeros", {})}
+
+
+ROWS |= {
+    "linear": Operator(
+        _linear_axes,
+        _linear_zero,
+        _linear_macs,
+        FAN_IN,
+        sides=OUT_IN,
+        weighted=True,
+        growth=Growth(affine=OUT, identity=_linear_identity),
+        type=_linear_type,
+        layer=weighted(nn.Linear, ("out_features", "in_features"), "input"),
+    )
+}
+
+
+# -- bilinear layers ------------------------------------------------------------------------------
+def _pair(eq: Equations, first: int = 0) -> tuple[Value, Value, Dims, Dims]:
+    """Two arguments in turn, and their layouts."""
+    (_, left), (_, right) = eq.node.args[first : first + 2]
+    return left, right, eq.of(left), eq.of(right)
+
+
+def _bilinear_axes(eq: Equations) -> list[Dims]:
+    """x₁[-1] = w[1], x₂[-1] = w[2], y[-1] = w[0]."""
+    a, b, w = eq.arg("input1"), eq.arg("input2"), eq.arg("weight")
+    for x, side, name in ((a, 1, "input1"), (b, 2, "input2")):
+        eq.unify(x[-1], w[side])
+        factors = [(eq.node.arg(name), -1), (eq.node.arg("weight"), side)]
+        eq.contract(x[-1], factors, "bilinear")
+    eq.vectors(w[0], "bias")
+    return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
+
+
+def _bilinear_macs(graph: ArchGraph, node: Node) -> int:
+    """Two nested sums for every number of the result."""
+    _, left, right = sizes_of(graph, node.arg("weight"))
+    return numel(node.shape) * (left * right + right)
+
+
+def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
+    """Uniform in ±1/√(width of the first operand)."""
+    weight = shapes.get("weight", (1, 1, 1))
+    return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
+
+
+ROWS |= {
+    "bilinear": Operator(
+        _bilinear_axes,
+        macs=_bilinear_macs,
+        init={"weight": _bilinear_start, "bias": _bilinear_start},
+        sides={"weight": ("out", "in1", "in2"), "bias": ("out",)},
+        weighted=True,
+        layer=weighted(
+            nn.Bilinear, ("out_features", "in1_features", "in2_features"), "input1", "input2"
+        ),
+    )
+}
+
+
+# -- matrix products ------------------------------------------------------------------------------
+def _matrix_product(eq: Equations, first: int = 0) -> Dims:
+    """a[-1] = b[-2]; leading dimensions broadcast."""
+    left, right, a, b = _pair(eq, first)
+    what = eq.node.op.split(".")[1]
+    inner = b[0] if len(b) == 1 else b[-2]
+    eq.unify(a[-1], inner)
+    eq.contract(a[-1], [(left, -1), (right, 0 if len(b) == 1 else -2)], what)
+    if len(a) == 1:
+        return [*b[:-2], *b[-1:]] if len(b) > 1 else []
+    if len(b) == 1:
+        return a[:-1]
+    lead = eq.broadcast([a[:-2], b[:-2]])
+    _attention_roles(eq, left, right, a, b, lead)
+    return [*lead, a[-2], b[-1]]
+
+
+def _attention_roles(
+    eq: Equations, left: Value, right: Value, a: Dims, b: Dims, lead: Dims
+) -> None:
+    """Remember what a softmax would turn into attention; name the values that it weighs."""
+    if not isinstance(left, Ref) or not isinstance(right, Ref):
+        return
+    if left.name in eq.attends:
+        eq.role(b[-1], "value_dim")
+        eq.attention[eq.node.name] = (lead, b[-1])
+    eq.scores[eq.node.name] = ([a[-1]], lead)
+
+
+def _matmul_axes(eq: Equations) -> list[Dims]:
+    """a[-1] = b[-2]; leading dimensions broadcast."""
+    return [_matrix_product(eq)]
+
+
+def _matmul_macs(graph: ArchGraph, node: Node) -> int:
+    """A sum over the shared dimension for every number of the result."""
+    operands = [type_of(graph, v) for _, v in node.args]
+    left = [o for o in operands if o is not None and len(o.shape) > 0][-2]
+    return numel(node.shape) * size_at(left.shape[-1], 1)
+
+
+def _matmul_type(args: Args) -> TensorType:
+    """[…, a, b] and […, b, c] give […, a, c]."""
+    a, b = real(args.get("self"), args.get("other"))
+    certain(min(len(a.shape), len(b.shape)) >= 2)
+    certain(a.shape[-1] == b.shape[-2])
+    return TensorType((*broadcast([a.shape[:-2], b.shape[:-2]]), a.shape[-2], b.shape[-1]), a.dtype)
+
+
+def _product(growth: Growth, type_: TypeRule | None = None) -> Operator:
+    init = {"self": SMALL, "other": SMALL}
+    return Operator(_matmul_axes, zeros.some, _matmul_macs, init, growth=growth, type=type_)
+
+
+# -- products that are added to something ---------------------------------------------------------
+def _addmm_axes(eq: Equations) -> list[Dims]:
+    """Bias + a @ b (or a @ vector)."""
+    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)])]
+
+
+def _added_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """``self + a @ b``: zero where self and the product are."""
+    start, *factors = eq.operands()
+    dims = results[0]
+    return [zeros.stretched(eq, start, dims) + zeros.product_dirt(eq, factors, dims)]
+
+
+def _addbmm_axes(eq: Equations) -> list[Dims]:
+    """Bias + the sum over the batch of a @ b."""
+    left, right, a, b = _pair(eq, 1)
+    eq.unify(a[0], b[0])
+    eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
+    return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)[1:]])]
+
+
+def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
+    """A batch of products that are added up."""
+    return math.prod(sizes_of(graph, node.arg("batch1"))) * sizes_of(graph, node.arg("batch2"))[-1]
+
+
+ROWS |= {
+    "matmul": _product(Growth(bilinear=True), _matmul_type),
+    **alike(("bmm", "mm", "mv"), _product(Growth(bilinear=True))),
+    **alike(("dot", "vdot"), _product(Growth(finite=False))),
+    "linalg_matmul": Operator(alias="matmul"),
+    # A linear layer whose weight stands in the other order: columns are its outputs.
+    "addmm": Operator(
+        _addmm_axes,
+        _added_zero,
+        _matmul_macs,
+        {"self": Initialiser("zeros"), "mat1": SMALL, "mat2": SMALL},
+        weighted=True,
+        growth=Growth(affine={"mat2": 1, "self": 0}),
+    ),
+    **alike(("baddbmm", "addmv"), Operator(_addmm_axes, _added_zero, _matmul_macs)),
+    "addbmm": Operator(_addbmm_axes, _added_zero, _addbmm_macs),
+}
+
+
+# -- other products -------------------------------------------------------------------------------
+def _chain_axes(eq: Equations) -> list[Dims]:
+    """A product of many matrices: neighbours share an axis."""
+    value = eq.node.args[0][1]
+    assert isinstance(value, tuple)
+    for left, right in itertools.pairwise(value):
+        a, b = eq.of(left), eq.of(right)
+        eq.unify(a[-1], b[0])
+        eq.contract(a[-1], [(left, -1), (right, 0)], "product of matrices")
+    return [[*eq.of(value[0])[:-1], *eq.of(value[-1])[1:]]]
+
+
+def _inner_axes(eq: Equations) -> list[Dims]:
+    """a[-1] = b[-1]; all other dimensions stay."""
+    left, right, a, b = _pair(eq)
+    if not a or not b:
+        return [a or b]
+    eq.unify(a[-1], b[-1])
+    eq.contract(a[-1], [(left, -1), (right, -1)], "inner product")
+    return [[*a[:-1], *b[:-1]]]
+
+
+def _vecdot_axes(eq: Equations) -> list[Dims]:
+    """Operands agree; one dimension is summed over."""
+    left, right, a, b = _pair(eq)
+    both = eq.broadcast([a, b])
+    dim = eq.dim("dim", len(both), -1)
+    back = dim - len(both)  # operands broadcast from the right
+    eq.contract(both[dim], [(left, back), (right, back)], "inner product")
+    return [[*both[:dim], *both[dim + 1 :]]]
+
+
+def _tensordot_axes(eq: Equations) -> list[Dims]:
+    """Dimensions named on both sides are summed over."""
+    left, right, a, b = _pair(eq)
+    over = [d % len(a) for d in eq.ints("dims_self")]
+    with_ = [d % len(b) for d in eq.ints("dims_other")]
+    for i, j in zip(over, with_, strict=True):
+        eq.unify(a[i], b[j])
+        eq.contract(a[i], [(left, i), (right, j)], "tensordot")
+    return [
+        [d for i, d in enumerate(a) if i not in over]
+        + [d for j, d in enumerate(b) if j not in with_]
+    ]
+
+
+def _outer_axes(eq: Equations) -> list[Dims]:
+    """Every position of one with every position of the other."""
+    _, _, a, b = _pair(eq)
+    return [[*a, *b]]
+
+
+def _kronecker_axes(eq: Equations) -> list[Dims]:
+    """Each dimension is the product of the two operands'."""
+    _, _, a, b = _pair(eq)
+    rank = max(len(a), len(b))
+    a, b = ([Fixed(1)] * (rank - len(x)) + x for x in (a, b))
+    return [[product(pair) for pair in zip(a, b, strict=True)]]
+
+
+def _cross_axes(eq: Equations) -> list[Dims]:
+    """Vectors of three numbers along one dimension; the others agree."""
+    both = eq.broadcast(eq.layouts())
+    value = eq.node.arg("dim", -1 if eq.node.op.startswith("aten.linalg") else None)
+    dims = [value] if isinstance(value, int) else range(len(both))
+    eq.pin([both[d] for d in dims], "its positions are taken apart")
+    return [both]
+
+
+# -- distances ------------------------------------------------------------------------------------
+def _cdist_axes(eq: Equations) -> list[Dims]:
+    """Every row of one to every row of the other, over the last dimension."""
+    left, right, a, b = _pair(eq)
+    eq.unify(a[-1], b[-1])
+    eq.total(a[-1], [left, right], "distance")
+    return [[*eq.broadcast([a[:-2], b[:-2]]), a[-2], b[-2]]]
+
+
+def _pairwise_axes(eq: Equations) -> list[Dims]:
+    """Rows compared one by one over the last dimension, with a small number added to each."""
+    both = eq.broadcast([eq.of(v) for _, v in eq.node.args[:2]])
+    eq.span(both[-1], "distance")
+    keep = len(eq.node.shape) == len(both)
+    return [[*both[:-1], Fixed(1)] if keep else both[:-1]]
+
+
+def _cosine_axes(eq: Equations) -> list[Dims]:
+    """Cosines over a dimension."""
+    left, right, a, b = _pair(eq)
+    both = eq.broadcast([a, b])
+    dim = eq.dim("dim", len(both), 1)
+    eq.total(both[dim], [left, right], "cosine")
+    return [[*both[:dim], *both[dim + 1 :]]]
+
+
+ROWS |= {
+    **alike(("chain_matmul", "linalg_multi_dot"), Operator(_chain_axes, zeros.some)),
+    "inner": Operator(_inner_axes, zeros.some),
+    "linalg_vecdot": Operator(_vecdot_axes, zeros.some),
+    "tensordot": Operator(_tensordot_axes, zeros.some),
+    "outer": Operator(_outer_axes, zeros.some),
+    "ger": Operator(alias="outer"),
+    "kron": Operator(_kronecker_axes, zeros.some),
+    **alike(("cross", "linalg_cross"), Operator(_cross_axes, zeros.some)),
+    "cdist": Operator(_cdist_axes),
+    "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
+    # Of nothing with anything the cosine is 0/ε, not 0/0.
+    "cosine_similarity": Operator(_cosine_axes, zeros.some, rates=("eps",)),
+}
+
+
+# -- einsum: one layout per letter -----------------------------------------------------------------
+def _equation(node: Node) -> tuple[list[str], str, tuple[Value, ...]]:
+    """Letters of each operand and of the result of an einsum, and the operands."""
+    text, operands = node.arg("equation"), node.arg("tensors")
+    assert isinstance(text, str) and isinstance(operands, tuple)
+    left, arrow, right = text.replace(" ", "").partition("->")
+    if not arrow:
+        counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        right = ("..." if "..." in left else "") + "".join(counted)
+    return left.split(","), right, operands
+
+
+def _einsum_axes(eq: Equations) -> list[Dims]:
+    """One layout per letter; an ellipsis broadcasts."""
+    parts, right, operands = _equation(eq.node)
+    letters: dict[str, Layout] = {}
+    rest: list[Dims] = []
+    for part, operand in zip(parts, operands, strict=True):
+        dims = eq.of(operand)
+        head, dots, tail = part.partition("...")
+        pairs = list(zip(head, dims, strict=False))
+        if dots:
+            rest.append(dims[len(head) : len(dims) - len(tail)])
+        if tail:
+            pairs += list(zip(tail, dims[len(dims) - len(tail) :], strict=True))
+        for letter, layout in pairs:
+            if letter in letters and layout.size != 1 and letters[letter].size != 1:
+                eq.unify(letters[letter], layout)
+            elif letter not in letters or letters[letter].size == 1:
+                letters[letter] = layout
+    middle = eq.broadcast(rest) if rest else []
+    summed = sorted(set("".join(parts)) - set(right) - {"."})
+    for letter in summed:
+        having = [
+            (v, _dimension(part, letter))
+            for part, v in zip(parts, operands, strict=True)
+            if letter in part
+        ]
+        eq.contract(letters[letter], having, "sum")
+    if rest and "..." not in right:
+        for index, layout in enumerate(middle):
+            having = [
+                (v, index - len(middle) - len(part.partition("...")[2]))
+                for part, v in zip(parts, operands, strict=True)
+                if "..." in part
+            ]
+            eq.contract(layout, having, "sum")
+    _einsum_roles(eq, parts, operands, right, letters, summed)
+    out: Dims = []
+    position = 0
+    while position < len(right):
+        if right.startswith("...", position):
+            out += middle
+            position += 3
+        else:
+            out.append(eq.resolve(letters[right[position]]))
+            position += 1
+    return [out]
+
+
+def _dimension(part: str, letter: str) -> int:
+    """Dimension of a letter in an operand, counted from the back behind an ellipsis."""
+    head, _, tail = part.partition("...")
+    return head.index(letter) if letter in head else tail.index(letter) - len(tail)
+
+
+def _einsum_roles(
+    eq: Equations,
+    parts: Sequence[str],
+    operands: Sequence[Value],
+    right: str,
+    letters: dict[str, Layout],
+    summed: Sequence[str],
+) -> None:
+    refs = [v for v in operands if isinstance(v, Ref)]
+    if len(refs) != 2 or len(operands) != 2:
+        return
+    shared = [letters[c] for c in right if all(c in p for p in parts) and c in letters]
+    for scores, other, value in ((0, 1, refs[0]), (1, 0, refs[1])):
+        if value.name in eq.attends:
+            for c in set(parts[other]) & set(right) - set(parts[scores]) - {"."}:
+                eq.role(letters[c], "value_dim")
+                eq.attention[eq.node.name] = (shared, letters[c])
+    eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
+
+
+def _einsum_macs(graph: ArchGraph, node: Node) -> int:
+    """Operands are multiplied from left to right, each sum taken as soon as it can be."""
+    parts, right, operands = _equation(node)
+    sizes, ellipsis = _letters(graph, parts, operands)
+    count, letters = 0, set(parts[0])
+    for index, part in enumerate(parts[1:], 1):
+        letters |= set(part)
+        needed = letters & (set("".join(parts[index + 1 :])) | set(right))
+        if letters - needed:  # without a sum it is a product position by position
+            count += math.prod(sizes[c] for c in letters if c in sizes) * ellipsis
+        letters = needed
+    return count
+
+
+def _letters(
+    graph: ArchGraph, parts: Sequence[str], operands: Sequence[Value]
+) -> tuple[dict[str, int], int]:
+    """Sizes of an equation's letters, and the number of positions of its ellipsis."""
+    sizes: dict[str, int] = {}
+    ellipsis = 1
+    for part, operand in zip(parts, operands, strict=True):
+        shape = sizes_of(graph, operand)
+        head, dots, tail = part.partition("...")
+        sizes |= dict(zip(head, shape, strict=False))
+        if tail:
+            sizes |= dict(zip(tail, shape[len(shape) - len(tail) :], strict=True))
+        if dots:
+            ellipsis = max(ellipsis, math.prod(shape[len(head) : len(shape) - len(tail)]))
+    return sizes, ellipsis
+
+
+ROWS |= {
+    "einsum": Operator(
+        _einsum_axes,
+        # A product of all operands, summed: zero where one of them is.
+        zeros.some,
+        _einsum_macs,
+        {"tensors": SMALL},
+        growth=Growth(bilinear=True),
+    )
+}
+
+
+# -- attention as one operator; spelt out, it is two products with a softmax between ---------------
+def _attention_axes(eq: Equations) -> list[Dims]:
+    """q[..., L, d] · k[..., S, d], softmax over S, · v[..., S, e] → [..., L, e]."""
+    q, k, v = eq.arg("query"), eq.arg("key"), eq.arg("value")
+    eq.unify(q[-1], k[-1])
+    eq.contract(q[-1], [(eq.node.arg("query"), -1), (eq.node.arg("key"), -1)], "attention")
+    eq.unify(k[-2], v[-2])
+    for axis in range(-3, -min(len(q), len(k), len(v)) - 1, -1):
+        if q[axis].size == k[axis].size:
+            eq.unify(q[axis], k[axis])
+        elif eq.node.arg("enable_gqa") is True:  # several query heads share a key head
+            shared = divide(q[axis].size, k[axis].size)
+            eq.unify(q[axis], product((k[axis], eq.new(shared or 1))))
+        eq.broadcast([[k[axis]], [v[axis]]])
+    if eq.has("attn_mask"):
+        scores: Dims = [*q[:-2], q[-2], k[-2]]
+        eq.broadcast([scores, eq.arg("attn_mask")])
+    eq.span(k[-2], "softmax")
+    if len(q) > 2:
+        eq.role(q[-3], "heads")
+        eq.role(k[-3], "heads")
+    eq.role(q[-1], "head_dim")
+    eq.role(v[-1], "value_dim" if eq.resolve(q[-1]) is not eq.resolve(v[-1]) else "head_dim")
+    lead = q[:-2] if eq.node.arg("enable_gqa") is True else eq.broadcast([q[:-2], k[:-2], v[:-2]])
+    return [[*lead, q[-2], v[-1]]]
+
+
+def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
+    """Attention: a mean of values, zero where all values are."""
+    (dims,) = results
+    values = eq.node.arg("value")
+    inside = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
+    others = tuple(v for v in eq.axes_in(dims) if v not in inside)
+    return [others + open_dims(dims[-2:-1]) + eq.dirt_of(values)]
+
+
+def _attention_macs(graph: ArchGraph, node: Node) -> int:
+    """Scores, and the values that they weigh."""
+    q, k, v = (sizes_of(graph, node.arg(n)) for n in ("query", "key", "value"))
+    scores = math.prod(q[:-1]) * k[-2]
+    return scores * (q[-1] + v[-1])
+
+
+def _attention_type(args: Args) -> TensorType:
+    """[n, heads, a, d], [n, heads, b, d] and [n, heads, b, e] give [n, heads, a, e]."""
+    q, k, v = real(*map(args.get, ("query", "key", "value")))
+    certain(len(q.shape) == len(k.shape) == len(v.shape) == 4, "enable_gqa" not in args)
+    certain(q.shape[:2] == k.shape[:2] == v.shape[:2])
+    certain(q.shape[-1] == k.shape[-1], k.shape[-2] == v.shape[-2])
+    certain(0 <= number(args, "dropout_p", 0.0, float) < 1)
+    mask = args.get("attn_mask")
+    if isinstance(mask, TensorType):
+        scores = (*q.shape[:3], k.shape[-2])
+        certain(mask.dtype in ("bool", q.dtype), len(mask.shape) <= 4, "is_causal" not in args)
+        certain(broadcast([scores, mask.shape]) == scores)
+    else:
+        certain(mask is None or plain_value(mask) is None)
+    return TensorType((*q.shape[:3], v.shape[-1]), q.dtype)
+
+
+def _attention_spelling(call: Spelling) -> Call:
+    """Attention with its scale, which is 1/√(width of a head) by default."""
+    args = dict(call.args)
+    if args.get("scale") is None:
+        args["scale"] = 1.0 / math.sqrt(size_at(call.sizes["query"][-1], 1))
+    return call.op, args
+
+
+ROWS |= {
+    "scaled_dot_product_attention": Operator(
+        _attention_axes,
+        _attention_zero,
+        _attention_macs,
+        attends=("query", "attn_mask"),
+        rates=("dropout_p", "scale"),
+        # Bilinear in queries and keys, but a softmax stands behind: repeated tokens change it.
+        growth=Growth(),
+        type=_attention_type,
+        spelling=_attention_spelling,
+    )
+}

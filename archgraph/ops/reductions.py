@@ -1,0 +1,223 @@
+"""Reductions, which mix all positions of a dimension; runs along one in order; losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from archgraph.graph.ir import Node, TensorType
+from archgraph.layout.layouts import Fixed
+from archgraph.ops import zeros
+from archgraph.ops.calls import Call, Spelling
+from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
+from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
+from archgraph.ops.schema import schema
+from archgraph.ops.types import Args, certain, number, plain_value, real
+
+ROWS: Rows = {}
+
+
+def _reduce(eq: Equations, exact: bool) -> list[Dims]:
+    x = eq.of(eq.node.args[0][1])
+    value = eq.node.arg("dim", eq.node.arg("axis"))
+    stated = value if isinstance(value, tuple) else ((value,) if value is not None else ())
+    dims = {d % len(x) for d in stated if isinstance(d, int)} or set(range(len(x)))
+    for d in dims:
+        if exact:
+            eq.total(x[d], [eq.node.args[0][1]], eq.node.op.split(".")[1])
+        else:
+            eq.span(x[d], eq.node.op.split(".")[1])
+    out: Dims = []
+    for d, layout in enumerate(x):
+        if d not in dims:
+            out.append(layout)
+        elif len(eq.node.shape) == len(x):
+            out.append(Fixed(1))
+    return [out] * len(eq.node.types)
+
+
+# -- reductions to which zeros add nothing --------------------------------------------------------
+def _sum_axes(eq: Equations) -> list[Dims]:
+    """A reduction to which zeros add nothing: exact along axes whose masked positions are zero."""
+    order = eq.node.arg("p", eq.node.arg("ord", 2))  # of a norm
+    return _reduce(eq, exact=isinstance(order, (int, float)) and order > 0)
+
+
+def _count_axes(eq: Equations) -> list[Dims]:
+    """How many, or whether any: exact for truth values, not for numbers next to zero."""
+    floating = eq.operand_dtype(eq.node.args[0][1]).startswith(("float", "bfloat"))
+    return _reduce(eq, exact=not floating)
+
+
+# -- all others -----------------------------------------------------------------------------------
+def _reduction_axes(eq: Equations) -> list[Dims]:
+    """Reduced dimensions vanish; where they are channels, all of them are mixed."""
+    return _reduce(eq, exact=False)
+
+
+def _mean_type(args: Args) -> TensorType:
+    """Some dimensions vanish, or have the size one."""
+    (x,) = real(args.get("self"))
+    dims, keep = args.get("dim"), number(args, "keepdim", False, bool)
+    certain(type(dims) is tuple, dims, "dtype" not in args)
+    rank, numbers = len(x.shape), [plain_value(d) for d in dims or ()]
+    certain(*(type(d) is int and -rank <= d < rank for d in numbers))
+    gone = {d % rank for d in numbers}
+    certain(len(gone) == len(numbers))
+    shape = [1 if i in gone else s for i, s in enumerate(x.shape) if keep or i not in gone]
+    return TensorType(tuple(shape), x.dtype)
+
+
+def _spread(node: Node) -> Repeats:
+    """Variances by N - 1 know how many positions there are."""
+    by_count = node.arg("correction", 1) == 0 or node.arg("unbiased", True) is False
+    return "uniform" if by_count else "never"
+
+
+_reduction = Operator(_reduction_axes, zeros.first)
+
+ROWS |= {
+    "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
+    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(_sum_axes, zeros.first)),
+    # Repeated positions change how many there are, not whether there are any.
+    "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
+    "count_nonzero": Operator(_count_axes, zeros.first),
+    "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=_mean_type),
+    **alike(("amax", "amin", "max", "min"), replace(_reduction, growth=Growth(repeats="any"))),
+    **alike(
+        ("var", "std", "var_mean", "std_mean"), replace(_reduction, growth=Growth(repeats=_spread))
+    ),
+    **alike(("nanmean", "aminmax", "prod", "median", "nanmedian"), _reduction),
+    # Of zeros alone: log of their number, true, position 0.
+    "logsumexp": Operator(_reduction_axes),
+    "all": Operator(_reduction_axes, growth=Growth(repeats="any")),
+    **alike(("argmax", "argmin"), Operator(_reduction_axes)),
+}
+
+
+# -- in order -------------------------------------------------------------------------------------
+def _along_axes(eq: Equations) -> list[Dims]:
+    """Runs along a dimension in order (cumsum, flip, roll, sort): that dimension stays whole."""
+    x = eq.of(eq.node.args[0][1])
+    dims = eq.ints("dims") or eq.ints("dim", (-1,))
+    if "dims" in schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
+        dims = tuple(range(len(x)))
+    for d in dims:
+        eq.pin([x[d % len(x)]], ORDER, PROJECT)
+    return [eq.conform(x, i) for i in range(len(eq.node.types))]
+
+
+def _first_axes(eq: Equations) -> list[Dims]:
+    """Runs along the first dimension."""
+    x = eq.of(eq.node.args[0][1])
+    eq.pin(x[:1], ORDER, PROJECT)
+    return [x]
+
+
+def _reduced_axes(eq: Equations) -> list[Dims]:
+    """Runs along a dimension in order and keeps one position of it (kthvalue, mode, trapezoid)."""
+    x = eq.of(eq.node.args[0][1])
+    d = eq.dim("dim", len(x), -1)
+    eq.pin([x[d]], ORDER, PROJECT)
+    keep = len(eq.node.shape) == len(x)
+    return [[*x[:d], *([Fixed(1)] if keep else []), *x[d + 1 :]]] * len(eq.node.types)
+
+
+def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
+    """A flip of given dimensions."""
+    return lambda call: ("aten.flip", {"self": call.args["self"], "dims": dims})
+
+
+_along = Operator(_along_axes, zeros.first)
+_moved = replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True))
+
+
+# -- Fourier transforms ---------------------------------------------------------------------------
+def _transform_axes(eq: Equations) -> list[Dims]:
+    """A Fourier transform along some dimensions, which stay whole; each of the others passes."""
+    x = eq.of(eq.node.args[0][1])
+    dims, sizes = eq.ints("dim"), eq.ints("s")
+    if not dims:  # the last ones, as many as there are sizes; without sizes all
+        dims = tuple(range(len(x) - len(sizes) if sizes else 0, len(x)))
+    out = list(x)
+    for d in dims:
+        eq.pin([x[d % len(x)]], "transformed as a whole", PROJECT)
+        out[d % len(x)] = Fixed(eq.node.shape[d % len(x)])
+    return [out]
+
+
+_FFT = tuple(
+    f"fft_{inverse}{real}fft{rank}"
+    for rank in ("", "2", "n")
+    for inverse in ("", "i")
+    for real in ("", "r", "h")
+)
+
+ROWS |= {
+    **alike(("cumsum", "sort", "topk"), replace(_along, growth=Growth())),
+    **alike(("roll", "flip"), _moved),
+    "fliplr": Operator(spelling=_flip_spelling(1)),
+    "flipud": Operator(spelling=_flip_spelling(0)),
+    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
+    # Of zeros: positions, logarithms of counts.
+    **alike(("argsort", "logcumsumexp"), Operator(_along_axes)),
+    "msort": Operator(_first_axes, zeros.first),
+    **alike(("kthvalue", "mode"), Operator(_reduced_axes, zeros.first)),
+    **alike(_FFT, Operator(_transform_axes, zeros.first, growth=Growth(scales="all"))),
+    **alike(
+        ("fft_fftshift", "fft_ifftshift"),
+        Operator(_transform_axes, zeros.first, growth=Growth(scales="all", picks=True)),
+    ),
+}
+
+
+# -- scaled by norms ------------------------------------------------------------------------------
+def _renorm_axes(eq: Equations) -> list[Dims]:
+    """Every position of one dimension is scaled by its own norm over the others."""
+    x = eq.arg("self")
+    for index, layout in enumerate(x):
+        if index != eq.dim("dim", len(x)):
+            eq.total(layout, [eq.node.arg("self")], "renorm")
+    return [x]
+
+
+ROWS |= {"renorm": Operator(_renorm_axes, zeros.first)}
+
+
+# -- losses that a model computes itself -----------------------------------------------------------
+def _loss_axes(eq: Equations) -> list[Dims]:
+    """Two operands compared position by position, then all of them, their mean or their sum."""
+    both = eq.broadcast(eq.layouts())
+    if len(eq.node.shape) == len(both) and eq.integer("reduction", 1) == 0:
+        return [both]
+    for layout in both:
+        eq.span(layout, eq.node.op.split(".")[1])
+    return [[]]
+
+
+def _class_loss_axes(eq: Equations) -> list[Dims]:
+    """Scores per class at x[1], addressed by the target's values."""
+    x = eq.arg("self")
+    classes = x[1] if len(x) > 1 else x[0]
+    eq.pin([classes], "indexed by values")
+    rest = [*x[:1], *x[2:]] if len(x) > 1 else []
+    if eq.has("weight"):
+        eq.pin(eq.arg("weight"), "indexed by values")
+    if eq.integer("reduction", 1) == 0 and len(eq.node.shape) == len(rest):
+        out: Dims = rest
+    else:
+        out = []
+        for layout in rest:
+            eq.span(layout, "cross entropy")
+    return [out, *(eq.fixed(t.shape) for t in eq.node.types[1:])]
+
+
+ROWS |= {
+    **alike(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Operator(_loss_axes)),
+    **alike(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Operator(_loss_axes)),
+    **alike(("soft_margin_loss", "poisson_nll_loss", "kl_div"), Operator(_loss_axes)),
+    **alike(
+        ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward"),
+        Operator(_class_loss_axes),
+    ),
+}
