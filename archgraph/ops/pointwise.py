@@ -41,8 +41,8 @@ def elementwise_type(args: Args) -> TensorType:
     """Real tensors of one element type, and numbers."""
     tensors = real(*(v for v in args.values() if isinstance(v, TensorType)))
     for value in args.values():
-        fixed_size = plain_value(value)
-        number = isinstance(fixed_size, (bool, int, float)) or fixed_size in _GELU_MODES
+        constant = plain_value(value)
+        number = isinstance(constant, (bool, int, float)) or constant in _GELU_MODES
         certain(isinstance(value, TensorType) or number)
     return TensorType(broadcast(t.shape for t in tensors), tensors[0].dtype)
 
@@ -135,8 +135,8 @@ COPY = replace(CURVE, zero=zeros.first)
 def _arithmetic_type(args: Args) -> TensorType:
     """Sums and products: as :func:`elementwise_type`; integers stay integers."""
     tensors = [v for v in args.values() if isinstance(v, TensorType)]
-    fixed_size = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
-    if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in fixed_size):
+    numbers = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
+    if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in numbers):
         return TensorType(broadcast(t.shape for t in tensors), "int64")
     return elementwise_type(args)
 
