@@ -14,6 +14,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Importing it registers a device, beside which no worker is forked: for processes of its own alone.
+collect_ignore = ["engine/with_device.py"]
+
 # Before torch or any Hugging Face library is imported.
 os.environ.update(
     HF_HUB_OFFLINE="1",

@@ -233,13 +233,15 @@ class Workers:
             importlib.import_module("torch._dynamo")
         if forks and not _foreign_threads():  # case 1
             return job
-        file = self._files.enter_context(tempfile.NamedTemporaryFile(prefix="archgraph-"))
+        file = tempfile.NamedTemporaryFile(prefix="archgraph-")  # until close()
         try:
             messages.save(file.name, function)
         except Exception as error:  # whatever a user's class says to being pickled
+            file.close()
             if forks:  # case 3
                 return job
             raise _unsent(error) from error
+        self._files.enter_context(file)
         script = b"__main__" in Path(file.name).read_bytes()
         return job._replace(file=file.name, script=script)  # case 2
 

@@ -66,8 +66,8 @@ def test_a_second_capture_is_made_where_it_can_differ(name, count, monkeypatch):
         exports.append(args)
         return export(*args)
 
-    export = room.export
-    monkeypatch.setattr(room, "export", counted)
+    export = room.export_program
+    monkeypatch.setattr(room, "export_program", counted)
     torch.manual_seed(0)
     net = (ONE | TWO)[name]()
     graph, _ = ag.trace(net, X)

@@ -194,7 +194,7 @@ def test_another_float_type_is_answered_before_the_first_round(kind) -> None:
 
 def test_true_and_false_are_answered_in_words_that_work() -> None:
     flags = TARGETS == 0
-    with pytest.raises(DataError, match=r"true or false.*targets\.long\(\).*targets\[:, None\]"):
+    with pytest.raises(DataError, match=r"booleans without.*targets\.long\(\).*targets\[:, None\]"):
         run(ag.trace(nn.Linear(6, 1), INPUTS[:2]), flags)
     assert run(ag.trace(nn.Linear(6, 1), INPUTS[:2]), flags[:, None]).sound
     assert run(ag.trace(nn.Linear(6, 2), INPUTS[:2]), flags.long()).sound

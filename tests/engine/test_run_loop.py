@@ -152,7 +152,8 @@ def test_diverging_client_is_rejected_with_its_parameter(experiment, mean):
     wild = setup.local.model_copy(update={"lr": 1e30})
     run = execute(experiment(rounds=1, local=wild))
     assert run.rounds[0]["rejected"]
-    assert all("finite" in r["reason"] for r in run.rounds[0]["rejected"])
+    reasons = [r["reason"] for r in run.rounds[0]["rejected"]]
+    assert all("not finite" in reason or "too large" in reason for reason in reasons), reasons
 
 
 def test_one_update_is_alive_at_a_time(experiment, mean):

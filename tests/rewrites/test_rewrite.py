@@ -232,7 +232,7 @@ def test_an_installed_rewrite_is_known_everywhere(here):
         "from archgraph.rewrites.registry import rows\n"
         "from tests.cli.terminal import call\n"
         "graph = ag.load('net.yaml')\n"
-        "assert list(rows())[-2:] == ['smooth', 'train_only']\n"
+        "assert list(rewrite_rows())[-2:] == ['smooth', 'train_only']\n"
         "assert 'smooth' in str(schema('family'))\n"
         "assert 'Use another function where' in call('help', 'smooth').output\n"
         "expected = ag.take(graph, 0.5) >> (lambda g: smooth(g, 'aten.silu'))\n"

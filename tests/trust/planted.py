@@ -95,11 +95,12 @@ PLANTED = (
         "infinite updates are accepted",
     ),
     Planted(
-        "states", f"{STATES}/updates.py", "math.isfinite(number)", "not math.isnan(number)",
+        "states", f"{STATES}/updates.py", "1 / LARGEST < update.weight < LARGEST",
+        "1 / LARGEST < update.weight",
         "infinite weights and scales are accepted",
     ),
     Planted(
-        "states", f"{STATES}/updates.py", "or weight <= 0:", "or weight <= 1e-3:",
+        "states", f"{STATES}/updates.py", "1 / LARGEST < update.weight <", "1e-3 < update.weight <",
         "low weights are refused",
     ),
     Planted(
@@ -121,7 +122,7 @@ PLANTED = (
     ),
     Planted(
         "states", f"{STATES}/dimension_map.py",
-        "np.abs(values - whole) < 1e-12", "np.abs(values - whole) < 1e-3",
+        "np.abs(values - integers) < 1e-12", "np.abs(values - integers) < 1e-3",
         "weights near a whole number are rounded to it",
     ),
     Planted(
@@ -140,11 +141,11 @@ PLANTED = (
         "an entry that is taken as a whole is lent",
     ),
     Planted(
-        "states", f"{STATES}/merge.py", "if power >= old:", "if power == old:",
-        "smaller values after large ones undo the shrinking",
+        "states", f"{STATES}/merge.py", "weight >= LIGHT and", "True and",
+        "light weights are summed in single precision",
     ),
     Planted(
-        "states", f"{STATES}/merge.py", "self._total += weight", "self._total += 0",
+        "states", f"{STATES}/merge.py", "self._reach += max", "self._reach += 0 * max",
         "weights are never seen to add up",
     ),
     Planted(
