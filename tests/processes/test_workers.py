@@ -124,7 +124,8 @@ FATES = {
     endless: "not done after 5 s (deadline)",
     greedy: "asked for more than 200 MB (memory)",
     hides: "its process no longer answers",
-    orphans: "not done after 5 s (deadline)",
+    # Its end is seen only if its child ends before the deadline.
+    orphans: "not done after 5 s (deadline) or its process was ended by SIGABRT",
     interrupts: "KeyboardInterrupt",
     mistells: "TypeError: ",
     absent: "ConnectionError: ",
@@ -140,7 +141,7 @@ def test_no_client_ends_a_run_whatever_it_does_to_its_process(experiment, mean) 
     (line,) = run.rounds
     assert [who["client"] for who in line["failed"]] == list(faulty)
     for who, reason in zip(line["failed"], FATES.values(), strict=True):
-        assert reason in who["reason"]
+        assert any(way in who["reason"] for way in reason.split(" or "))
     assert [who["client"] for who in line["clients"]] == [len(FATES), len(FATES) + 1]
     missing = execute(experiment(mean(dict.fromkeys(faulty, absent)), **changes))
     assert result(run)[1] == result(missing)[1]

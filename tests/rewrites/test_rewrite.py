@@ -229,7 +229,7 @@ def test_an_installed_rewrite_is_known_everywhere(here):
         "import archgraph as ag\n"
         "from own_rewrites import smooth\n"
         "from archgraph.language import schema\n"
-        "from archgraph.rewrites.registry import rows\n"
+        "from archgraph.rewrites.registry import rewrite_rows\n"
         "from tests.cli.terminal import call\n"
         "graph = ag.load('net.yaml')\n"
         "assert list(rewrite_rows())[-2:] == ['smooth', 'train_only']\n"
