@@ -129,7 +129,7 @@ def _check_depth(path: str, where: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    """A leaf's name is an attribute path of a module, and appears in generated code."""
+    """Check that a leaf's name is an attribute path of a module; generated code contains it."""
     _check_depth(name.rpartition(".")[0], name)
     parts = name.split(".")
     possible = all(parts) and name.isprintable() and not set(name) & {'"', "\\"}
@@ -142,7 +142,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_leaf(param: Param) -> int:
-    """Number of elements of a leaf."""
+    """Check a leaf and return its number of elements."""
     if not all(isinstance(s, int) and s >= 0 for s in param.type.shape):
         raise GraphError("leaf with an impossible size", where=param.name, found=param.type)
     elements = math.prod(param.shape)
@@ -338,7 +338,7 @@ _PLAIN: dict[str, Callable[[Value], bool]] = {
 
 
 def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
-    """Whether a value can be an argument of a type; a branch of a mode may be empty."""
+    """Return whether a value can be an argument of a type; a branch of a mode may be empty."""
     if isinstance(value, Mode):
         return all(b is None or _fits(b, kind, seen) for b in (value.train, value.eval))
     if kind.startswith("Optional["):
@@ -386,7 +386,7 @@ def _check_inputs(graph: ArchGraph) -> None:
 
 
 def _check_tree(value: Value, where: str, forbidden: tuple[type, ...] = ()) -> None:
-    """What is passed in or handed back: names of its parts must be possible and unique."""
+    """Check what is passed in or handed back: names of its parts must be possible and unique."""
     for item in _trees(value):
         if isinstance(item, forbidden):
             raise GraphError("impossible here", where=where, found=show(item))
@@ -405,7 +405,7 @@ def _check_tree(value: Value, where: str, forbidden: tuple[type, ...] = ()) -> N
 
 
 def _trees(value: Value) -> Iterator[Value]:
-    """A value and all values inside."""
+    """Yield a value and all values inside it."""
     yield value
     inner = value if isinstance(value, tuple) else ()
     if isinstance(value, Mode):
@@ -505,7 +505,7 @@ def computable(op: str) -> bool:
 
 
 def _walks(op: str, args: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether inference would go through a long dimension position by position."""
+    """Return whether inference would go through a long dimension position by position."""
     if row(op).rule is not opaque_axes:
         return False
     found = (s for t in tensor_types(v for _, v in args) for s in t.shape)

@@ -62,13 +62,16 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
 
 
 def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """A masked output has a kernel of zeros; the channel stands before the kernel's dimensions."""
+    """Return the dirt of a convolution: a masked output has a kernel of zeros.
+
+    The channel stands before the dimensions of the kernel.
+    """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
 
 
 def _convolution_macs(graph: ArchGraph, node: Node) -> int:
-    """A kernel at every position of the result."""
+    """Count the MACs of a convolution: a kernel at every position of the result."""
     weight = sizes_of(graph, node.arg("weight"))
     return numel(node.shape) * math.prod(weight[1:])
 
@@ -90,7 +93,7 @@ def _convolution_type(args: Args) -> TensorType:
 
 
 def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
-    """A kernel with ones at its centre."""
+    """Return weights with which a convolution is the identity: a kernel with ones at its centre."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
         return "its kernel is computed"
@@ -175,7 +178,7 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
 
 
 def _transposed_macs(graph: ArchGraph, node: Node) -> int:
-    """A kernel at every position of the input."""
+    """Count the MACs of a transposed convolution: a kernel at every position of the input."""
     weight = sizes_of(graph, node.arg("weight"))
     return math.prod(sizes_of(graph, node.arg("input"))) * math.prod(weight[1:])
 
@@ -193,12 +196,12 @@ _transposed = replace(
 
 # -- either, by a flag -----------------------------------------------------------------------------
 def _any_axes(eq: Equations) -> list[Dims]:
-    """A convolution that says by a flag whether it is transposed."""
+    """Relate the axes of a convolution that says by a flag whether it is transposed."""
     return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)
 
 
 def _any_macs(graph: ArchGraph, node: Node) -> int:
-    """A convolution that says by a flag whether it is transposed."""
+    """Count the MACs of a convolution that says by a flag whether it is transposed."""
     return (_transposed_macs if node.arg("transposed") is True else _convolution_macs)(graph, node)
 
 

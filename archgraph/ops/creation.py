@@ -12,7 +12,7 @@ from archgraph.ops.pointwise import same_layout
 
 # -- of a shape that is written out ---------------------------------------------------------------
 def _factory_axes(eq: Equations) -> list[Dims]:
-    """A new tensor whose shape is written out; its axes may turn out to be channels."""
+    """Make the axes of a new tensor whose shape is written out; they may become channels."""
     for name in ("size", "shape"):
         if eq.node.arg(name) is not None:
             dims: Dims = [eq.new(s) for s in eq.node.shape]

@@ -24,7 +24,10 @@ def _training(
     mode: Any, input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
     training: bool, *rest: float,
 ) -> Results:  # fmt: skip
-    """Result and batch statistics of a batch norm: the decomposition takes eleven operators."""
+    """Make the result and batch statistics of a batch norm.
+
+    The decomposition takes eleven operators.
+    """
     with mode:
         size = input.shape[1] if training else 0
         return torch.empty_like(input), input.new_empty((size,)), input.new_empty((size,))
@@ -35,7 +38,7 @@ def _evaluation(mode: Any, input: torch.Tensor, *rest: Any) -> Results:
 
 
 def _layer_norm(mode: Any, input: torch.Tensor, shape: Any, *rest: Any) -> Results:
-    """Result and statistics of a layer norm: the decomposition takes a dozen operators.
+    """Make the result and statistics of a layer norm: the decomposition takes a dozen operators.
 
     The result is contiguous, as kernels make it; that of the decomposition is only sometimes.
     """
@@ -48,7 +51,7 @@ def _layer_norm(mode: Any, input: torch.Tensor, shape: Any, *rest: Any) -> Resul
 
 
 def _view(mode: Any, input: FakeTensor, shape: Any) -> Any:
-    """A view of contiguous memory: torch's goes from axis to axis."""
+    """Make a view of contiguous memory in one step: torch's function goes from axis to axis."""
     with mode:
         sizes = infer_size(shape, input.numel())
         same = statically_known_true(math.prod(sizes) == input.numel())

@@ -23,7 +23,7 @@ def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
 
 
 def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
-    """A dimension cut before and after the positions from ``start`` on, or None."""
+    """Cut a dimension before and after the positions from ``start`` on; None if it cannot be."""
     start, size = eq.node.arg("start") or 0, layout.size
     if not (isinstance(start, int) and isinstance(size, int) and isinstance(length, int)):
         return None
@@ -34,7 +34,7 @@ def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
 
 
 def _slice_axes(eq: Equations) -> list[Dims]:
-    """A run of positions: the dimension is cut before and after it."""
+    """Relate the axes of a slice: the dimension is cut before and after the run of positions."""
     x, dim = eq.along()
     layout = x[dim]
     parts = _run(eq, layout, eq.node.shape[dim])
@@ -55,7 +55,7 @@ def _slice_axes(eq: Equations) -> list[Dims]:
 
 
 def _slice_spelling(call: Spelling) -> Call:
-    """A slice with bounds counted from the front."""
+    """Write a slice with bounds counted from the front."""
     args = dict(call.args)
     if call.op != "aten.slice.Tensor":
         return call.op, args
@@ -74,7 +74,7 @@ def _slice_spelling(call: Spelling) -> Call:
 
 
 def _narrow_spelling(call: Spelling) -> Call:
-    """A slice from a start that is a number."""
+    """Write `narrow` as a slice whose start is a number."""
     if call.op != "aten.narrow":
         return call.op, call.args
     start, length, dim = (call.args[name] for name in ("start", "length", "dim"))
@@ -86,13 +86,16 @@ def _narrow_spelling(call: Spelling) -> Call:
 
 
 def _slice_write(write: ViewWrite) -> Call:
-    """A run of positions."""
+    """Write into a run of positions."""
     bounds = {k: write.args[k] for k in ("dim", "start", "end", "step") if k in write.args}
     return write.scattered("aten.slice_scatter", **bounds)
 
 
 def _slice_scatter_axes(eq: Equations) -> list[Dims]:
-    """A run of positions overwritten: the dimension is cut before and after it."""
+    """Relate the axes where a run of positions is overwritten.
+
+    The dimension is cut before and after the run.
+    """
     (x, dim), source = eq.along(), eq.arg("src")
     _beside(eq, x, source, dim)
     parts = _run(eq, x[dim], source[dim].size)
@@ -281,7 +284,7 @@ def _masked_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _constant_along(eq: Equations, name: str, back: int) -> bool:
-    """Whether an argument is constant along a dimension, counted from the last (1)."""
+    """Return whether an argument is constant along a dimension, counted from the last (1)."""
     value = eq.node.arg(name)
     while isinstance(value, Ref):
         shape = eq.graph.node[value.name].shape
@@ -316,7 +319,10 @@ def _triangle_axes(eq: Equations) -> list[Dims]:
 
 
 def _diagonal_axes(eq: Equations) -> list[Dims]:
-    """The main diagonal of a square is its axis; other diagonals compare positions."""
+    """Relate the axes of a diagonal.
+
+    The main diagonal of a square is its axis; other diagonals compare positions.
+    """
     x = eq.of(eq.node.args[0][1])
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
     rest = [d for i, d in enumerate(x) if i not in (a, b)]
@@ -328,13 +334,13 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
 
 
 def _diagonal_write(write: ViewWrite) -> Call:
-    """A diagonal."""
+    """Write into a diagonal."""
     position = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
     return write.scattered("aten.diagonal_scatter", **position)
 
 
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
-    """An axis becomes both sides of a square, off its diagonal zeros."""
+    """Make an axis both sides of a square that is zero off its diagonal."""
     x = eq.arg("self")
     if eq.integer("offset"):
         eq.pin(x[-1:], "compared by position")

@@ -16,7 +16,7 @@ from archgraph.ops.types import Args, certain, number, real
 
 # -- dropout --------------------------------------------------------------------------------------
 def _dropout_type(args: Args) -> TensorType:
-    """The input's type."""
+    """Return the input's type."""
     certain(0 <= number(args, "p", None, float) <= 1)
     return real(args.get("input"))[0]
 

@@ -67,7 +67,7 @@ def _batch_norm_axes(eq: Equations) -> list[Dims]:
 
 
 def _batch_norm_type(args: Args) -> TensorType:
-    """The input's type; weights and statistics are as long as it has channels."""
+    """Return the input's type; weights and statistics are as long as it has channels."""
     (x,) = real(args.get("input"))
     certain(len(x.shape) >= 2)
     positive(x.shape[1:])
@@ -83,7 +83,7 @@ def _batch_norm_type(args: Args) -> TensorType:
 
 
 def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
-    """A weight of √(1 + ε) with statistics of mean 0 and variance 1."""
+    """Return weights for the identity: √(1 + ε), with statistics of mean 0 and variance 1."""
     epsilon = node.arg("eps")
     if not all(isinstance(node.arg(n), Leaf) for n in ("weight", "running_mean", "running_var")):
         return "has no weights or no running statistics"
@@ -186,7 +186,7 @@ def _with_statistics_axes(eq: Equations) -> list[Dims]:
 
 
 def _layer_norm_type(args: Args) -> TensorType:
-    """The input's type; weights have the shape of its last dimensions."""
+    """Return the input's type; weights have the shape of its last dimensions."""
     (x,) = real(args.get("input"))
     stated = args.get("normalized_shape")
     certain(type(stated) is tuple, stated)

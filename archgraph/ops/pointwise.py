@@ -61,7 +61,7 @@ def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
-    """The operator has no value where operands are zero: no law can hold for such an axis."""
+    """Note axes along which operands are zero: the operator has no value there, so no law holds."""
     dirty = eq.axes_in([d for operand in operands for d in zeros.stretched(eq, operand, dims)])
     for var in eq.axes_in(dims) if operands else ():
         if var not in dirty:
@@ -72,7 +72,7 @@ _SMALL, _NEGLIGIBLE = 1e-100, 1e-20
 
 
 def _at_zero(eq: Equations) -> float:
-    """What the current operator gives where all its tensor operands are zero."""
+    """Return what the current operator gives where all its tensor operands are zero."""
     constants: list[tuple[str, Value]] = []
     for name, value in eq.node.args:
         value = in_mode(value, False)
@@ -90,7 +90,10 @@ def _at_zero(eq: Equations) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> float:
-    """The operator at zero and next to it; ``key`` tells 1, 1.0 and True apart, which are equal."""
+    """Evaluate the operator at zero and next to it.
+
+    ``key`` tells 1, 1.0 and True apart, which are equal.
+    """
     facts = schema(op)
     if torch.Tag.nondeterministic_seeded in facts.overload.tags:
         return 1.0
@@ -133,7 +136,7 @@ COPY = replace(CURVE, zero=zeros.first)
 
 # -- sums -----------------------------------------------------------------------------------------
 def _arithmetic_type(args: Args) -> TensorType:
-    """Sums and products: as :func:`elementwise_type`; integers stay integers."""
+    """Return the type of sums and products: as :func:`elementwise_type`; integers stay integers."""
     tensors = [v for v in args.values() if isinstance(v, TensorType)]
     numbers = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
     if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in numbers):
@@ -244,7 +247,7 @@ _ARCS = ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")
 
 # -- copies and casts -----------------------------------------------------------------------------
 def _copy_axes(eq: Equations) -> list[Dims]:
-    """The first operand with the second's values, stretched to its shape."""
+    """Return the axes of the first operand; the second's values are stretched to its shape."""
     target = eq.of(eq.node.args[0][1])
     eq.broadcast([target, eq.arg("src")])
     return [target]
@@ -256,12 +259,12 @@ def _copy_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _copy_spelling(call: Spelling) -> Call:
-    """How a copy is scheduled is not part of an architecture."""
+    """Leave out how a copy is scheduled: it is not part of an architecture."""
     return call.op, {k: v for k, v in call.args.items() if k != "non_blocking"}
 
 
 def _cast_spelling(call: Spelling) -> Call:
-    """A cast names the type alone."""
+    """Write a cast with the type alone."""
     if call.args.get("dtype") is None:
         return call.op, call.args
     return "aten.to.dtype", {"self": call.args["self"], "dtype": call.args["dtype"]}
@@ -335,7 +338,7 @@ _softmax = Operator(_softmax_axes, pointwise=True)
 
 # -- gates and slopes -----------------------------------------------------------------------------
 def _glu_axes(eq: Equations) -> list[Dims]:
-    """The two halves of a dimension gate each other."""
+    """Unify the axes of the two halves of a dimension, which gate each other."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x), -1)
     half = fixed_size(x[dim]) // 2

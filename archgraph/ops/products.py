@@ -39,13 +39,16 @@ def _linear_axes(eq: Equations) -> list[Dims]:
 
 
 def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """A masked output has a row of zeros; a weight that is a vector has one output, no axis."""
+    """Return the dirt of a linear layer: a masked output has a row of zeros.
+
+    A weight that is a vector has one output and no axis for it.
+    """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
 
 
 def _linear_macs(graph: ArchGraph, node: Node) -> int:
-    """A row of the weight for every number of the result."""
+    """Count the MACs of a linear layer: a row of the weight for every number of the result."""
     return numel(node.shape) * sizes_of(graph, node.arg("weight"))[-1]
 
 
@@ -59,7 +62,7 @@ def _linear_type(args: Args) -> TensorType:
 
 
 def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
-    """The unit matrix."""
+    """Return weights with which a linear layer is the identity: the unit matrix."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
         return "its weight is computed"
@@ -163,7 +166,7 @@ def _matmul_axes(eq: Equations) -> list[Dims]:
 
 
 def _matmul_macs(graph: ArchGraph, node: Node) -> int:
-    """A sum over the shared dimension for every number of the result."""
+    """Count the MACs of a product: a sum over the shared dimension for every result number."""
     operands = [type_of(graph, v) for _, v in node.args]
     left = [o for o in operands if o is not None and len(o.shape) > 0][-2]
     return numel(node.shape) * size_at(left.shape[-1], 1)
@@ -204,7 +207,7 @@ def _addbmm_axes(eq: Equations) -> list[Dims]:
 
 
 def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
-    """A batch of products that are added up."""
+    """Count the MACs of a batch of products that are added up."""
     return math.prod(sizes_of(graph, node.arg("batch1"))) * sizes_of(graph, node.arg("batch2"))[-1]
 
 
@@ -229,7 +232,7 @@ ROWS |= {
 
 # -- other products -------------------------------------------------------------------------------
 def _chain_axes(eq: Equations) -> list[Dims]:
-    """A product of many matrices: neighbours share an axis."""
+    """Relate the axes of a product of many matrices: neighbours share an axis."""
     value = eq.node.args[0][1]
     assert isinstance(value, tuple)
     for left, right in itertools.pairwise(value):

@@ -80,7 +80,10 @@ def _carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """A unit whose weights are zero is zero after each step, whatever it was before."""
+    """Return the dirt of a recurrent cell.
+
+    A unit whose weights are zero is zero after each step, whatever it was before.
+    """
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
     return [(*(d for d in dims[:-1] if not isinstance(d, Fixed)), *weights) for dims in results]
 

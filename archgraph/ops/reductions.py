@@ -38,13 +38,19 @@ def _reduce(eq: Equations, exact: bool) -> list[Dims]:
 
 # -- reductions to which zeros add nothing --------------------------------------------------------
 def _sum_axes(eq: Equations) -> list[Dims]:
-    """A reduction to which zeros add nothing: exact along axes whose masked positions are zero."""
+    """Relate the axes of a reduction to which zeros add nothing.
+
+    It is exact along axes whose masked positions are zero.
+    """
     order = eq.node.arg("p", eq.node.arg("ord", 2))  # of a norm
     return _reduce(eq, exact=isinstance(order, (int, float)) and order > 0)
 
 
 def _count_axes(eq: Equations) -> list[Dims]:
-    """How many, or whether any: exact for truth values, not for numbers next to zero."""
+    """Relate the axes of operators that count or ask whether any value is true.
+
+    They are exact for truth values, not for numbers next to zero.
+    """
     floating = eq.operand_dtype(eq.node.args[0][1]).startswith(("float", "bfloat"))
     return _reduce(eq, exact=not floating)
 
@@ -56,7 +62,7 @@ def _reduction_axes(eq: Equations) -> list[Dims]:
 
 
 def _mean_type(args: Args) -> TensorType:
-    """Some dimensions vanish, or have the size one."""
+    """Return the type of a mean: some dimensions vanish, or have the size one."""
     (x,) = real(args.get("self"))
     dims, keep = args.get("dim"), number(args, "keepdim", False, bool)
     certain(type(dims) is tuple, dims, "dtype" not in args)
@@ -97,7 +103,7 @@ ROWS |= {
 
 # -- in order -------------------------------------------------------------------------------------
 def _along_axes(eq: Equations) -> list[Dims]:
-    """Runs along a dimension in order (cumsum, flip, roll, sort): that dimension stays whole."""
+    """Keep a dimension whole along which an operator runs in order (cumsum, flip, roll, sort)."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.ints("dims") or eq.ints("dim", (-1,))
     if "dims" in schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
@@ -108,14 +114,17 @@ def _along_axes(eq: Equations) -> list[Dims]:
 
 
 def _first_axes(eq: Equations) -> list[Dims]:
-    """Runs along the first dimension."""
+    """Keep the first dimension whole: an operator runs along it in order."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[:1], ORDER, PROJECT)
     return [x]
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Runs along a dimension in order and keeps one position of it (kthvalue, mode, trapezoid)."""
+    """Keep a dimension whole that is run through in order; one position of it remains.
+
+    Its operators are kthvalue, mode and trapezoid.
+    """
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
@@ -124,7 +133,7 @@ def _reduced_axes(eq: Equations) -> list[Dims]:
 
 
 def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
-    """A flip of given dimensions."""
+    """Write an operator as a flip of fixed dimensions."""
     return lambda call: ("aten.flip", {"self": call.args["self"], "dims": dims})
 
 
@@ -134,7 +143,7 @@ _moved = replace(_along, growth=Growth(scales="all", moves=True, repeats="any", 
 
 # -- Fourier transforms ---------------------------------------------------------------------------
 def _transform_axes(eq: Equations) -> list[Dims]:
-    """A Fourier transform along some dimensions, which stay whole; each of the others passes."""
+    """Keep whole the dimensions that a Fourier transform runs along; each of the others passes."""
     x = eq.of(eq.node.args[0][1])
     dims, sizes = eq.ints("dim"), eq.ints("s")
     if not dims:  # the last ones, as many as there are sizes; without sizes all

@@ -72,7 +72,7 @@ class Schema:
 
     @functools.cached_property
     def makes_tensor(self) -> bool:
-        """Whether it makes a tensor on a device of its own choice (``zeros``, ``arange``)."""
+        """True if it makes a tensor on a device of its own choice (``zeros``, ``arange``)."""
         return "device" in self.by_name and "Tensor" not in (self.args[0].type if self.args else "")
 
 

@@ -55,7 +55,7 @@ def _reshape_axes(eq: Equations) -> list[Dims]:
 
 
 def _reshape_spelling(call: Spelling) -> Call:
-    """A reshape to the result's shape."""
+    """Write an operator as a reshape to the result's shape."""
     return "aten.reshape", {"self": call.args["self"], "shape": call.shapes[0]}
 
 
@@ -90,7 +90,7 @@ _view = replace(_moved, rule=_reshape_axes, spelling=_reshape_spelling)
 
 
 def _unsqueeze_axes(eq: Equations) -> list[Dims]:
-    """A new dimension of size one."""
+    """Insert a new dimension of size one."""
     x = list(eq.arg("self"))
     x.insert(eq.dim("dim", len(x) + 1), Fixed(1))
     return [x]
@@ -132,7 +132,7 @@ def _permute_axes(eq: Equations) -> list[Dims]:
 
 
 def _permute_write(write: ViewWrite) -> Call:
-    """The inverse order."""
+    """Write into the permuted tensor by permuting the view back, in the inverse order."""
     order = write.args["dims"]
     assert isinstance(order, tuple)
     back = [0] * len(order)
@@ -157,18 +157,18 @@ def _transpose_write(write: ViewWrite) -> Call:
 
 
 def _turned_axes(eq: Equations) -> list[Dims]:
-    """The last two dimensions change places."""
+    """Exchange the last two dimensions."""
     x = eq.arg("self")
     return [[*x[:-2], *reversed(x[-2:])]]
 
 
 def _own_inverse_write(write: ViewWrite) -> Call:
-    """An operator that is its own inverse."""
+    """Write into a view by the operator that made it, which is its own inverse."""
     return write.op, {"self": write.part}
 
 
 def _movedim_axes(eq: Equations) -> list[Dims]:
-    """Some dimensions move, the others keep their order."""
+    """Move some dimensions; the others keep their order."""
     x = eq.arg("self")
     source = [d % len(x) for d in eq.ints("source")]
     target = [d % len(x) for d in eq.ints("destination")]
@@ -237,12 +237,12 @@ def _expand_axes(eq: Equations) -> list[Dims]:
 
 
 def _expand_spelling(call: Spelling) -> Call:
-    """An expansion to the result's shape."""
+    """Write an operator as an expansion to the result's shape."""
     return "aten.expand", {"self": call.args["self"], "size": call.shapes[0]}
 
 
 def _repeat_axes(eq: Equations) -> list[Dims]:
-    """A repeated channel axis is the product of the repetition and the axis."""
+    """Make a repeated channel axis the product of the repetition and the axis."""
     x = eq.arg("self")
     value = eq.node.arg("repeats")
     repeats: tuple[Value, ...] = value if isinstance(value, tuple) else (value,)
@@ -259,7 +259,7 @@ def _repeat_axes(eq: Equations) -> list[Dims]:
 
 
 def _tile_spelling(call: Spelling) -> Call:
-    """A repetition that names every dimension."""
+    """Write `tile` as a repetition that names every dimension."""
     dims = call.args["dims"]
     if not isinstance(dims, tuple):
         return call.op, call.args
@@ -322,12 +322,12 @@ def _complex_axes(eq: Equations) -> list[Dims]:
 
 
 def _component_write(index: int) -> Callable[[ViewWrite], Call]:
-    """The real (0) or imaginary (1) parts of complex numbers, written as pairs."""
+    """Write into the real (0) or imaginary (1) parts of complex numbers, written as pairs."""
     return lambda write: write.scattered("aten.select_scatter", dim=len(write.shape), index=index)
 
 
 def _inverse_write(op: str) -> Callable[[ViewWrite], Call]:
-    """An operator whose inverse is another one."""
+    """Write into a view by the operator that is the inverse of the one that made it."""
     return lambda write: (op, {"self": write.part})
 
 
@@ -350,7 +350,7 @@ ROWS |= {
 
 # -- joined ---------------------------------------------------------------------------------------
 def _cat_axes(eq: Equations) -> list[Dims]:
-    """The concatenated dimension is the sum of its parts; the others agree."""
+    """Make the concatenated dimension the sum of its parts; unify the others."""
     operands = eq.layouts()
     operands = [o for o in operands if not (len(o) == 1 and o[0].size == 0)]
     return [_joined(eq, operands, eq.dim("dim", len(operands[0])))]
@@ -416,7 +416,7 @@ def _stack_axes(eq: Equations) -> list[Dims]:
 
 # -- split ----------------------------------------------------------------------------------------
 def _split_axes(eq: Equations) -> list[Dims]:
-    """A dimension cut at given sizes, which a cut recomputes."""
+    """Cut a dimension at the sizes of the parts, which are recomputed when the axis is cut."""
     x, dim = eq.along()
     parts = eq.cut_all(x[dim], [t.shape[dim] for t in eq.node.types])
     if parts is None:
@@ -427,7 +427,7 @@ def _split_axes(eq: Equations) -> list[Dims]:
 
 
 def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
-    """A split into parts of given sizes.
+    """Write an operator as a split into parts of stated sizes.
 
     Args:
         default: Dimension that is split where the operator has no such argument; the only one of a
@@ -481,7 +481,7 @@ ROWS |= {
 
 # -- padded ---------------------------------------------------------------------------------------
 def _pad_axes(eq: Equations) -> list[Dims]:
-    """Padding adds terms before and after; on channels they are axes like others."""
+    """Add the terms of padding before and after; on channels they are axes like others."""
     x = eq.arg("self")
     amounts = list(eq.ints("pad"))
     if eq.node.arg("mode", "constant") != "constant":  # the new positions are copies of others

@@ -76,7 +76,7 @@ def row(op: str) -> Operator:
 
 @functools.cache
 def _listed(op: str) -> Operator | None:
-    """The row that an overload has itself, or shares with all overloads of its operator."""
+    """Return the row of an overload itself, or the one that all overloads of its operator share."""
     rows = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
     return next((row for row in rows if row is not None and not row.alias), None)
 
@@ -234,7 +234,7 @@ def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 
 def _by_mode(node: Node) -> bool:
-    """Whether a mode decides a number among the arguments, which no layer can say."""
+    """Return whether a mode decides a number among the arguments, which no layer can say."""
     operands = (v for k, v in node.args if k != row(node.op).training_flag)
     moded = (m for v in operands for m in _modes(v))
     return any(not isinstance(v, Ref) for m in moded for v in (m.train, m.eval))
