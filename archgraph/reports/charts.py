@@ -58,7 +58,7 @@ def _own(log: Log) -> Iterator[tuple[str, Figure]]:
 
 
 def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
-    """What the run reached by the bytes that had travelled until then, both ways together."""
+    """Draw what the run reached by the bytes that had travelled until then, both ways together."""
     what = judge([log])
     of_run = chosen(log.figures, part="run")
     sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
@@ -101,7 +101,7 @@ def legend(figure: Figure, panel: Axes) -> None:
 
 
 def _columns(names: Sequence[str]) -> int:
-    """How many names of a legend stand side by side without leaving the figure."""
+    """Return how many names of a legend fit side by side without leaving the figure."""
     if max(map(len, names)) > BESIDE // 2:
         return 1
     return 3 if sum(map(len, names)) <= BESIDE or len(names) > 6 else 2

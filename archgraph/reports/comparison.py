@@ -51,7 +51,7 @@ class Figure:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the sample (n - 1); None: one run has none."""
+        """Standard deviation of the sample (n - 1). None for a single run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -124,7 +124,7 @@ class Comparison:
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 
     def tables(self) -> tuple[Table, ...]:
-        """A row per group; below, what the groups differ in."""
+        """Return tables with a row per group; below, what the groups differ in."""
         measures = self._measures()
         rows = tuple(
             (
@@ -152,7 +152,7 @@ class Comparison:
         return (first, second) if differences else (first,)
 
     def plain(self) -> dict[str, Any]:
-        """The comparison as values that JSON can write."""
+        """Return the comparison as values that JSON can write."""
         return {
             "groups": [
                 {
@@ -174,7 +174,7 @@ class Comparison:
         }
 
     def csv(self) -> str:
-        """A line per group: mean and standard deviation of every figure."""
+        """Return a line per group: mean and standard deviation of every figure."""
         keys = [m.key for m in self._measures()]
         heads = [name for key in keys for name in (key, f"{key}_std")]
         rows = []
@@ -186,15 +186,15 @@ class Comparison:
         return as_csv(["experiment", "strategy", "seeds", "round", *self._tests(), *heads], rows)
 
     def markdown(self) -> str:
-        """The tables as Markdown."""
+        """Return the tables as Markdown."""
         return "\n\n".join(table.markdown() for table in self.tables()) + "\n"
 
     def _measures(self) -> tuple[Measure, ...]:
-        """What at least one group measured."""
+        """Return what at least one group measured."""
         return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
 
     def _tests(self) -> list[str]:
-        """The column with the number of averaged tests, if any are averaged."""
+        """Return the column with the number of averaged tests, if any are averaged."""
         return [] if self.last is None else ["tests"]
 
     def _note(self) -> str:
@@ -268,7 +268,7 @@ def comparison(
 
 
 def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
-    """The figures until the last common test of each group, and those of the tests that count."""
+    """Return the figures until each group's last common test, and those of the tests that count."""
     import pandas
 
     frames = [chosen(compared.frame, experiment=group.label) for group in compared.groups]
@@ -313,7 +313,7 @@ def _evaluate(config: str) -> Any:
 def _group(
     label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None
 ) -> RunGroup:
-    """Runs of equal settings and which of their tests count, without figures."""
+    """Group runs of equal settings and choose which of their tests count, without figures."""
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
@@ -343,7 +343,10 @@ def _group(
 
 
 def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
-    """What every run of a group measured; where only some did, the value that stands for none."""
+    """Return what every run of a group measured.
+
+    Where only some did, the others get the value that stands for none.
+    """
     figures = {}
     runs = [(group.label, seed) for seed in group.seeds]
     for measure in measures:
@@ -356,12 +359,12 @@ def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
 
 
 def _tested(log: Log) -> set[int]:
-    """The rounds after which a run was tested."""
+    """Return the rounds after which a run was tested."""
     return set(log.figures.loc[log.figures["part"] == "test", "round"])
 
 
 def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
-    """The experiments' names; where several bear one, with what sets them apart."""
+    """Return the experiments' names; where several share one, with what sets them apart."""
     labels = [log.name for log, _ in named]
     for name in _repeated(labels):
         alike = [i for i, label in enumerate(labels) if label == name]
@@ -385,7 +388,7 @@ def _repeated(labels: Sequence[str]) -> set[str]:
 
 
 def _differences(many: Sequence[tuple[Log, Mapping[str, Any]]]) -> dict[str, tuple[str, ...]]:
-    """Where plain values differ: a text for each, by the path of its keys.
+    """Return where plain values differ: a text for each, by the path of its keys.
 
     1. Options of a strategy are compared where it is used: those of another mean something else.
     2. Of the settings that differ, those count that some run does not have at its default.
@@ -405,7 +408,7 @@ def _differences(many: Sequence[tuple[Log, Mapping[str, Any]]]) -> dict[str, tup
 
 
 def _changed(log: Log, keys: Iterable[str]) -> Iterator[str]:
-    """Which of these settings a run does not have at their defaults; all if it cannot be read."""
+    """Yield the settings that a run does not have at their defaults; all if it cannot be read."""
     if log.experiment is None:
         yield from keys
         return
@@ -423,7 +426,7 @@ def _strategy(settings: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings as texts by path; a setting identified by its content is one short text."""
+    """Yield settings as texts by path; a setting identified by its content is one short text."""
     yield "strategy", _strategy(settings)
     for key, value in settings.items():
         if key in UNTOLD:

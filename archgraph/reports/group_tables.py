@@ -23,7 +23,7 @@ def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
 
 
 def data_sheet(compared: Comparison) -> Sheet:
-    """A row per group and tier: how many clients there are, and how much data one of them has."""
+    """Tabulate groups and tiers: how many clients there are, and how much data each has."""
     rows = []
     for group in compared.groups:
         everyone = [one for log in group.runs for one in log.participants]
@@ -58,7 +58,7 @@ def data_sheet(compared: Comparison) -> Sheet:
 
 
 def sent_sheet(compared: Comparison) -> Sheet:
-    """A row per group and model: tasks, bytes and MACs as means over the seeds; all models."""
+    """Tabulate groups and models: tasks, bytes and MACs as means over the seeds; all models."""
     rows: list[tuple[Any, ...]] = []
     note = ""
     for group in compared.groups:
@@ -83,7 +83,7 @@ def sent_sheet(compared: Comparison) -> Sheet:
 
 
 def attack_sheet(compared: Comparison) -> Sheet:
-    """A row per attacked run: the attack, who attacks, how many of their updates were taken."""
+    """Tabulate attacked runs: the attack, who attacks, how many of their updates were taken."""
     rows = []
     for group, seed, log in each_run(compared):
         attack = log.experiment.attack if log.experiment else None
@@ -119,7 +119,7 @@ def attack_sheet(compared: Comparison) -> Sheet:
 
 
 def shared_sheet(compared: Comparison) -> Sheet:
-    """The settings that are not the defaults and are the same in all runs."""
+    """Return the settings that are not the defaults and are the same in all runs."""
     sheets = [setting_sheet(log) for _, _, log in each_run(compared)]
     first, *others = sheets
     rows = (row for row in first.rows if row[0] != "seed")  # the head says it
@@ -131,7 +131,7 @@ def shared_sheet(compared: Comparison) -> Sheet:
 
 
 def differences_csv(compared: Comparison) -> str:
-    """What the groups differ in: a line per setting, a column per group."""
+    """Return what the groups differ in: a line per setting, a column per group."""
     labels = (group.label for group in compared.groups)
     rows = ((key, *texts) for key, texts in compared.differences.items())
     return as_csv(("setting", *labels), rows)

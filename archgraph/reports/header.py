@@ -43,7 +43,7 @@ def header(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def data(spec: ExperimentSpec) -> str:
-    """Which data, and how they are divided among the clients.
+    """Describe which data is used and how it is divided among the clients.
 
     Example:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "strategy": {"fedavg": {}}}

@@ -152,7 +152,7 @@ def _averaged(
     rows: DataFrame,
     reduce: Callable[[np.ndarray], float] = statistics.fmean,
 ) -> Series:
-    """The mean over the tests of what a round's rows reduce to; all must have it."""
+    """Return the mean over the tests of what a round's rows reduce to; all must have it."""
     tests = figures.groupby(RUN)["round"].nunique()
     by_round = _each(rows.groupby([*RUN, "round"])["value"], reduce)
     runs = by_round.groupby(RUN)
@@ -160,7 +160,7 @@ def _averaged(
 
 
 def _each(groups: Any, reduce: Callable[[np.ndarray], float]) -> Series:
-    """What the values of each group reduce to, to the bit as Python does it."""
+    """Reduce the values of each group, to the bit as Python does it."""
     return groups.agg(lambda values: reduce(values.to_numpy()))
 
 

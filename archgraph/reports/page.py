@@ -50,9 +50,9 @@ def report(
     Args:
         folder: The run folder, or several of them, or folders that hold some: then runs that
             differ in the seed only are one curve with a band.
-        path: Where to write; None: `report.html` in the run folder, the first of several.
-        viewer: Makes the page that shows a run's architectures, to stand inside this one; None:
-            they are drawn.
+        path: Where to write. Default: `report.html` in the run folder, the first of several.
+        viewer: Makes the page that shows a run's architectures, to stand inside this one.
+            Default: they are drawn.
 
     Returns:
         The page's path.
@@ -72,7 +72,7 @@ def report(
 
 
 def page(log: Log, architectures: str = "") -> str:
-    """The page of a run as HTML text.
+    """Return the page of a run as HTML text.
 
     Args:
         log: The run.
@@ -89,7 +89,7 @@ def page(log: Log, architectures: str = "") -> str:
 
 
 def live_parts(log: Log) -> Iterator[str]:
-    """What changes from round to round, from the numbers that the run recorded."""
+    """Yield what changes from round to round, from the numbers that the run recorded."""
     yield facts(header(log))
     yield "<h2>Models</h2>"
     yield model_sheet(log).html() or "<p>Nothing was tested yet.</p>"
@@ -100,7 +100,7 @@ def live_parts(log: Log) -> Iterator[str]:
 
 
 def html_page(title: str, body: Iterable[str]) -> str:
-    """A whole page: what stands below one another in it, in the house's style."""
+    """Return a whole page in the house's style, with the parts of its body below one another."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -120,14 +120,14 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def section(title: str, inside: str) -> Iterator[str]:
-    """A part of the page, if there is anything in it."""
+    """Yield a part of the page, if there is anything in it."""
     if inside:
         yield f"<h2>{title}</h2>"
         yield inside
 
 
 def folded(sheet: Sheet, noun: str) -> str:
-    """A table that is folded where it is long; empty without rows."""
+    """Return a table that is folded where it is long; empty without rows."""
     many = len(sheet.rows)
     opened = " open" if many <= FEW else ""
     inside = f"<summary>{plural(many, noun)}</summary>{sheet.html()}"
@@ -163,7 +163,7 @@ def _settings(log: Log) -> Iterator[str]:
 
 
 def chart(figure: Figure, name: str) -> str:
-    """A figure of ours inside the page, in the colours of the page."""
+    """Embed one of our figures in the page, in the colours of the page."""
     from archgraph.reports.plots import picture
 
     svg = picture(figure).decode()
@@ -179,7 +179,7 @@ def chart(figure: Figure, name: str) -> str:
 
 
 def _drawing(svg: str) -> str:
-    """A picture of ours inside the page, where its tooltips work."""
+    """Embed one of our pictures in the page itself, where its tooltips work."""
     # Graphviz numbers the parts of each picture from one: two pictures would share identifiers.
     inside = re.sub(r' id="[^"]*"', "", svg[svg.index("<svg") :])
     # What is wider than a telephone is moved there, not shrunk.
@@ -189,13 +189,13 @@ def _drawing(svg: str) -> str:
 
 
 def image(data: bytes, kind: str, name: str) -> str:
-    """A picture as a file inside the page: whatever an SVG holds, it cannot run or reach out."""
+    """Embed a picture as a file: whatever an SVG contains, it cannot run or reach out."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return f'<figure class="image"><img alt="{html.escape(name)}" src="{source}"></figure>'
 
 
 def _architectures(log: Log, viewer: str) -> Iterator[str]:
-    """The architectures, then the pictures in the run folder."""
+    """Yield the architectures, then the pictures in the run folder."""
     yield from [viewer_frame(viewer)] if viewer else drawings(log)
     for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
         for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
@@ -205,7 +205,7 @@ def _architectures(log: Log, viewer: str) -> Iterator[str]:
 
 
 def viewer_frame(viewer: str) -> str:
-    """The viewer inside the page: it runs its own script and reaches nothing of this page."""
+    """Embed the viewer: it runs its own script and reaches nothing of this page."""
     return (
         '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" '
         f'srcdoc="{html.escape(viewer)}"></iframe>'

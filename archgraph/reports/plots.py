@@ -119,7 +119,7 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
 
 
 def picture(figure: Figure, form: str = "svg") -> bytes:
-    """A figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time."""
+    """Return a figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time."""
     import matplotlib as mpl
 
     stream = io.BytesIO()
@@ -153,7 +153,7 @@ def panels(
     ratios: Sequence[float] | None = None,
     height: float = 4.0,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels in a row, in the style of all."""
+    """Make a figure of ``count`` panels in a row, in the style of all figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -241,7 +241,7 @@ def band(
         runs: A figure by round and seed.
         name: In the legend.
         number: Of the line.
-        places: Where each round stands on the axis; None: at its number.
+        places: Where each round stands on the axis. Default: at its number.
         bold: Whether it stands out: the global model, say.
     """
     means = runs.mean(axis=1)
@@ -268,7 +268,7 @@ def scale(
         panel: With its lines.
         what: The figure.
         title: Heading.
-        more: Whether more of it is better, to be said; None: that goes without saying.
+        more: Whether more of it is better, to be said in the title. Default: left out.
         axis: What the curves are drawn over.
     """
     from matplotlib.ticker import MaxNLocator
@@ -282,7 +282,7 @@ def scale(
 
 
 def fit(panel: Axes, what: str) -> None:
-    """A scale of values that fits what is drawn: no further than a share goes, nor than it can."""
+    """Fit the scale of values to what is drawn: no further than a share goes, nor than it can."""
     from matplotlib.ticker import PercentFormatter
 
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)

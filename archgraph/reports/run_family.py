@@ -15,7 +15,7 @@ from archgraph.reports.runs import Log
 
 
 def run_family(log: Log) -> Family:
-    """The global model of a run and its clients, whose transfers are found by alignment.
+    """Return the global model of a run and its clients, whose transfers are found by alignment.
 
     Raises:
         RunError: If the folder holds no global model, or a model of it is damaged.

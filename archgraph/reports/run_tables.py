@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shown(figure: str, value: float) -> str:
-    """An accuracy in per cent, anything else as a number.
+    """Write an accuracy in per cent, anything else as a number.
 
     >>> shown("accuracy", 0.5), shown("perplexity", 205.5)
     ('50.00 %', '205.5')
@@ -28,12 +28,12 @@ def shown(figure: str, value: float) -> str:
 
 
 def tiers(log: Log) -> Table:
-    """A row per model: size, its last test, and that of the best round on validation examples."""
+    """Tabulate models: size, last test, and that of the best round on validation examples."""
     return model_sheet(log).table(log.name)
 
 
 def model_sheet(log: Log) -> Sheet:
-    """A row per model: size, clients, its last test on all data and on its clients' own.
+    """Tabulate models: size, clients, the last test on all data and on their clients' own.
 
     Where examples are held out, its test after the round that is best on these, too. No round is
     chosen by test data.
@@ -95,7 +95,7 @@ def _members(log: Log) -> Mapping[str, int]:
 
 
 def client_sheet(log: Log) -> Sheet:
-    """A row per client: its data, how often its update was taken or lost, its bytes."""
+    """Tabulate clients: their data, how often their updates were taken or lost, their bytes."""
     of_clients = dict(iter(log.updates.groupby("client")))
     other = "" if any(client.malicious for client in log.clients) else None
     rows = []
@@ -138,7 +138,7 @@ def client_sheet(log: Log) -> Sheet:
 
 
 def traffic_sheet(log: Log) -> Sheet:
-    """A row per architecture that clients trained: bytes down and up, MACs forward; all of them."""
+    """Tabulate architectures that clients trained, and all: bytes down and up, MACs forward."""
     by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
     rows: list[tuple[Any, ...]] = []
     for name, asked in by_tier:
@@ -165,7 +165,7 @@ def traffic_sheet(log: Log) -> Sheet:
 
 
 def setting_sheet(log: Log) -> Sheet:
-    """The settings that are not the defaults; empty where the experiment cannot be read."""
+    """Return the settings that are not the defaults; empty if the experiment cannot be read."""
     found = differing(log.experiment) if log.experiment else ()
     columns = (
         SheetColumn("setting", "setting"),

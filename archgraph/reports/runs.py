@@ -53,7 +53,7 @@ class Log:
 
     @functools.cached_property
     def experiment(self) -> ExperimentSpec | None:
-        """The experiment as resolved; None: it is damaged, or of another version."""
+        """The experiment as resolved; None if it is damaged, or of another version."""
         from archgraph.language.experiment import ExperimentSpec
         from archgraph.language.yaml import read_document
 
@@ -104,18 +104,18 @@ class Log:
 
     @property
     def stopped(self) -> str:
-        """Why it ended before its last round; empty: it did not."""
+        """The reason why it ended before its last round; empty if it did not."""
         return str(self.rounds[-1].get("stopped") or "") if self.rounds else ""
 
     @property
     def lost(self) -> dict[str, int]:
-        """How many updates were rejected, and how many clients failed."""
+        """Number of rejected updates, and number of failed clients."""
         many = self.updates.groupby("what").size()
         return {key: int(many.get(key, 0)) for key in ("rejected", "failed")}
 
     @functools.cached_property
     def clients(self) -> tuple[ClientFacts, ...]:
-        """Who takes part; none where the folder is from before that was recorded."""
+        """The participants; empty if the folder is from before they were recorded."""
         return read_clients(self.folder)
 
     @property
@@ -138,13 +138,13 @@ class Log:
         return found
 
     def cost(self, name: str) -> Cost | None:
-        """Cost of one of the models; None: its file is missing or damaged."""
+        """Return the cost of one of the models; None if its file is missing or damaged."""
         graph = self.graphs.get(name)
         return None if graph is None or isinstance(graph, str) else cost(graph)
 
     @property
     def best(self) -> int | None:
-        """The best round on validation examples; None: there are none. Test data selects none."""
+        """The best round on validation examples; None without any. Test data selects none."""
         spec = self.experiment.validation if self.experiment else None
         if spec is None:
             return None
@@ -156,7 +156,7 @@ class Log:
 
     @property
     def name(self) -> str:
-        """What to call the run: its experiment's name, else its folder's."""
+        """The run's name: its experiment's, else its folder's."""
         named = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
         return named[1] if named else self.folder.resolve().name
 

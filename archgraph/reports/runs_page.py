@@ -55,12 +55,12 @@ CHOSEN = frozenset({"strategy", "data", "clients", "parameters", "MACs of an exa
 
 
 def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) -> str:
-    """The page of several runs as HTML text.
+    """Return the page of several runs as HTML text.
 
     Args:
         compared: The runs.
-        viewer: Makes the page that shows a run's architectures, to stand inside this one; None:
-            they are drawn.
+        viewer: Makes the page that shows a run's architectures, to stand inside this one.
+            Default: they are drawn.
     """
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
@@ -97,7 +97,7 @@ def _different(compared: Comparison, table: Table) -> str:
 
 
 def _upright(table: Table) -> Table:
-    """The table with a column per group if they are few: it fits a telephone."""
+    """Turn a table into one with a column per group if they are few: it fits a telephone."""
     if len(table.rows) > FEW:
         return table
     columns = list(zip(table.columns, *table.rows, strict=True))
@@ -130,7 +130,7 @@ def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) -> Iterator[str]:
-    """The models of each family once, however many runs have it; the first one is open."""
+    """Yield the models of each family once, however many runs have it; the first one is open."""
     users: dict[tuple[tuple[str, bytes], ...], tuple[Log, list[str]]] = {}
     for group, _, log in each_run(compared):
         paths = sorted(log.folder.glob("models/*.yaml"))
@@ -161,7 +161,7 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
-    """A row per run, round and model: the figure that judges it."""
+    """Tabulate runs, rounds and models with the figure that judges them."""
     what = judge(_logs(compared))
     rows = chosen(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
@@ -200,7 +200,7 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
 
 
 def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
-    """The data of each client, once for runs whose clients have the same; of the first few."""
+    """Draw the data of each client, once for runs whose clients have the same; of the first few."""
     users: dict[str, tuple[Log, list[str]]] = {}
     for group, seed, log in each_run(compared):
         clients = json.dumps([one.model_dump() for one in log.participants])
@@ -234,7 +234,7 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
 
 
 def _of(rows: DataFrame, model: str) -> DataFrame:
-    """A figure of a model by round and seed."""
+    """Return a figure of a model by round and seed."""
     return by_seed(chosen(rows, group=model).set_index(["round", "seed"])["value"])
 
 

@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
-    """The settings of an experiment that are not the defaults, those of its strategy first.
+    """Return an experiment's settings that are not the defaults, those of its strategy first.
 
     Example:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "local": {"lr": 0.5}}
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def said(value: Any) -> str:
-    """A setting as text.
+    """Write a setting as text.
 
     >>> said("sgd"), said([1, 2]), said(None)
     ('sgd', '[1, 2]', '–')

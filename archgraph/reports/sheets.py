@@ -73,7 +73,7 @@ class Sheet:
     note: str = ""
 
     def table(self, title: str = "") -> Table:
-        """The table as text, without columns that are empty."""
+        """Return the table as text, without columns that are empty."""
         used = [
             i
             for i, column in enumerate(self.columns)
@@ -96,7 +96,7 @@ class Sheet:
         return as_csv([column.key for column in self.columns], self.rows)
 
     def html(self) -> str:
-        """The table, its note and a link to its values; empty without rows."""
+        """Return the table, its note and a link to its values; empty without rows."""
         if not self.rows:
             return ""
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
@@ -115,7 +115,7 @@ def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def download(name: str, text: str, kind: str = "csv", label: str = "") -> str:
-    """A link to a file that is inside the page: CSV, or the SVG of a plot."""
+    """Return a link to a file that is inside the page: CSV, or the SVG of a plot."""
     source = f"data:{KINDS[kind]};charset=utf-8," + urllib.parse.quote(text)
     file = f"{html.escape(name)}.{kind}"
     return f'<a class="file" download="{file}" href="{html.escape(source)}">{label or file}</a>'

@@ -133,16 +133,16 @@ class RunServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page."""
+        """The URL at which a browser finds the page."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a request may call this server."""
+        """The names by which a request may call this server."""
         return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
 
     def state(self) -> str:
-        """Changes whenever the run has written a line, stops or is resumed."""
+        """Return a text that changes when the run has written a line, stops or is resumed."""
         found = (self.folder / "metrics.jsonl").stat()
         return f"{found.st_size} {found.st_mtime_ns} {goes_on(self.folder)}"
 
@@ -191,7 +191,7 @@ class _Request(SimpleHTTPRequestHandler):
 
 
 def watch_page(log: Log, *, framed: bool = False) -> str:
-    """The page of a run that goes on: progress, then what is recorded of rounds and clients.
+    """Return the page of a live run: progress, then what is recorded of rounds and clients.
 
     Args:
         log: The run.
@@ -223,7 +223,7 @@ def _done(log: Log) -> str:
 
 
 def _still(log: Log) -> str:
-    """What to say of a run that no process writes."""
+    """Return what to say of a run that no process writes."""
     over = log.done >= _planned(log)
     return "" if over else ", not running now: archgraph run … --resume goes on"
 
