@@ -121,10 +121,7 @@ def _first_axes(eq: Equations) -> list[Dims]:
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Keep a dimension whole that is run through in order; one position of it remains.
-
-    Its operators are kthvalue, mode and trapezoid.
-    """
+    """Keep a dimension whole that is run through in order; one position stays (kthvalue, mode)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
