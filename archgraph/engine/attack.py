@@ -31,7 +31,7 @@ from archgraph.processes.isolation import seed_torch
 def malicious(
     clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
 ) -> frozenset[int]:
-    """The clients that attack: a seeded choice of ``share`` of them, rounded to the nearest.
+    """Choose the clients that attack: ``share`` of them, seeded and rounded to the nearest.
 
     A share above 0 is at least one client.
 

@@ -14,7 +14,7 @@ _Way = tuple[Predict | None, Literal["stored", "recompute"]]
 
 
 def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
-    """A test of what a client returns, in the way in which the strategy tests its models.
+    """Return a test of what a client returns, in the way in which the strategy tests its models.
 
     Args:
         evaluator: Of the experiment.
@@ -44,7 +44,7 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
 def trained_together(
     rows: Iterable[Mapping[str, Any]], learning: LearningTask
 ) -> dict[str, Mapping[str, float]]:
-    """Mean over the clients that were accepted, as ``trained`` of an evaluation; empty: none.
+    """Return the mean over accepted clients, as ``trained`` of an evaluation; empty if none.
 
     Example:
         >>> from archgraph.federation import TASKS

@@ -41,7 +41,7 @@ class ClientFacts(BaseModel):
 
     @property
     def label(self) -> str:
-        """How it is called beside other clients.
+        """The client's label beside other clients.
 
         >>> ClientFacts(client=3, tier="small", examples=9).label
         'client 3, small'
@@ -53,7 +53,7 @@ _FILE = TypeAdapter(list[ClientFacts])
 
 
 def clients_file(experiment: Experiment) -> str:
-    """The content of `clients.json`."""
+    """Return the content of `clients.json`."""
     world = experiment.world
     names = list(experiment.data.owners)
     rows = [
@@ -96,7 +96,7 @@ def _whose(client: Client) -> str:
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
-    """The clients of a run folder; none where it is from before they were recorded.
+    """Read the clients of a run folder; none where it is from before they were recorded.
 
     Raises:
         RunError: If the file is damaged.

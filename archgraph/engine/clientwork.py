@@ -83,7 +83,7 @@ class ClientWork:
     experiment: Experiment
 
     def on(self, device: str) -> ClientWork:
-        """The same work on a device."""
+        """Return the same work on a device."""
         world = dataclasses.replace(self.experiment.world, device=device)
         return ClientWork(dataclasses.replace(self.experiment, world=world))
 
@@ -123,26 +123,26 @@ class ClientWork:
         return Returned(outcome, findings, seconds, up, size)
 
     def result(self, task: Task, outcome: Outcome) -> Result:
-        """What the server sees of an outcome."""
+        """Return what the server sees of an outcome."""
         return task.result(outcome, len(self.experiment.shares[task.client]))
 
     def examined(self, result: Result) -> Result:
-        """The result with what the strategy finds in it."""
+        """Return the result with what the strategy finds in it."""
         strategy, world = self.experiment.strategy, self.experiment.world
         found = returned(Result, strategy.examined(world, result), strategy, "examine")
         return dataclasses.replace(found, findings=copies(detached(found.findings)))
 
     def clip(self, round: int) -> AggregateSpec | None:
-        """What says how far updates are scaled down; None: nothing does."""
+        """Return the rules that say how far updates are scaled down; None if nothing does."""
         rules = self.experiment.world.aggregate
         return None if rules is None or rules.clip is None or round == 0 else rules
 
     def limits(self, round: int) -> bool:
-        """Whether anything depends on how large a change is."""
+        """Return whether anything depends on how large a change is."""
         return self.experiment.bound is not None or self.clip(round) is not None
 
     def _work(self, what: Assignment, tell: Tell) -> Outcome:
-        """What the client does."""
+        """Do the client's work."""
         setup, task, kept = self.experiment, what.task, what.kept
         world, device = setup.world, setup.world.device
         state = kept.over(task.state, task.kept)
@@ -217,7 +217,7 @@ def _steps(tell: Tell) -> Progress:
 
 
 def malicious(experiment: Experiment, round: int, client: int) -> bool:
-    """Whether a client attacks in a round."""
+    """Return whether a client attacks in a round."""
     return client in experiment.malicious and round > 0
 
 
@@ -231,7 +231,7 @@ def _within(model: str) -> Iterator[None]:
 
 
 def copies(state: State) -> State:
-    """A state in memory of its own, where the server computes, whatever device it comes from."""
+    """Copy a state into memory of its own on the server's device, whatever device it comes from."""
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
         return {
             name: tensor.clone() if tensor.is_cpu else tensor.cpu()

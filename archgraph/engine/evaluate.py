@@ -91,7 +91,10 @@ class Evaluator:
         return self.experiment.world.learning
 
     def _own(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
-        """The models with the clients whose own they are; none that is but trained beside those."""
+        """Yield the models with the clients that own them.
+
+        Models that clients only train beside their own are left out.
+        """
         own = {client.id for client in self.experiment.world.participants}
         for model in models:
             clients = tuple(client for client in model.clients if client in own)
@@ -99,7 +102,7 @@ class Evaluator:
                 yield dataclasses.replace(model, clients=clients)
 
     def _tuned(self, model: Evaluated) -> Evaluated:
-        """The model with what its clients do before a test."""
+        """Return the model with what its clients do before a test."""
         passes = self.experiment.evaluate.fine_tune
         if not passes or model.program is not None:
             return model
@@ -107,7 +110,10 @@ class Evaluator:
         return dataclasses.replace(model, program=train)
 
     def _tested(self, model: Evaluated) -> _Tested:
-        """The model on all test data, and under the masks that its clients, or all, may ask for."""
+        """Test the model on all test data, plain and under masks.
+
+        The masks are those that its clients, or all, may ask for.
+        """
         world = self.experiment.world
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
@@ -239,7 +245,7 @@ class Evaluator:
         round: int,
         untuned: list[Json],
     ) -> State:
-        """The model as one client has it: its own version, with what it kept, then fine-tuned.
+        """Return one client's model: its own version, with what it kept, then fine-tuned.
 
         One that cannot be tuned (its gradients are not finite, say) is tested as it is, and noted.
         """
@@ -272,7 +278,7 @@ class Evaluator:
         generator: torch.Generator,
         keep: State,
     ) -> State:
-        """What a model's program makes of its weights, on all of a client's data."""
+        """Return what a model's program makes of its weights, on all of a client's data."""
         assert model.program is not None
         work = self.experiment.work(client, round, model.graph, state, generator, keep=keep)
         whole = work.local.model_copy(update={"fraction": 1.0})
@@ -289,7 +295,7 @@ class _Tested:
     masked: Mapping[tuple[bool, ...], Answers]
 
     def answers_for(self, other: Evaluated, masks: Iterable[tuple[bool, ...]]) -> bool:
-        """Whether another model would answer the same, tensor by tensor."""
+        """Return whether another model would answer the same, tensor by tensor."""
         mine, theirs = self.model, other
         return (
             set(masks) <= set(self.masked)

@@ -115,7 +115,7 @@ class Experiment:
         values: Mapping[str, Json] | None = None,
         **more: Any,
     ) -> Work:
-        """A client's work, with tensors and values of its own.
+        """Make a client's work, with tensors and values of its own.
 
         A part of the global model shares its memory with the server's. The client gets a copy, so
         that a program that writes in place changes neither the server nor what was kept.

@@ -24,12 +24,12 @@ UNNAMED = ("name", "out", "engine", "patience", "trackers")
 
 
 def family_of(spec: ExperimentSpec) -> FamilySpec:
-    """The family that an experiment names or holds."""
+    """Return the family that an experiment names or contains."""
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
 def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
-    """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
+    """Write the experiment as YAML with every default; :func:`prepare` reads it back."""
     values = settled(spec, strategy, every=True)
     values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     stream = io.StringIO()
@@ -41,7 +41,7 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
 
 
 def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:
-    """What an experiment says but for its family, as plain values with every default.
+    """Return what an experiment says except its family, as plain values with every default.
 
     Args:
         spec: The experiment.
@@ -97,7 +97,7 @@ def facts(
 
 
 def _owners(data: Dataset) -> dict[str, Json]:
-    """Whose each training example is, where the data says so."""
+    """Return whose each training example is, where the data says so."""
     if not data.owners:
         return {}
     owned = {f"{place:06}": own for place, own in enumerate(data.owners.values())}
@@ -105,7 +105,7 @@ def _owners(data: Dataset) -> dict[str, Json]:
 
 
 def _statistics(split: Split) -> Iterator[tuple[str, torch.Tensor]]:
-    """What inputs are normalised by, where they are."""
+    """Yield what inputs are normalised by, where they are."""
     for name, tensor in (("mean", split.mean), ("std", split.std)):
         if tensor is not None:
             yield name, tensor

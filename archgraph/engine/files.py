@@ -95,7 +95,7 @@ def checked_experiment(
 
 
 def _shapes(family: Family) -> Family:
-    """A family whose first weights are shapes without numbers."""
+    """Replace the first weights of a family by shapes without numbers."""
     import torch
 
     def state(graph: ArchGraph) -> State:

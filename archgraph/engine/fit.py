@@ -35,7 +35,7 @@ from archgraph.rewrites.insert import fresh
 def matched(
     family: Family, data: Dataset, learning: LearningTask = CLASSIFICATION
 ) -> tuple[Family, Dataset]:
-    """The family with models that all take the same inputs, and the data with these.
+    """Return the family with models that all take the same inputs, and the data with these.
 
     Of the inputs that the data offers by name those stay that some model asks for. Every model then
     takes them in the data's order; what it does not ask for itself, it does not use. So one
@@ -78,7 +78,7 @@ def check_images(options: AugmentOptions | None, data: Dataset) -> None:
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
-    r"""The architecture with the data's named inputs in their order; the same function of them.
+    r"""Give an architecture the data's named inputs in their order; it stays the same function.
 
     The only input of a model may be called anything; it is the data's first.
 
@@ -164,7 +164,7 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
 
 
 def _examples(data: Dataset) -> list[TensorType]:
-    """The inputs of a batch, as a model takes them."""
+    """Return the types of a batch's inputs, as a model takes them."""
     given = (data.train.inputs, *data.train.beside.values())
     shapes = (data.shape, *(tuple(x.shape[1:]) for x in given[1:]))
     kinds = ("int64" if data.integral else "float32", *map(_dtype, given[1:]))
@@ -172,7 +172,7 @@ def _examples(data: Dataset) -> list[TensorType]:
 
 
 def _takes(node: Node, example: TensorType) -> bool:
-    """Whether an input of a model is of this shape and kind."""
+    """Return whether an input of a model is of this shape and kind."""
     whole = node.dtype.startswith("int")
     return node.shape == example.shape and whole == example.dtype.startswith("int")
 
@@ -189,7 +189,7 @@ def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
 
 
 def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | None:
-    """What to do about inputs that do not fit, where that is clear."""
+    """Return what to do about inputs that do not fit, where that is clear."""
     if len(inputs) != 1 or len(examples) != 1:
         return None
     takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
@@ -209,7 +209,7 @@ def _dtype(given: torch.Tensor) -> str:
 
 
 def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
-    """The task with the output that is meant where models give several in training alone.
+    """Return the task with the output that is meant where models give several in training alone.
 
     It is the one that they give in tests, too. Models that differ in where it is need `output:`.
 
@@ -238,7 +238,9 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
 
 
 def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
-    """Which of the results of training the model gives in tests, alone; all by key or position.
+    """Return the key of the training result that tests give, alone; and all results by key.
+
+    A key is a name or a position.
 
     A model may compute it by other operators in training: then it is the first of its shape.
     """
@@ -284,7 +286,7 @@ def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
 
 
 def results(graph: ArchGraph) -> tuple[Value, Value]:
-    """What a model gives in tests, and in training."""
+    """Return what a model gives in tests, and in training."""
     return in_mode(graph.outputs, False), in_mode(graph.outputs, True)
 
 
@@ -307,7 +309,7 @@ def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, wher
 
 
 def _outputs(graph: ArchGraph, value: Value) -> object:
-    """What a model gives for two examples, without values: tensors on the meta device."""
+    """Return what a model gives for two examples, without values: tensors on the meta device."""
     match value:
         case Record(fields):
             return {key: _outputs(graph, item) for key, item in fields}
@@ -325,7 +327,7 @@ def _real(kind: TensorType) -> bool:
 
 
 def _logits(outputs: Value) -> Ref | None:
-    """The output that :class:`archgraph.federation.Logits` takes, where it is clear."""
+    """Return the output that :class:`archgraph.federation.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
         fields = dict(outputs.fields)
         outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)

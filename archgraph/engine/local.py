@@ -69,18 +69,18 @@ class Run:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What went wrong: updates refused, clients failed, figures not finite; with the rounds."""
+        """Problems: updates refused, clients failed, figures not finite; with the rounds."""
         return tuple(troubles(self.rounds))
 
     @property
     def sound(self) -> bool:
-        """Whether the last round took an update, and every figure of the last test is finite."""
+        """True if the last round took an update, and every figure of the last test is finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The ``epsilon`` spent so far for the experiment's ``delta``; None: it is infinite."""
+        """The ``epsilon`` spent so far for the experiment's ``delta``; None stands for infinity."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
@@ -104,7 +104,7 @@ class Run:
         return frame(self.rounds)
 
     def table(self) -> Table:
-        """A row per tier; below privacy, what went wrong and the notes; ``print`` draws it."""
+        """Return a row per tier; below privacy, problems and the notes; ``print`` draws it."""
         shown, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
@@ -127,7 +127,7 @@ class Run:
         return f"Run({plural(len(self.rounds), 'round')}{measured}{place}{wrong})"
 
     def _repr_html_(self) -> str:
-        """The table, as notebooks show it."""
+        """Return the table as notebooks show it."""
         return self.table()._repr_html_()
 
 
@@ -149,12 +149,13 @@ def run(
     Args:
         experiment: A file, what was read from one, or keys and values as a file would say them,
             where a model may be a graph or what ``ag.trace`` returns.
-        out: Run folder; None: the one that the experiment names, if any; else nothing is written.
+        out: Run folder. Default: the one that the experiment names, if any, else nothing is
+            written.
         resume: Go on with the run in that folder, after its last checkpoint; begin it where it died
             before it had begun.
         resume_from: Go on with it after this round; what it did later is removed.
         overwrite: Replace the run in that folder, once the new one is ready to begin.
-        data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+        data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names: ``(train, test)``, each a torch
             dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client. See
             :func:`archgraph.data.dataset_of`.
@@ -260,13 +261,16 @@ def execute(
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:
-    """A line per round where bars cannot be shown."""
+    """Return a tracker that writes a line per round where bars cannot be shown."""
     spoken = any(isinstance(one, ConsoleTracker) for one in trackers)
     return () if spoken or not progress or sys.stderr.isatty() else (ConsoleTracker(),)
 
 
 def _files(experiment: Experiment) -> dict[str, str]:
-    """What the run folder says of clients and architectures, so that its tensors mean something."""
+    """Return what the run folder says of clients and architectures.
+
+    It is what gives the folder's tensors their meaning.
+    """
     world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     graphs = {name: graph for name, graph in graphs.items() if graph.nodes}

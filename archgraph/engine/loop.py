@@ -43,11 +43,11 @@ def sample(
     poisson: bool = False,
     spare: int = 0,
 ) -> tuple[int, ...]:
-    """Clients of a round, ascending, and then the spare ones: drawn from (seed, round) only.
+    """Draw the clients of a round, ascending, and then the spare ones: from (seed, round) only.
 
     Args:
         clients: All clients.
-        count: How many; None: all.
+        count: How many. Default: all.
         seed: Of the run.
         round: Counted from 1.
         poisson: Whether each is drawn by itself; ``count`` then is the expected number.
@@ -95,7 +95,7 @@ class Loop:
     _recording: float = 0.0
 
     def start(self, state: ServerState) -> None:
-        """What comes before the first round: the survey, from the strategy's first state."""
+        """Do what comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
         turn = Turn(self._work, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
         with turn.clock.measure("server"):
@@ -219,7 +219,7 @@ class Loop:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run ends before its last round."""
+        """True if the run ends before its last round."""
         return bool(self.lines and self.lines[-1].get("stopped"))
 
     def _select(self, line: dict[str, Json]) -> None:
@@ -245,12 +245,12 @@ class Loop:
 
     @functools.cached_property
     def _work(self) -> ClientWork:
-        """What clients do; one for all rounds, so that processes can go on with it."""
+        """The work of clients; one object for all rounds, so that processes can go on with it."""
         return ClientWork(self.experiment)
 
     @functools.cached_property
     def _workers(self) -> Workers:
-        """Where clients work."""
+        """The processes in which clients work."""
         setup = self.experiment
         most, asked = len(setup.world.clients), setup.engine
         count = self._testers.count
@@ -267,7 +267,7 @@ class Loop:
 
     @functools.cached_property
     def _testers(self) -> Workers:
-        """Where models are tested; devices and what is compiled are left to one process."""
+        """The processes that test models; devices and what is compiled are left to one process."""
         engine = self.experiment.engine
         if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
@@ -287,7 +287,7 @@ class Loop:
         return Evaluator(self.experiment, self._testers)
 
     def _filled(self, turn: Turn, state: ServerState, sampled: tuple[int, ...]) -> Iterator[Result]:
-        """The work of the clients of a round, of spare ones as far as others are missing."""
+        """Yield the work of a round's clients, and of spare ones as far as others are missing."""
         rest, needed = iter(sampled), len(sampled) - self.experiment.spare
         while clients := tuple(itertools.islice(rest, needed - len(turn.accepted))):
             yield from turn.results(self._task(state, client, turn.round) for client in clients)
@@ -309,7 +309,7 @@ class Loop:
 
     @property
     def _at_nodes(self) -> bool:
-        """Whether what clients keep is not here, and models that need it cannot be tested."""
+        """True if what clients keep is not here: models that need it cannot be tested."""
         return self.elsewhere is not None and self.elsewhere.private == "node"
 
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:

@@ -14,7 +14,7 @@ from archgraph.language.experiment import EngineSpec
 
 
 def performed(program: Program, work: Work, engine: EngineSpec) -> Outcome:
-    """What a program makes of its work, as ``local.precision`` and ``engine.compile`` ask for.
+    """Run a program on its work, as ``local.precision`` and ``engine.compile`` ask for.
 
     Weights, gradients of weights, losses and statistics stay as they are: PyTorch's autocast
     converts what goes into products of matrices and convolutions. Converted weights are not cached,

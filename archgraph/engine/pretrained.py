@@ -29,7 +29,7 @@ SPARE_BYTES, SPARE_TIMES = 1 << 30, 4
 
 
 def lacking_weights(spec: WeightsSpec) -> str | None:
-    """What to fetch of a file of weights that is not there; None: it is.
+    """Return what to fetch of a file of weights that is not there; None if it is.
 
     Example:
         >>> lacking_weights(WeightsSpec(file="/none/net.pth", published="https://a.org"))
@@ -46,7 +46,7 @@ def lacking_weights(spec: WeightsSpec) -> str | None:
 def pretrained_family(
     spec: WeightsSpec, family: Family, seed: int, *, imagined: bool = False
 ) -> Family:
-    """A family whose global model starts from a file's weights.
+    """Return a family whose global model starts from a file's weights.
 
     Args:
         spec: Which file, and what becomes of names.
@@ -79,7 +79,7 @@ def pretrained_family(
 
 
 def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
-    """The tensors of a file under the model's names; every weight that is not fresh has one."""
+    """Return a file's tensors under the model's names; every weight that is not fresh has one."""
     names = renamed(tensors, spec.rename)
     leaves = {p.name: p for p in graph.params if p.role != "constant"}
     owner = {alias: p.name for p in leaves.values() for alias in p.aliases}
@@ -160,7 +160,7 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
 
 
 def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: str) -> set[str]:
-    """The names that patterns fit, each at least one."""
+    """Return the names that patterns fit; each pattern must fit at least one."""
     every: set[str] = set()
     for pattern in patterns:
         fitting = {name for name in names if fnmatchcase(name, pattern)}
@@ -175,7 +175,7 @@ def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: s
 
 
 def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
-    """The tensors of a file by name; nothing in it is executed."""
+    """Read the tensors of a file by name; nothing in it is executed."""
     path = Path(spec.file)
     most = SPARE_TIMES * sum(t.numel() * t.element_size() for t in state.values()) + SPARE_BYTES
     if path.stat().st_size > most:

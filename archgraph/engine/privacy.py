@@ -62,7 +62,10 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
 
 
 def census(experiment: Experiment, state: ServerState, round: int) -> Census:
-    """Who covers what in a round: the strategy receives results of all clients, unchanged."""
+    """Record who covers what in a round.
+
+    The strategy receives the results of all clients, unchanged.
+    """
     taken = Census()
     world = dataclasses.replace(experiment.world, means=taken)
     unchanged = _unchanged(experiment, state, round, taken)
@@ -91,7 +94,7 @@ def _unchanged(
 
 
 def private_world(experiment: Experiment, state: ServerState, round: int) -> World:
-    """The world of a round, with means that are private.
+    """Return the world of a round, with means that are private.
 
     Args:
         experiment: One with ``privacy``.
@@ -120,7 +123,10 @@ def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
 
 
 def spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
-    """The privacy that so many rounds have spent, the last with so many clients; for the record."""
+    """Return the privacy that so many rounds have spent, the last with so many clients.
+
+    This is for the record.
+    """
     privacy = experiment.privacy
     if privacy is None:
         return {}
@@ -131,7 +137,7 @@ def spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
 
 @functools.lru_cache(maxsize=1024)
 def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> float:
-    """The ε that so many rounds have spent, for the ``delta`` of the experiment.
+    """Return the ε that so many rounds have spent, for the ``delta`` of the experiment.
 
     Args:
         privacy: Noise, δ, how clients are sampled.

@@ -35,7 +35,7 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """The state with running statistics recomputed: their mean over one pass of the data.
+    """Recompute the running statistics of a state: their mean over one pass of the data.
 
     Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
     running statistics use those of the batch. Batches are of equal size, up to one example, and
@@ -46,7 +46,7 @@ def recalibrated(
         state: Its state.
         data: Training data.
         batch: Examples at a time, at most.
-        examples: Use at most so many, drawn at random; None: all.
+        examples: Use at most so many, drawn at random. Default: all.
         seed: Of the order.
         device: Where to compute.
 
@@ -96,7 +96,7 @@ def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
 
 @per_graph
 def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
-    """The graph in eval mode whose running statistics become those of each batch; their names."""
+    """Return a graph in eval mode whose running statistics become each batch's; and their names."""
     running = statistics(graph)
     nodes, measured = [], []
     for node in graph.nodes:

@@ -33,7 +33,7 @@ _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
 
 
 def returned(kind: type[T], value: object, owner: object, method: str = "__call__") -> T:
-    """A value that a method of a strategy, or a program, has returned.
+    """Check a value that a method of a strategy, or a program, has returned.
 
     Args:
         kind: What it should have returned.
@@ -69,7 +69,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
 
 
 def outcome_of(program: object, value: object) -> Outcome:
-    """What a program has returned, in mappings that are read once, with tensors without a graph.
+    """Return a program's outcome in mappings that are read once, with tensors without a graph.
 
     What a program still holds can so not look different later: when it is merged or recorded.
 
@@ -114,7 +114,7 @@ def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
-    """The values of an iterable that a method has returned, each checked as it comes.
+    """Yield the values of an iterable that a method has returned, each checked as it comes.
 
     Raises:
         RunError: As :func:`returned`.
@@ -131,7 +131,7 @@ def received(
     graph: ArchGraph,
     number: int,
 ) -> ServerState:
-    """What ``receive`` of a strategy returns, by a call that leaves the state before it alone.
+    """Return what a strategy's ``receive`` returns; the call leaves the state before it alone.
 
     Raises:
         RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype,
@@ -170,7 +170,7 @@ def received(
 
 
 def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
-    """Whether the weights that a strategy gives are those of the graph that it gives.
+    """Check that the weights that a strategy gives are those of the graph that it gives.
 
     Raises:
         RunError: If a tensor has another shape, or is of whole numbers where the graph has real

@@ -27,10 +27,10 @@ from archgraph.language.task import TaskSpec
 
 
 def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
-    """What is learned from the data.
+    """Determine what is learned from the data.
 
     Args:
-        spec: What the experiment says; None: what the type of the targets says.
+        spec: What the experiment says. Default: what the type of the targets says.
         data: The data.
 
     Raises:
@@ -129,7 +129,7 @@ _ANY = LearningTask(
 
 
 def _standardised(task: LearningTask, targets: Tensor) -> LearningTask:
-    """The task on targets of mean 0 and deviation 1; metrics see their own units, the loss not."""
+    """Standardise targets to mean 0 and deviation 1; metrics see their own units, the loss not."""
     std, mean = torch.std_mean(targets.double(), 0, correction=0)
     std = torch.where(std > 0, std, 1.0)
     loss = Standardised(task.loss, mean.float(), std.float())
@@ -161,7 +161,7 @@ def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMetric]:
-    """The metrics that are asked for: the task's own, or those of torchmetrics."""
+    """Yield the metrics that are asked for: the task's own, or those of torchmetrics."""
     for place, choice in enumerate(spec.metrics):
         name, options = (choice, None) if isinstance(choice, str) else next(iter(choice.items()))
         where = f"task.metrics.{place}"
@@ -190,7 +190,7 @@ def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMe
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
-    """The task with metrics that are asked for before its own."""
+    """Return the task with metrics that are asked for before its own."""
     names = {metric.name for metric in asked}
     own = tuple(metric for metric in task.metrics if metric.name not in names)
     judge = task.judge

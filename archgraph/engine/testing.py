@@ -32,7 +32,7 @@ class Answers:
     targets: Tensor
 
     def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """The figures of the chosen examples.
+        """Return the figures of the chosen examples.
 
         Example:
             >>> from archgraph.federation.metrics import METRICS
@@ -85,11 +85,11 @@ def answers(
         module: On ``device``.
         data: Test examples.
         learning: What was learned.
-        predict: From outputs to predictions; None: the task's output.
+        predict: From outputs to predictions. Default: the task's output.
         masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
         batch: Examples at a time.
         device: Where the module is.
-        workers: Where it is run; None: in this process.
+        workers: Where it is run. Default: in this process.
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]

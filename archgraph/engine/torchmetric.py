@@ -39,7 +39,7 @@ _VARIANTS = ("Binary", "Multiclass", "Multilabel")
 def torch_metric(
     name: str, options: Mapping[str, Json], task: LearningTask, classes: int, where: str
 ) -> Metric:
-    """A metric of torchmetrics.
+    """Make a metric of torchmetrics.
 
     Args:
         name: Its name: that of its class, in lower case with or without underscores, or a key of
@@ -178,7 +178,7 @@ def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def _summed(metric: Any) -> bool:
-    """Whether states of batches add up."""
+    """Return whether states of batches add up."""
     reductions = [metric._reductions[name] for name in metric.metric_state]
     return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
 
@@ -196,7 +196,7 @@ def _trial(form: TargetForm, classes: int) -> tuple[Tensor, Tensor]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """What torchmetrics warns of (a class without examples) is not said in every round."""
+    """Silence torchmetrics: its warnings (a class without examples) would come in every round."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -23,14 +23,14 @@ def trained(
     python: bool = False,
     tested: bool = False,
 ) -> dict[str, Model]:
-    """Architectures with weights by name: ``global``, tiers, clusters.
+    """Return architectures with weights by name: ``global``, tiers, clusters.
 
     A model of which clients have their own versions (made for them, or with what they kept) is
     there once per client, as ``NAME/CLIENT``.
 
     Args:
         folder: The run folder; the run may be going on.
-        data_root: Folder of the data; None: the run's.
+        data_root: Folder of the data. Default: the run's.
         data: The data, where it was an argument of the run.
         python: Consent to run the Python code that the run's experiment and models name.
         tested: With the running statistics that each model is tested with, which some methods

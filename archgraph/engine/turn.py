@@ -48,7 +48,7 @@ class Elsewhere(Protocol):
     def __call__(
         self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
     ) -> Iterable[Working]:
-        """The tasks of a round in their order, each with what waits for its outcome."""
+        """Return the tasks of a round in their order, each with what waits for its outcome."""
 
 
 class Clock:
@@ -122,11 +122,11 @@ class Turn:
 
     @property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """The experiment that is run."""
         return self.work.experiment
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
-        """The work of one client after the other; one update is alive at a time for each worker.
+        """Yield the work of one client after the other; one update per worker is alive at a time.
 
         Their order is that of the tasks, whoever is ready first. With a bound relative to the
         round's median they wait on disk: the median comes first.
@@ -151,7 +151,7 @@ class Turn:
             del result
 
     def _arrived(self, tasks: Iterable[Task]) -> Iterator[Arrived]:
-        """What comes back and is not refused, with what the record says of it so far."""
+        """Yield what comes back and is not refused, with what the record says of it so far."""
         with contextlib.closing(self._calls(map(self._announced, tasks))) as calls:
             for task, came in calls:
                 row = self._row(task)
@@ -167,7 +167,7 @@ class Turn:
                 del task, came
 
     def _calls(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Returned | Died]]:
-        """What came of each task, in their order."""
+        """Yield what came of each task, in their order."""
         if self.elsewhere is None:
             yield from self.workers.calls(
                 self.work,
@@ -190,7 +190,7 @@ class Turn:
             del came
 
     def _assignment(self, task: Task) -> Assignment:
-        """What a client begins with, now."""
+        """Return what a client begins with, now."""
         return Assignment(self.round, task, self.kept.get(task.client, KeptByClient()))
 
     def _announced(self, task: Task) -> Task:
@@ -201,7 +201,7 @@ class Turn:
         return task.tier or self.experiment.world.clients[task.client].name
 
     def _row(self, task: Task) -> dict[str, Json]:
-        """What the record says of a client, whatever came of its work."""
+        """Return what the record says of a client, whatever came of its work."""
         row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
         row |= {"spare": True} if task.client in self.spare else {}
         return row | {DOWN: sent(task, self.kept.get(task.client, KeptByClient()))}
@@ -215,7 +215,7 @@ class Turn:
         self.failed.append({**row, "reason": printable(died.reason)})
 
     def _limited(self, arrived: Iterator[Arrived]) -> Iterator[Taken]:
-        """What `bound` allows, scaled down as far as `clip` says, as the strategy sees it.
+        """Yield what `bound` allows, scaled down as far as `clip` says, as the strategy sees it.
 
         1. Where a limit is relative to the round's median, all updates wait on disk for it.
         2. A change of more than `bound` medians is refused.
@@ -257,7 +257,7 @@ class Turn:
             del task, row, came, result
 
     def settle(self) -> None:
-        """After the stream has ended.
+        """Check, after the stream has ended, that some client succeeded or was refused.
 
         Raises:
             RunError: If every client failed: then it is not the clients.
@@ -278,7 +278,7 @@ class Turn:
             ) from self._first
 
     def report(self) -> dict[str, Json]:
-        """What became of the clients, as the record has it."""
+        """Return what became of the clients, as the record has it."""
         return {"clients": self.accepted, "rejected": self.rejected, "failed": self.failed}
 
 

@@ -65,11 +65,11 @@ def prepare(
     Args:
         experiment: A file, what was read from one, or keys and values as a file would say them,
             where a model may be a graph or what ``ag.trace`` returns.
-        data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+        data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names, in any form that
             :func:`archgraph.data.dataset_of` takes; its partition stays.
         imagined: What stands in for the data; such an experiment can begin, but it has neither text
-            nor facts by which a run is recorded. None: the data is loaded.
+            nor facts by which a run is recorded. Default: the data is loaded.
         family: The family, if it is resolved already.
         python: Consent to run the Python code that the experiment and its models name.
 
@@ -196,7 +196,7 @@ def _data(
     data_root: str | os.PathLike[str] | None,
     python: bool,
 ) -> tuple[DataSpec, Dataset]:
-    """The data of a run, and what says which they are; arguments as for :func:`prepare`."""
+    """Return the data of a run, and what says which they are; arguments as for :func:`prepare`."""
     named, located = spec.data, spec.locating("data")
     if data is not None:
         named, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
@@ -233,7 +233,7 @@ def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ..
 
 
 def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
-    """The data with its clients in the order in which the family names them."""
+    """Return the data with its clients in the order in which the family names them."""
     if not owners:
         return data
     if sorted(owners) != sorted(map(str, data.owners)):
@@ -248,7 +248,7 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
 
 
 def begun(experiment: Experiment) -> ServerState:
-    """The strategy's first state, once it is known that its models can be tested.
+    """Return the strategy's first state, once it is known that its models can be tested.
 
     Raises:
         RunError: If the strategy refuses this world, or :func:`testable` its models.
@@ -347,7 +347,7 @@ def _world(
 
 
 def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
-    """A tier with its first weights: its own model's, the global ones, or random ones."""
+    """Give a tier its first weights: its own model's, the global ones, or random ones."""
     if tier.own:
         return tier
     if family.has_global:
@@ -460,7 +460,7 @@ def _device(engine: EngineSpec) -> str:
 
 
 def _trouble(name: str) -> str | None:
-    """Why nothing can be computed on a device; None: it can."""
+    """Return why nothing can be computed on a device; None if it can."""
     try:
         torch.device(name)
     except RuntimeError:  # its text is a list of all that there is
