@@ -262,7 +262,7 @@ def band(
 def scale(
     panel: Axes, what: str, title: str, more: bool | None = None, axis: str = "round"
 ) -> None:
-    """Titles and axes of a panel over rounds; the scale of values fits what is drawn.
+    """Set titles and axes of a panel over rounds; the scale of values fits what is drawn.
 
     Args:
         panel: With its lines.

@@ -198,6 +198,6 @@ def lost_sheet(log: Log) -> Sheet:
 
 
 def _sum(asked: DataFrame, key: str) -> int | None:
-    """None where it was not recorded."""
+    """Sum a column of updates; None if it was not recorded."""
     values = asked[key].dropna()
     return None if values.empty else sum(values)
