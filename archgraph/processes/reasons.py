@@ -24,7 +24,7 @@ def reason(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a client can have written, as a record holds it: short, and without controls.
+    """Shorten a text that a client may have written, and escape its control characters.
 
     >>> len(printable("a" * 2000)), printable("a" + chr(27)).isprintable()
     (1000, True)
