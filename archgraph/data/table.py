@@ -121,7 +121,7 @@ def _check_apart(made: Features, statistics: tuple[Tensor, Tensor] | None, where
 
 
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
-    """Append to a column the cells that the file of test rows has in it."""
+    """Append to a column the cells of that column in the file of test rows."""
     if column.name not in more:
         raise DataError("the table has no such column", where=file, **unknown(column.name, more))
     other, count = more[column.name], len(column.cells)
