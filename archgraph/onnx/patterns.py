@@ -193,7 +193,7 @@ class OnnxReader:
         return ways
 
     def numbers(self, operand: Any) -> list[Any] | None:
-        """Return the numbers of a constant of at most one axis, or None if it is not known."""
+        """Return the numbers of a constant of at most one axis; None if the value is not known."""
         array = self._constant(operand)
         if array is None or array.ndim > 1:
             return None
