@@ -9,7 +9,7 @@ LONGEST = 1000
 
 
 def reason(error: BaseException) -> str:
-    """Why a client's work was lost, as a line of a record: the client can have written the error.
+    """Say for a record why a client's work was lost: the client may have written the error.
 
     Example:
         >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))

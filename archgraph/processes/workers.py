@@ -101,7 +101,11 @@ class Workers:
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def apart(self, *, again: bool) -> bool:
-        """Return whether to make the next call in another process, or in one that waits again."""
+        """Return whether to make the next call in another process.
+
+        Args:
+            again: Whether the same function will be called again, for which processes wait.
+        """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
         needed = self.limited or bool(self.places)
         return needed or (self.count > 1 and (self.always or long))
