@@ -154,7 +154,7 @@ def _logged(log: Path | None) -> Iterable[MatrixCell]:
 def _tried(
     spec: ExperimentSpec, families: dict[str, Family], data_root: str | os.PathLike[str] | None
 ) -> tuple[Literal["runs", "refused", "fails"], str]:
-    """Try an experiment; families of the same text are resolved once."""
+    """Return what came of an experiment; families of the same text are resolved once."""
     text = family_of(spec).model_dump_json(by_alias=True)
     try:
         if text not in families:
