@@ -246,7 +246,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
 
 
 def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
-    """The columns that a target is read from."""
+    """Return the columns that a target is read from."""
     if isinstance(target, str):
         return (target,)
     (found,) = (value for _, value in target if value is not None)
@@ -320,7 +320,7 @@ def _check_written(column: Column, texts: Sequence[str]) -> None:
 
 
 def _integer(text: str) -> int:
-    """The integer that a text is; 0 and 1 are ``False`` and ``True``, too.
+    """Parse an integer; ``False`` and ``True`` are read as 0 and 1.
 
     >>> _integer("07"), _integer("True")
     (7, 1)
@@ -341,7 +341,7 @@ def _missing(cell: Cell) -> bool:
 
 
 def _number(cell: Cell) -> float:
-    """The number that a value is; NaN, if it is none."""
+    """Convert a cell to a number; return NaN if it does not hold one."""
     if not isinstance(cell, str):
         return math.nan if cell is None else float(cell)
     text = cell.strip()

@@ -19,7 +19,7 @@ SIZE = (32, 32, 3)
 
 
 def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """A data set of which each split is one MATLAB file.
+    """Read a data set of which each split is one MATLAB file.
 
     Raises:
         DataError: If a file holds something else.

@@ -34,7 +34,7 @@ MOST_TABLE = MOST_BYTES >> 2  # each value becomes an object of Python's
 
 
 def read(spec: TableData) -> Dataset:
-    """The rows, in the order of the file; numbers standardised by those to train on.
+    """Read the rows in the order of the file; standardise numbers by the training rows.
 
     Raises:
         DataError: If a column is not there, or a value is missing or of another kind; says in which
@@ -64,7 +64,7 @@ def read(spec: TableData) -> Dataset:
 
 
 def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
-    """The columns that models see, and what each is said to be."""
+    """Return the columns that models see, each with the kind that the spec states, if any."""
     asked = target_columns(spec.target)
     client = () if spec.client is None else (spec.client,)
     if isinstance(spec.columns, Mapping):
@@ -121,7 +121,7 @@ def _check_apart(made: Features, statistics: tuple[Tensor, Tensor] | None, where
 
 
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
-    """A column with that of the file of test rows behind it."""
+    """Append to a column the cells of that column in the file of test rows."""
     if column.name not in more:
         raise DataError("the table has no such column", where=file, **unknown(column.name, more))
     other, count = more[column.name], len(column.cells)
@@ -270,7 +270,7 @@ def _text_bytes(column: Any) -> int:
 
 
 def _cells(table: Any, name: str, path: Path) -> list[Any]:
-    """A column of a Parquet file as values of Python's."""
+    """Return a column of a Parquet file as Python values."""
     try:
         cells: list[Any] = table.column(name).to_pylist()
     except (ValueError, OverflowError) as error:  # a time that Python cannot express, say

@@ -41,13 +41,14 @@ def client_app(
     experiment: Callable[[Context], Experiment],
     file: Callable[[Context, Experiment], Path | None] = lambda context, setup: None,
 ) -> ClientApp:
-    """The ClientApp of an experiment.
+    """Return the ClientApp of an experiment.
 
     A node's configuration says which client of the experiment it is: ``partition-id``.
 
     Args:
         experiment: The experiment with the client's data, from the context of its node.
-        file: Where the node holds what its client keeps; None: in the context alone.
+        file: Returns the path at which the node stores what its client keeps, or None to store it
+            in the context alone. Default: in the context alone.
     """
     app = ClientApp()
 
@@ -121,13 +122,13 @@ def _trusted(setup: Experiment) -> Trusted:
 
 
 def _alone(setup: Experiment) -> Experiment:
-    """The experiment without what compares clients with one another: the server does that."""
+    """Drop from an experiment what compares clients with one another: the server does that."""
     world = dataclasses.replace(setup.world, aggregate=None)
     return dataclasses.replace(setup, world=world, bound=None)
 
 
 def _confirmed(context: Context, confirmed: int) -> KeptByClient:
-    """What the node holds of its client after the last update that the server took.
+    """Return what the node holds of its client after the last update that the server accepted.
 
     Raises:
         RunError: If the node does not hold it.

@@ -29,7 +29,7 @@ from archgraph.record.folder import resumable
 
 
 def deployed_server(file: Path) -> ServerApp:
-    """The ServerApp of an experiment as it is resolved.
+    """Return the ServerApp of a resolved experiment.
 
     The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
     ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
@@ -65,7 +65,7 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Any]) -> None:
 
 
 def deployed_client(file: Path) -> ClientApp:
-    """The ClientApp of an experiment as it is resolved.
+    """Return the ClientApp of a resolved experiment.
 
     A node's configuration says ``partition-id`` (which client it is), and may say ``data``,
     ``device`` and ``python`` as the server's does, and ``keep``: the folder in which it holds what
@@ -78,7 +78,10 @@ def deployed_client(file: Path) -> ClientApp:
 
 
 def _kept(context: Context, experiment: Experiment) -> Path | None:
-    """Where a node holds what its client keeps: a file for each client of each experiment."""
+    """Return the file for what a client keeps, one per client and experiment.
+
+    None if the node's configuration has no ``keep``.
+    """
     asked = context.node_config
     if not asked.get("keep"):
         return None

@@ -39,6 +39,6 @@ def store(context: Context, file: Path) -> None:
 
 
 def round_of(context: Context, record: str) -> int:
-    """The round of which the context holds a record; -1: it holds none."""
+    """Return the round of which the context holds a record, or -1 if it holds none."""
     said: Any = context.state.get(f"{record}-round")
     return -1 if said is None else int(said["round"])

@@ -51,7 +51,7 @@ class ProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Create a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -68,7 +68,7 @@ class ProcessGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies to messages, made now."""
+        """Compute the replies to messages, each when it is asked for."""
         for name in message_ids:
             message = self._waiting.pop(name, None)
             if message is not None:
@@ -77,5 +77,5 @@ class ProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Replies to messages, at once."""
+        """Push messages and return the replies at once."""
         return [*self.pull_messages(self.push_messages(messages))]

@@ -30,7 +30,7 @@ LIBRARY = ("archgraph.federation.", "archgraph.states.")
 
 
 def as_plain(value: Any) -> Json:
-    """A program, or a part of one, as plain values.
+    """Convert a program, or a part of one, to plain values.
 
     Raises:
         RunError: If a part is neither plain nor a frozen dataclass, a named tuple, an architecture

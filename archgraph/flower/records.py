@@ -47,13 +47,13 @@ def unpacked(record: ArrayRecord) -> Any:
 
 
 def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: int) -> RecordDict:
-    """What a node is sent.
+    """Build the record that a node is sent.
 
     Args:
         task: What its client is to do.
         round: Counted from 1; 0 for the survey.
-        kept: What the client kept, where the server holds it; None: the node does.
-        confirmed: The last round in which the server took an update of the client; -1: none.
+        kept: What the client kept, if the server holds it; None if the node does.
+        confirmed: The last round in which the server accepted an update of the client; -1 if none.
     """
     body = {
         "round": round,
@@ -73,7 +73,7 @@ def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: in
 
 
 def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, KeptByClient | None, int]:
-    """What :func:`task_record` was made of.
+    """Read the arguments of :func:`task_record` back from its record.
 
     Raises:
         RunError: If it is of another version of archgraph, or names a program that is not trusted.
@@ -96,11 +96,11 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, KeptByC
 
 
 def result_record(result: Result, kept: KeptByClient | None) -> RecordDict:
-    """What a node returns of a client's work.
+    """Build the record that a node returns for a client's work.
 
     Args:
         result: What the server may see.
-        kept: What the client keeps, where the server holds it; None: the node does.
+        kept: What the client keeps, if the server holds it; None if the node does.
     """
     own = KeptByClient() if kept is None else kept
     state = {**result.state, **own.state}
@@ -110,13 +110,13 @@ def result_record(result: Result, kept: KeptByClient | None) -> RecordDict:
 
 
 def loss_record(client: int, reason: str, *, refused: bool) -> RecordDict:
-    """What a node returns where there is no result: why, and whether its own checks refused it."""
+    """Build the record of a missing result: why, and whether the node's own checks refused it."""
     said = {"client": client, "reason": reason, "refused": refused}
     return RecordDict({"result": ConfigRecord(said)})
 
 
 def read_outcome(content: RecordDict) -> Any:
-    """What a reply holds in place of an outcome, unchecked.
+    """Return what a reply holds in place of an outcome, without checking it.
 
     Raises:
         RejectedUpdate: If it cannot be read.

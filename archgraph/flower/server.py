@@ -59,7 +59,7 @@ class Nodes:
 
     @classmethod
     def of(cls, grid: Grid, experiment: Experiment) -> Self:
-        """The nodes that an experiment asks for."""
+        """Return the nodes that an experiment asks for."""
         clients, deadline = len(experiment.world.clients), experiment.engine.deadline
         return cls(grid, clients, deadline=deadline)
 
@@ -75,7 +75,7 @@ class Nodes:
     def _send(
         self, task: Task, round: int, kept: Mapping[int, KeptByClient]
     ) -> Message | NodeError:
-        """The message that was sent, or why none was."""
+        """Send a task to its node; return the message, or the reason why none was sent."""
         node = self._node.get(task.client)
         if node is None:
             return NodeError("no node is this client", expected=f"partition-id={task.client}")
@@ -89,7 +89,7 @@ class Nodes:
     def _outcome(
         self, task: Task, message: Message | NodeError, since: float, round: int
     ) -> Outcome:
-        """What came back for a task.
+        """Return what came back for a task.
 
         Raises:
             NodeError: If the node failed, or there is no reply in time.
@@ -119,7 +119,7 @@ class Nodes:
         return outcome
 
     def _reply(self, message: Message, since: float) -> RecordDict:
-        """The content of the reply to a message, once it is there."""
+        """Wait for the reply to a message and return its content."""
         identity, pause = message.metadata.message_id, SOON
         while True:
             for reply in self.grid.pull_messages([identity]):

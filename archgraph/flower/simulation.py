@@ -72,9 +72,10 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
 
 
 def _resources(engine: EngineSpec) -> Any:
-    """A processor for each client, and on devices its share of one; of all there are, or so many.
+    """Request a processor for each client and, on devices, its share of one.
 
-    Ray shows a client's process only the device that is its own.
+    Ray uses all processors that there are, or as many as ``workers`` says. It shows a client's
+    process only the device that is its own.
     """
     on_device = engine.kind_of_device != "cpu"
     devices, workers = len(engine.devices), engine.workers
@@ -103,7 +104,7 @@ class _Stoppable(Nodes):
 
 
 def of_text(text: str, *, python: bool = False) -> ClientApp:
-    """The ClientApp of an experiment as it is resolved (``run.yaml``)."""
+    """Return the ClientApp of a resolved experiment (the text of ``run.yaml``)."""
     return client_app(functools.partial(_here, text, python))
 
 

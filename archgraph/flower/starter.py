@@ -176,7 +176,7 @@ def write_app(
 
 
 def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:
-    """An experiment with its models in place, and without the folder of its data here."""
+    """Embed an experiment's models, and drop the folder that its data has on this machine."""
     family, data = family_of(spec), spec.data
     members = [m.model_copy(update={"model": _in_place(m.model)}) for m in family.clients]
     family = family.model_copy(update={"model": _in_place(family.model), "clients": tuple(members)})
@@ -186,7 +186,7 @@ def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def _in_place(model: str | dict[str, Json] | None) -> Any:
-    """What the file of a model says.
+    """Replace the path of a model file by the file's content; return other models as they are.
 
     Raises:
         RunError: If it is an ONNX file.

@@ -158,7 +158,7 @@ class _Composer:
         self.count = 0
 
     def document(self) -> Node | None:
-        """The only document of the text; none where it is empty."""
+        """Return the only document of the text, or None if the text is empty."""
         root = None
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -168,7 +168,7 @@ class _Composer:
         return root
 
     def node(self, event: Event, level: int) -> Node:
-        """The node that begins with an event."""
+        """Build the node that begins with an event."""
         self.count += 1
         if self.count > LIMITS.yaml_values:
             self.stop(event, "holds too many values", f"at most {LIMITS.yaml_values}")
@@ -190,7 +190,7 @@ class _Composer:
         return node
 
     def begun(self, event: Event) -> Node:
-        """A scalar, or a collection without its items."""
+        """Build a scalar, or a collection without its items."""
         tag = None if event.tag == "!" else event.tag
         if isinstance(event, yaml.ScalarEvent):
             if tag is None:
@@ -203,7 +203,7 @@ class _Composer:
         return SequenceNode(tag or f"{_TAG}seq", [], event.start_mark)
 
     def items(self) -> Iterator[Event]:
-        """The events with which items of a collection begin."""
+        """Yield the events with which the items of a collection begin."""
         for event in self.events:
             if isinstance(event, yaml.CollectionEndEvent):
                 return
@@ -256,13 +256,13 @@ def read_text(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path that may hold anything, as text."""
+    """Format a path, which may hold anything; escape and shorten it where necessary."""
     name = str(path)
     return name if name.isprintable() and len(name) < 200 else repr(name[:200])
 
 
 def is_onnx(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is an ONNX file, by its name."""
+    """Return whether a file is an ONNX file, judged by its name."""
     return Path(path).suffix.lower() == ".onnx"
 
 
@@ -305,7 +305,7 @@ def _parsed(text: str, file: str) -> Document:
 
 
 def _compose(text: str, file: str) -> Node | None:
-    """The nodes of YAML text.
+    """Parse YAML text into nodes.
 
     Raises:
         SpecError: If it is not YAML, or asks for too much.

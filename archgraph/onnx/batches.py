@@ -72,7 +72,7 @@ def check_batches(
 
 
 def _computed(module: torch.nn.Module, inputs: Mapping[str, Any], where: str) -> list[torch.Tensor]:
-    """The results of a graph.
+    """Compute the results of a graph.
 
     Raises:
         SpecError: If they cannot be computed: an axis beyond the last one, say.
@@ -90,7 +90,7 @@ def _apart(
     results: list[torch.Tensor],
     where: str,
 ) -> bool:
-    """Whether two examples give what each of them gives alone."""
+    """Return whether two examples together give what each of them gives alone."""
     parts = [_computed(built, one, where) for one in _halves(graph, both)]
     types = [graph.node[ref.name].type for ref in walk(graph.outputs) if isinstance(ref, Ref)]
     return all(
@@ -106,7 +106,7 @@ def _differs(
     graph: ArchGraph,
     where: str,
 ) -> bool:
-    """Whether the file's nodes give something else for the one example that the file is for."""
+    """Return whether the file's nodes give another result for the one example it is for."""
     said = _said(module, one, where)
     return said is not None and not _all_close(_computed(built, one, where), said, graph)
 
@@ -140,7 +140,7 @@ def _axes(type_: Any) -> list[int]:
 
 
 def _said(module: OnnxModule, both: Mapping[str, Any], where: str) -> list[torch.Tensor] | None:
-    """What the file's nodes give for the sizes as they are; None: they do not take them.
+    """Compute what the file's nodes give for the sizes as they are; None if they reject them.
 
     Raises:
         SpecError: If what they compute on the way is too large; the graph may have none of it.
@@ -153,7 +153,7 @@ def _said(module: OnnxModule, both: Mapping[str, Any], where: str) -> list[torch
 
 
 def _halves(graph: ArchGraph, both: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The inputs of each example alone; one without a batch goes with both."""
+    """Yield the inputs of each example alone; an input without a batch axis goes with both."""
     for half in range(2):
         yield {
             name: value.chunk(2, _axes(graph.node[value_name].type)[0])[half]

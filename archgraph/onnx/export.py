@@ -112,7 +112,7 @@ def export(
 
 
 def _evaluated(graph: ArchGraph) -> ArchGraph:
-    """The graph in evaluation, with those of its results that are tensors.
+    """Specialise a graph to evaluation; keep only those of its results that are tensors.
 
     Raises:
         GraphError: If it writes into buffers.
@@ -129,7 +129,7 @@ def _evaluated(graph: ArchGraph) -> ArchGraph:
 
 
 def _tensors(value: Value) -> Value:
-    """A tree without what is not a tensor: numbers become None, places in tuples stay."""
+    """Drop from a tree what is not a tensor: numbers become None, places in tuples stay."""
     match value:
         case tuple():
             return tuple(map(_tensors, value))
@@ -142,7 +142,7 @@ def _tensors(value: Value) -> Value:
 
 
 def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
-    """The model that PyTorch's exporter makes of a graph in evaluation."""
+    """Convert a graph in evaluation to a model with PyTorch's exporter."""
     program = captured(build(graph, state).eval(), (), random_inputs(graph))
     if program.batch is None and any(Batch() in n.shape for n in graph.nodes if n.op == "input"):
         raise GraphError("cannot be exported with a free batch size", found=program.fixed)
@@ -172,7 +172,7 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason of a failed conversion, one line."""
+    """Return the innermost reason of a failed conversion in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]

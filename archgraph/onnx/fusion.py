@@ -88,7 +88,7 @@ def _moved(x: Pattern) -> Pattern:
 
 
 def _along_last(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
-    """The weights stand along the last axis."""
+    """Return the options of a norm whose weights lie along the last axis, or None."""
     weights = [reader.stored[found.values[name]] for name in ("w", "b") if name in found.values]
     if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
         return None
@@ -96,7 +96,11 @@ def _along_last(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
 
 
 def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
-    """The norm of each group is that alone, and the weights stand along the second axis."""
+    """Return the options of a group norm, or None if it is not one.
+
+    The norm of each group must not scale or shift by itself, and the weights must lie along the
+    second axis.
+    """
     shape, ones, zeros = (reader.numbers(found.values[n]) for n in ("shape", "ones", "zeros"))
     w, b = (reader.stored[found.values[n]] for n in ("w", "b"))
     plain = ones is not None and {*ones} == {1.0} and zeros == [0.0] * len(ones)
@@ -108,7 +112,7 @@ def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
 
 
 def _matrix(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
-    """The bias has one number for each output."""
+    """Return no options, or None if there is a bias without one number for each output."""
     outputs = reader.stored[found.values["w"]].shape[:1]
     return (
         {} if "b" not in found.values or reader.stored[found.values["b"]].shape == outputs else None
@@ -148,7 +152,10 @@ _hard_swish = either(
 
 
 def _scores(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
-    """The softmax runs over the last axis; what is multiplied by constants is, once."""
+    """Return the options of attention scores, their constant factors merged into one scale.
+
+    None unless the softmax runs over the last axis and no divisor is 0.
+    """
     values, order = found.values, found.values.get("perm")
     axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
     if order is None and ("perm" in values or axis != -1):
@@ -231,7 +238,7 @@ def fuse(
     stored: dict[str, torch.Tensor],
     opset: int,
 ) -> list[OnnxStep]:
-    """Steps with one in place of each that is spelt out.
+    """Replace the steps in which an operator is spelt out by one step of that operator.
 
     Args:
         steps: All, in order.
@@ -280,7 +287,7 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, found: Found, at: Mapping[str
 
 
 def _alone(step: OnnxStep, found: Found, reader: OnnxReader, reads: Mapping[str, int]) -> bool:
-    """Whether nothing else reads what is computed inside, but for what follows from shapes."""
+    """Return whether nothing else reads inner results, except those that follow from shapes."""
     inside = Counter(name for s in found.steps.values() for name in s.inputs)
     return all(
         reads[name] == inside[name]
@@ -290,7 +297,7 @@ def _alone(step: OnnxStep, found: Found, reader: OnnxReader, reads: Mapping[str,
 
 
 def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Any]) -> set[str]:
-    """What follows from shapes and constants, as the nodes are computed."""
+    """Return the names of what follows from shapes and constants as the nodes are computed."""
     names = {"", *constants}
     for step in steps:
         types = step.row.types if step.row else ()

@@ -30,7 +30,7 @@ EXAMPLES = 2  # the batch of a capture
 def imported(
     proto: onnx.ModelProto, folder: Path, where: str, sizes: Mapping[str, int]
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The graph and the weights of a file that another program wrote.
+    """Read the graph and the weights of a file that another program wrote.
 
     Args:
         proto: The file.
@@ -147,7 +147,7 @@ def _free(given: list[Any], where: str, sizes: Mapping[str, int]) -> dict[str, i
 
 
 def _example(item: Any, free: Mapping[str, int], where: str) -> torch.Tensor:
-    """An input of the file's type."""
+    """Create an example input of the type that the file states."""
     kind = item.type.tensor_type
     dtype = DTYPES.get(kind.elem_type)
     if item.type.WhichOneof("value") != "tensor_type" or dtype is None:

@@ -27,12 +27,12 @@ GRAPH, FINGERPRINT = "archgraph.graph", "archgraph.fingerprint"
 
 
 def marks(graph: ArchGraph, proto: onnx.ModelProto, where: str) -> dict[str, str]:
-    """The metadata by which a file becomes its graph again."""
+    """Return the metadata by which a file becomes its graph again."""
     return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names, where)}
 
 
 def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
-    """The graph that a file was made of; None where it was not made by us.
+    """Return the graph that a file was exported from; None if archgraph did not write it.
 
     Raises:
         SpecError: If the file's operators are not those that the graph became, or the graph is

@@ -92,7 +92,7 @@ def _weights(model: onnx_ir.Model, graph: ArchGraph) -> None:
 
 
 def _own_results(model: onnx_ir.Model) -> list[onnx_ir.Value]:
-    """The results, each computed by an operator and for one place only."""
+    """Return the results, copied where they are not computed by an operator or appear twice."""
     import onnx_ir
 
     others = {id(v) for v in (*model.graph.inputs, *model.graph.initializers.values())}

@@ -273,7 +273,7 @@ class OnnxModule(OnnxPart):
 
 
 def _read(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
-    """The steps that the results are made of."""
+    """Return the steps that the results are computed from."""
     read, kept = {*results}, []
     for step in reversed(steps):
         if read & {*step.outputs}:
@@ -289,7 +289,7 @@ def _taken() -> frozenset[str]:
 
 
 def _path(name: str) -> str:
-    """A name as a path of attributes.
+    """Convert a name to a path of attributes.
 
     >>> _path("block.0/half"), _path("block.half")
     ('block.0_half', 'block.half_')
@@ -299,7 +299,7 @@ def _path(name: str) -> str:
 
 
 def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
-    """A node, if there is a row for it.
+    """Read a node, if there is a row for it.
 
     Raises:
         SpecError: If not; says why.
@@ -353,7 +353,7 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
 
 
 def _module_of(node: onnx.NodeProto) -> str:
-    """The module in which a node stands, by what exporters write."""
+    """Return the module in which a node stands, according to what exporters write."""
     for entry in node.metadata_props:
         if entry.key == NAME_SCOPES:
             scopes = re.findall(r"'([^']*)'", entry.value)
@@ -367,7 +367,7 @@ def _module_of(node: onnx.NodeProto) -> str:
 
 
 def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Any:
-    """The value of a constant node."""
+    """Return the value of a constant node."""
     import onnx
 
     for item in node.attribute:

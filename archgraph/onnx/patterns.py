@@ -83,7 +83,7 @@ Pattern: TypeAlias = "str | float | tuple[int, ...] | VariableOf | Either | Appl
 
 
 def operator(kind: str) -> Callable[..., Applied]:
-    """A function that writes an operator in a pattern."""
+    """Return a function that writes an operator in a pattern."""
     return lambda *inputs, **options: Applied(kind, inputs, options)
 
 
@@ -193,7 +193,7 @@ class OnnxReader:
         return ways
 
     def numbers(self, operand: Any) -> list[Any] | None:
-        """Constants of at most one axis; None where a value is not known."""
+        """Return the numbers of a constant of at most one axis; None if the value is not known."""
         array = self._constant(operand)
         if array is None or array.ndim > 1:
             return None
@@ -201,7 +201,10 @@ class OnnxReader:
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
     def number(self, operand: Any) -> float | None:
-        """A constant of one number; one of more axes could add axes to what it meets."""
+        """Return the number of a constant that has only one, or None.
+
+        A constant of more axes could add axes to the other operand, so it does not count.
+        """
         numbers = self.numbers(operand)
         return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def read(
     path: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The graph and the weights of an ONNX file.
+    """Read the graph and the weights of an ONNX file.
 
     Args:
         path: The file; one that :func:`archgraph.export` wrote becomes the same graph again.
@@ -68,7 +68,7 @@ def read(
 
 
 def _proto(path: Path) -> onnx.ModelProto:
-    """The message in a file, without weights that stand beside it."""
+    """Read the message in a file, without weights that are stored beside it."""
     import onnx
     from google.protobuf.message import DecodeError
 

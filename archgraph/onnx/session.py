@@ -21,17 +21,17 @@ BATCHES = (1, 3)  # neither is the example's
 
 
 def tolerance(graph: ArchGraph) -> float:
-    """How far a file may be from its graph."""
+    """Return how far a file's results may be from those of its graph."""
     types = [p.dtype for p in graph.params] + [n.dtype for n in graph.nodes if n.op == "input"]
     return max((TOLERANCES[t] for t in types if t in TOLERANCES), default=TOLERANCES["float32"])
 
 
 def session(path: Path, name: str | None = None) -> Any:
-    """A session of onnxruntime on one thread; it does not report what it optimises.
+    """Open a session of onnxruntime on one thread; it does not report what it optimises.
 
     Args:
         path: The file.
-        name: What errors call it, if not by its path.
+        name: What errors call the file. Default: its path.
 
     Raises:
         GraphError: If onnxruntime does not take the file.
@@ -47,7 +47,7 @@ def session(path: Path, name: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """What onnxruntime raises, classes of its own made in C++, as an error of ours."""
+    """Convert what onnxruntime raises, classes of its own made in C++, to a GraphError."""
     try:
         yield
     except Exception as error:
@@ -85,7 +85,7 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
 
 
 def compare(path: Path, module: ArchModule, name: str) -> float:
-    """How far a file is from a module, for two batch sizes and random inputs.
+    """Measure how far a file is from a module, for two batch sizes and random inputs.
 
     Raises:
         GraphError: If it is farther than rounding explains.

@@ -38,7 +38,7 @@ def singles(steps: Sequence[OnnxStep], known: Mapping[str, Any]) -> dict[str, in
 def _rank(
     step: OnnxStep, ranks: Mapping[str, int], shapes: set[str], known: Mapping[str, Any]
 ) -> int | None:
-    """How many axes a step's result has if it is one number; None: that is not certain."""
+    """Return how many axes a step's result has if it is one number; None if not certain."""
     first, *rest = step.inputs or ("",)
     single, size = ranks.get(first), first in shapes
     match step.kind:
@@ -67,5 +67,5 @@ def _rank(
 
 
 def _one(start: int, end: int) -> bool:
-    """Whether a slice is of one element, where there is one: both ends count from one side."""
+    """Return whether a slice is of one element, if it has any: both ends count from one side."""
     return (end - start == 1 and (start < 0) == (end < 0)) or (start == -1 and end >= _END)

@@ -38,7 +38,7 @@ DTYPES = {
 
 
 def tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Tensor:
-    """A tensor of a file.
+    """Read a tensor of a file.
 
     Args:
         proto: The tensor.

@@ -103,6 +103,6 @@ def _frozen(text: bytes) -> object:
 
 
 def _ordinary(value: Tensor) -> bool:
-    """Whether a tensor is one that the wire holds, in this machine's memory."""
+    """Return whether the wire can hold a tensor as it is, in this machine's memory."""
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
     return dense and value.device.type == "cpu" and not value.is_complex() and not value.is_neg()

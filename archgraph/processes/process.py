@@ -246,7 +246,7 @@ def _bounded(memory: float | None) -> Iterator[None]:
 
 
 def _exhausted(error: BaseException | None) -> bool:
-    """Whether it is what Python, or PyTorch, says where the system gives no memory."""
+    """Return whether an error is what Python or PyTorch raises if the system is out of memory."""
     return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error)
 
 

@@ -9,7 +9,7 @@ LONGEST = 1000
 
 
 def reason(error: BaseException) -> str:
-    """Why a client's work was lost, as a line of a record: the client can have written the error.
+    """Say for a record why a client's work was lost: the client may have written the error.
 
     Example:
         >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))
@@ -24,7 +24,7 @@ def reason(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a client can have written, as a record holds it: short, and without controls.
+    """Shorten a text that a client may have written, and escape its control characters.
 
     >>> len(printable("a" * 2000)), printable("a" + chr(27)).isprintable()
     (1000, True)

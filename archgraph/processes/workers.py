@@ -47,16 +47,16 @@ class _Call(NamedTuple):
 
 
 def accelerated() -> bool:
-    """Whether this machine has a device, because of which no forked process computes gradients.
+    """Return whether this machine has a device: forked processes then cannot compute gradients.
 
-    PyTorch then computes them in threads, which a fork does not copy.
+    With a device, PyTorch computes them in threads, which a fork does not copy.
     """
     device = torch.accelerator.current_accelerator()
     return device is not None and torch.get_device_module(device).device_count() > 0
 
 
 def _foreign_threads() -> bool:
-    """Whether threads run here that may hold locks: all but this package's and its display's."""
+    """Return whether threads run that may hold locks: all but this package's and its display's."""
     threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
     return any(
         not thread.name.startswith("archgraph") and type(thread).__module__ != "rich.live"
@@ -101,7 +101,11 @@ class Workers:
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def apart(self, *, again: bool) -> bool:
-        """Whether the next call is made in another process, or in one that waits for it again."""
+        """Return whether to make the next call in another process.
+
+        Args:
+            again: Whether the same function will be called again, for which processes wait.
+        """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
         needed = self.limited or bool(self.places)
         return needed or (self.count > 1 and (self.always or long))

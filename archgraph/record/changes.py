@@ -67,7 +67,7 @@ class Changes:
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Given], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results of a round as they are read; what they reach is noted."""
+        """Yield the results of a round as they are read, and note what they reach."""
         self._given, self._unknown = {}, False
         return self._note(results)
 
@@ -83,7 +83,7 @@ class Changes:
             del result
 
     def line(self, round: int, before: ServerState, after: ServerState) -> dict[str, Json] | None:
-        """The line of a round; None: the server holds no weights of the global model."""
+        """Return the line of a round; None if the server holds no weights of the global model."""
         old, new = before.group(GLOBAL), after.group(GLOBAL)
         if not self._names or any(name not in old or name not in new for name in self._names):
             return None
@@ -121,7 +121,7 @@ def _short(values: Iterable[float]) -> list[float]:
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:
-    """The parameters that lines tell of, in their order."""
+    """Return the parameters that each line is about, in its order."""
     return tuple(param.name for param in graph.params if param.role == "parameter")
 
 
@@ -149,10 +149,10 @@ def keep_until(folder: Path, round: int) -> None:
 
 
 def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
-    """What the rounds of a run changed; a last line that was cut off is dropped.
+    """Read what the rounds of a run changed; a last line that was cut off is dropped.
 
     Args:
-        folder: The run folder. Without the file, which runs had none of before, nothing is told.
+        folder: The run folder. Without the file, which older runs do not have, the result is empty.
         graph: The run's global model.
 
     Raises:

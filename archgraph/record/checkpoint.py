@@ -85,7 +85,7 @@ class Checkpoint:
     kept: Mapping[int, State]
 
     def copy(self) -> Checkpoint:
-        """The same with tensors and values of its own: later changes in place do not reach it."""
+        """Copy tensors and values, too: later changes in place do not reach the copy."""
         kept = {client: _cloned(own) for client, own in self.kept.items()}
         return Checkpoint(self.round, _cloned(self.tensors), copy.deepcopy(dict(self.values)), kept)
 
@@ -256,7 +256,7 @@ def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
 def _same_tensors(
     key: str | int, tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
 ) -> bool:
-    """Whether a file's tensors are the very ones that were seen, and unchanged since."""
+    """Return whether a file's tensors are the very ones that were seen, and unchanged since."""
     return list(tensors) == list(seen) and all(
         seen[name][0]() is tensor and seen[name][1] == _mark(key, tensor)
         for name, tensor in tensors.items()
@@ -264,7 +264,7 @@ def _same_tensors(
 
 
 def _mark(key: str | int, tensor: torch.Tensor) -> int:
-    """What shows whether a tensor was changed in place: of a group the CRC-32 of its values.
+    """Return what shows a change in place: for a tensor of a group, the CRC-32 of its values.
 
     A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). What
     clients keep leaves the engine in copies only: there torch's count is enough.

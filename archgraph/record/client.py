@@ -34,7 +34,7 @@ class KeptByClient:
     keep: State = field(default_factory=dict)
 
     def over(self, sent: State, names: frozenset[str] | None = None) -> dict[str, Tensor]:
-        """A state that was sent, overlaid with what was kept of it (of some entries, if named).
+        """Overlay a state that was sent with what was kept of it (``names`` limits the entries).
 
         An entry of another shape stays as it was sent: the client now runs another architecture.
         """

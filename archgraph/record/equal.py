@@ -26,7 +26,7 @@ DECIDING = ("compile", "deadline", "memory")
 def run_differences(
     one: str | os.PathLike[str], two: str | os.PathLike[str]
 ) -> tuple[list[str], list[str]]:
-    """Where two runs differ: what decides their numbers, each round's figures, the last tensors.
+    """Compare two runs: what decides their numbers, each round's figures, the last tensors.
 
     Tensors are compared after the last round of which both have a checkpoint: the server's, and
     what clients keep. Times, and where and how clients were trained, do not count.
@@ -96,18 +96,18 @@ def _facts(folder: Path) -> Json:
 
 
 def _engine(folder: Path) -> Json:
-    """What of the engine can change numbers, though a run may go on with another."""
+    """Return the engine's settings that can change numbers, though a run may go on with others."""
     said = read_document(folder / "run.yaml").data.get("engine")
     return {name: said.get(name) for name in DECIDING} if isinstance(said, Mapping) else {}
 
 
 def _own(kept: State) -> State:
-    """What a client keeps, without the note of a server whose nodes hold it."""
+    """Return what a client keeps, without the note of a server whose nodes hold it."""
     return {} if list(kept) == [f"keep/{CONFIRMED}"] else kept
 
 
 def _timeless(value: Json) -> Json:
-    """A line of the record without times; items of lists by their place."""
+    """Drop the times from a line of the record, and key items of lists by their position."""
     if isinstance(value, Mapping):
         return {key: _timeless(inner) for key, inner in value.items() if key != "seconds"}
     if isinstance(value, list):
@@ -131,12 +131,12 @@ def _form(tensor: Tensor) -> str:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether two tensors of one form have the same bits, NaN among them."""
+    """Return whether two tensors of one form have the same bits, those of NaN included."""
     return torch.equal(_bytes(one), _bytes(two))
 
 
 def _apart(one: Tensor, two: Tensor) -> str:
-    """How far two tensors of one form are apart.
+    """Describe how far two tensors of one form are apart.
 
     >>> nan = float("nan")
     >>> _apart(torch.tensor([1.0, nan, 0.0]), torch.tensor([1.5, nan, -0.0]))

@@ -193,12 +193,12 @@ class RunRecord:
     def last(
         cls, folder: Path, facts: Mapping[str, Json], best: BestRound | None = None
     ) -> Checkpoint:
-        """The last checkpoint of a run, which may still be going on.
+        """Read the last checkpoint of a run, which may still be going on.
 
         Args:
             folder: The run folder.
             facts: Those of the experiment that began the run.
-            best: The round to take instead, from the lines until the last one; None: the last one.
+            best: Chooses another round from the lines until the last one. Default: the last round.
 
         Raises:
             RunError: If there is none, or it is damaged or of another experiment.
@@ -214,7 +214,7 @@ class RunRecord:
         return checkpoint if number in (None, rounds[-1]) else record.at(number or 0)
 
     def at(self, number: int) -> Checkpoint:
-        """The checkpoint of a round.
+        """Read the checkpoint of a round.
 
         Raises:
             RunError: If there is none, or it is damaged.
@@ -226,7 +226,7 @@ class RunRecord:
 
         Args:
             values: The line.
-            change: What the round changed, for ``changes.jsonl``; None: it is not known.
+            change: What the round changed, for ``changes.jsonl``. Default: unknown, not written.
         """
         assert self._metrics is not None
         line = json.dumps(values).encode() + b"\n"
@@ -294,11 +294,11 @@ class RunRecord:
         self._digest.update(lines)
 
     def _proved(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
-        """A checkpoint, what its `server.json` says and the lines until then, all as written.
+        """Read a checkpoint, its `server.json` and the lines until then; check that none changed.
 
         Raises:
-            RunError: If something is not; names the file, and the last checkpoint before that is
-                whole.
+            RunError: If one of them changed; names the file, and the last checkpoint before it
+                that is intact.
         """
         rounds = self._rounds()
         if number not in rounds:
@@ -325,7 +325,7 @@ class RunRecord:
         return checkpoint, stored, lines
 
     def _earlier(self, rounds: list[int], number: int) -> str:
-        """What to do where the checkpoint of a round is refused."""
+        """Return what to do if the checkpoint of a round is refused."""
         for earlier in reversed([n for n in rounds if n < number]):
             with contextlib.suppress(RunError):
                 self._read(earlier)
@@ -336,13 +336,13 @@ class RunRecord:
         return self.folder / "checkpoints" / f"round-{number:06d}"
 
     def _rounds(self) -> list[int]:
-        """Rounds that have a checkpoint, in order."""
+        """Return the rounds that have a checkpoint, in order."""
         names = [p.name for p in (self.folder / "checkpoints").glob("round-*") if p.is_dir()]
         numbers = [name.removeprefix("round-") for name in names]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def _prolonged(self, facts: Mapping[str, Json]) -> bool:
-        """Whether the folder's experiment is this one, but for fewer rounds."""
+        """Return whether the folder's experiment is this one, but for fewer rounds."""
         try:
             recorded = json.loads((self.folder / "facts.json").read_bytes())
             same, before = _identity(recorded) == self.identity, recorded.get("rounds")
@@ -373,7 +373,7 @@ class RunRecord:
 
 
 def _identity(facts: Mapping[str, Json]) -> str:
-    """What stays the same if a run is prolonged."""
+    """Return the digest of the facts that stay the same if a run is prolonged."""
     return digest({name: value for name, value in facts.items() if name != "rounds"})
 
 
@@ -392,17 +392,17 @@ def read_metrics(folder: Path) -> list[dict[str, Json]]:
 
 
 def last_saved(folder: Path) -> int | None:
-    """The round after which a run would go on; None: it would begin."""
+    """Return the round after which a run would go on, or None if it would begin."""
     return max(saved(folder), default=None)
 
 
 def saved(folder: Path) -> list[int]:
-    """Rounds of a run that have a checkpoint, in order."""
+    """Return the rounds of a run that have a checkpoint, in order."""
     return RunRecord(folder, "", keep=1)._rounds()
 
 
 def checkpoint_of(folder: Path, round: int) -> Checkpoint:
-    """The checkpoint of a round of a run, whatever its experiment is.
+    """Read the checkpoint of a round of a run, whatever its experiment is.
 
     Raises:
         RunError: If there is none, or it or `facts.json` is damaged.
@@ -414,7 +414,7 @@ def checkpoint_of(folder: Path, round: int) -> Checkpoint:
 
 
 def resumable(folder: Path) -> bool:
-    """Whether the run in a folder can be gone on with; False: it died before it had begun.
+    """Return whether the run in a folder can be resumed; False if it died before it had begun.
 
     Raises:
         RunError: If there is no run.
@@ -432,7 +432,7 @@ def resumable(folder: Path) -> bool:
 
 
 def _unbegun(folder: Path) -> bool:
-    """Whether a folder is empty but for drafts, or a run died in it before it had begun."""
+    """Return whether a folder is empty but for drafts, or its run died before it had begun."""
     names = {path.name for path in folder.iterdir()}
     return BEGINNING in names or all(name.startswith(DRAFT) for name in names)
 
@@ -488,7 +488,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether a process writes the run now."""
+    """Return whether a process is writing the run now."""
     with reading(folder):
         lock = os.open(folder, os.O_RDONLY)
     try:
@@ -501,7 +501,7 @@ def goes_on(folder: Path) -> bool:
 
 
 def _written(folder: Path) -> Iterator[Path]:
-    """What a run has written to its folder."""
+    """Yield the paths that a run has written to its folder."""
     yield from _leftovers(folder)
     yield from (folder / "checkpoints").glob("round-*")
     yield from (folder / "models").glob("*.yaml")

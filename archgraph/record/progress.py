@@ -35,20 +35,20 @@ class Bars:
     display: Progress | None = None
 
     def round(self, number: int, clients: int) -> None:
-        """A round of so many clients begins."""
+        """Show the start of a round with this many clients."""
         if self.display is not None:
             self.display.reset(CLIENTS, total=clients, note=f"round {number}")
 
     def client(self, name: str) -> None:
-        """A client begins."""
+        """Show that a client begins."""
         self._update(CLIENTS, note=name)
 
     def step(self, *, epoch: int, step: int, loss: float) -> None:
-        """A client made a step."""
+        """Show that a client made a step."""
         self._update(ROUNDS, note=f"epoch {epoch + 1}, step {step + 1}, loss {loss:.3f}")
 
     def client_done(self) -> None:
-        """A client is done."""
+        """Show that a client is done."""
         self._update(CLIENTS, advance=1)
 
     def testing(self, name: str) -> None:
@@ -56,7 +56,7 @@ class Bars:
         self._update(CLIENTS, note=f"testing {name}")
 
     def round_done(self, evaluation: Mapping[str, Json]) -> None:
-        """A round is done, with its evaluation if there was one."""
+        """Show that a round is done, with its evaluation if there was one."""
         judge = judge_of(evaluation)
         value = evaluation.get(GLOBAL, {}).get(judge)
         note = "" if value is None else f"{judge} {measured(judge, value)}"
@@ -104,7 +104,7 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
-    """A row per tier: size, clients, and how its model did on all and on local test data."""
+    """Tabulate tiers: size, clients, and how each model did on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     judge = judge_of(evaluation)
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
@@ -139,7 +139,7 @@ NAMED = 4
 
 
 def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
-    """What went wrong in a run, one line per kind: who or what, and in which rounds.
+    """Describe what went wrong in a run, one line per kind: who or what, in which rounds.
 
     Args:
         lines: As in ``metrics.jsonl``; a number that was not finite is None there.
@@ -180,12 +180,12 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def idle(line: Mapping[str, Json]) -> bool:
-    """Whether no update of a round was taken, though clients were sampled."""
+    """Return whether no update of a round was accepted, though clients were sampled."""
     return not line["clients"] and line.get("privacy", {}).get("sampled") != 0
 
 
 def _rounds(numbers: Iterable[int]) -> str:
-    """Rounds in words: runs of them by their ends.
+    """Format rounds in words; consecutive ones are given by their ends.
 
     >>> _rounds([1, 2, 3, 5])
     'rounds 1–3, 5'
@@ -201,7 +201,7 @@ def _rounds(numbers: Iterable[int]) -> str:
 
 
 def judge_of(evaluation: Mapping[str, Json]) -> str:
-    """The figure by which models are judged: the first metric of the task.
+    """Return the figure by which models are judged: the first metric of the task.
 
     Evaluations that do not say so are older: perplexity for text, else accuracy.
     """
@@ -212,7 +212,7 @@ def judge_of(evaluation: Mapping[str, Json]) -> str:
 
 
 def measured(name: str, value: float | None) -> str:
-    """A figure in a table: an accuracy in per cent, anything else as a number.
+    """Format a figure for a table: an accuracy in per cent, anything else as a number.
 
     >>> measured("accuracy", 0.5), measured("mse", 0.5), measured("r2", None)
     ('50.00%', '0.5', '-')

@@ -64,7 +64,7 @@ def prove(place: Path, files: Mapping[str, str]) -> None:
 
 
 def expect(path: Path, found: str | None, expected: str | None) -> None:
-    """Check the digest of a file; None: there is no such file.
+    """Check the digest of a file; None stands for a file that does not exist.
 
     Raises:
         RunError: If it is another one.
@@ -80,7 +80,7 @@ def expect(path: Path, found: str | None, expected: str | None) -> None:
 
 
 def environment(device: str = "cpu") -> dict[str, Json]:
-    """What may change the bits of a run, but is not part of its experiment.
+    """Return what may change the bits of a run, but is not part of its experiment.
 
     >>> list(environment())
     ['torch', 'threads', 'device', 'processor', 'instructions']
@@ -105,7 +105,7 @@ def _processor() -> str:
 
 
 def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
-    """Where a run went on in another environment.
+    """Yield a note wherever a run went on in another environment.
 
     Args:
         environments: One after the other, each with the first round computed in it (`since`).

@@ -44,13 +44,13 @@ class Tracker(Protocol):
     """Receives every line of `metrics.jsonl`; if it raises, that is noted and the run goes on."""
 
     def begin(self, run: Beginning) -> None:
-        """A run begins, or goes on."""
+        """Handle the start of a run, or its resumption."""
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """A round is done; its line as in `metrics.jsonl`."""
+        """Handle the end of a round; ``line`` is as in `metrics.jsonl`."""
 
     def end(self) -> None:
-        """The run is over, or was interrupted."""
+        """Handle the end of the run, which may have been interrupted."""
 
 
 @dataclass
@@ -259,7 +259,7 @@ TRACKERS: Mapping[str, Callable[..., Tracker]] = {
 
 
 def tracker(choice: object, where: str = "trackers") -> Tracker:
-    """A tracker by name, by name with options, or one of the caller's own.
+    """Return a tracker by name, by name with options, or one of the caller's own.
 
     Raises:
         RunError: If there is none of that name, it does not take the options, or its package is
@@ -331,7 +331,7 @@ class Trackers:
 
 
 def _scalars(line: Mapping[str, Json]) -> dict[str, float]:
-    """The finite figures of a round by one name each."""
+    """Return the finite figures of a round by one name each."""
     return {p.tag: p.value for p in points(line) if math.isfinite(p.value)}
 
 

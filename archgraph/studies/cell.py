@@ -48,7 +48,7 @@ def address(spec: ExperimentSpec) -> str:
 
 
 def finished(folder: Path, spec: ExperimentSpec) -> bool:
-    """Whether the run of an experiment in a folder is done."""
+    """Return whether the run of an experiment in a folder is done."""
     if not (folder / "run.yaml").is_file():
         return False
     lines = read_metrics(folder)

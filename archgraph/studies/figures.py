@@ -63,7 +63,7 @@ class Printed:
         return cls(text, Fraction(whole + rest) * _UNITS[suffix], unit)
 
     def agrees(self, value: Fraction | int, rounding: FigureRounding = "nearest") -> bool:
-        """Whether a value rounds to this number; from the middle both ways.
+        """Return whether a value rounds to this number; one in the middle rounds both ways.
 
         >>> six = Printed.parse("6.71M")
         >>> [six.agrees(n) for n in (6_704_999, 6_705_000, 6_715_000, 6_715_001)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _check_study(path: Path, cache: dict[str, Any]) -> str:
-    """What a study holds: its cells checked as experiments, its architectures as published."""
+    """Check and describe a study: its cells as experiments, its architectures as published."""
     from archgraph.studies.spec import load_study
 
     study = load_study(path)
@@ -41,7 +41,7 @@ def _check_study(path: Path, cache: dict[str, Any]) -> str:
 def _checked_size(
     study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Any]
 ) -> tuple[str, set[str], bool]:
-    """The cells of a size in words, what they wait for, whether code was not imported.
+    """Check a size's cells; describe them, what they wait for, whether code was not imported.
 
     1. Cells that show the same run share its experiment, which is checked once for all studies.
     2. Of experiments that start alike, the first is begun, the others are prepared only.
@@ -85,14 +85,14 @@ def _checked_size(
 
 
 def _data_set(spec: ExperimentSpec) -> str:
-    """The name of a known data set; empty: the experiment's own files."""
+    """Return the name of a known data set; empty for the experiment's own files."""
     from archgraph.language.data import NamedData
 
     return spec.data.dataset if isinstance(spec.data, NamedData) else ""
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
-    """An experiment as far as a strategy's first state and its models' tests depend on it.
+    """Reduce an experiment to what a strategy's first state and its models' tests depend on.
 
     Strategies do not hear of attacks; in its first state none of ours asks who has which examples,
     how many clients a round or how many rounds a run has. A bound on privacy does.
@@ -106,7 +106,7 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def _as_published(path: Path, cache: dict[str, Any]) -> str:
-    """How many published figures of a study's architectures are equal to ours."""
+    """Describe how many published figures of a study's architectures are equal to ours."""
     from archgraph.studies.published import Sources, findings
 
     sources = cache.setdefault("sources", Sources())

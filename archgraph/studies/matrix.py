@@ -65,7 +65,7 @@ class MatrixResult:
         return sum(cell.outcome == outcome for cell in self.cells)
 
     def tables(self) -> tuple[Table, ...]:
-        """A row per strategy, a column per model; below, the reasons of cells that do not run."""
+        """Tabulate strategies (rows) and models (columns); below, why cells do not run."""
         models = tuple(dict.fromkeys(cell.model for cell in self.cells))
         found = {(cell.strategy, cell.model): cell for cell in self.cells}
         numbers: dict[str, int] = {}  # by reason
@@ -89,7 +89,7 @@ class MatrixResult:
         return (first, Table("Why not", ("", "reason"), reasons)) if reasons else (first,)
 
     def markdown(self) -> str:
-        """A page: title, what the file says about itself, the tables."""
+        """Format a page: title, what the file says about itself, the tables."""
         tables = (table.markdown() for table in self.tables())
         return "\n\n".join((f"# {self.title}", self.about, *tables)) + "\n"
 
@@ -110,7 +110,7 @@ def matrix(
         log: A file to which every cell is added as it ends; what it holds is not run again, except
             what failed.
         only: Rows and columns to run; empty: all.
-        data_root: Folder of the data; None: what ``ARCHGRAPH_DATA`` names.
+        data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the file's models name.
         told: Hears every cell that is run.
 
@@ -142,7 +142,7 @@ def matrix(
 
 
 def _logged(log: Path | None) -> Iterable[MatrixCell]:
-    """What a log has of earlier calls, without what failed."""
+    """Yield what a log has of earlier calls, without what failed."""
     if log is None or not log.exists():
         return
     for line in log.read_text().splitlines():
@@ -154,7 +154,7 @@ def _logged(log: Path | None) -> Iterable[MatrixCell]:
 def _tried(
     spec: ExperimentSpec, families: dict[str, Family], data_root: str | os.PathLike[str] | None
 ) -> tuple[Literal["runs", "refused", "fails"], str]:
-    """What came of an experiment; families of the same text are resolved once."""
+    """Return what came of an experiment; families of the same text are resolved once."""
     text = family_of(spec).model_dump_json(by_alias=True)
     try:
         if text not in families:
@@ -171,5 +171,5 @@ def _tried(
 
 
 def _plain(error: Exception) -> str:
-    """A message without the line of the file, which the cells of a row share."""
+    """Drop from a message the line of the file, which the cells of a row share."""
     return re.sub(r"^\S+\.yaml:\d+: (strategy: )?", "", " ".join(str(error).split()))

@@ -40,7 +40,7 @@ class Paired:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the sample (n - 1); None: one seed has none."""
+        """Standard deviation of the sample (n - 1), or None for a single seed."""
         return statistics.stdev(self.differences) if len(self.differences) > 1 else None
 
     @property
@@ -71,7 +71,7 @@ class Paired:
 
     @property
     def needed(self) -> int | None:
-        """Seeds that would decide if mean and deviation stayed as they are; None: too many.
+        """Seeds that would decide if mean and deviation stayed as they are; None if too many.
 
         Example:
             >>> Paired((1.0, 2.0, 0.0)).needed, Paired((1.0, -1.0)).needed

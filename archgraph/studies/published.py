@@ -97,7 +97,7 @@ def figures(
 
 
 def findings(document: Document, sources: Sources) -> Iterator[Finding]:
-    """The findings of a file of figures; of a study, those about its architectures.
+    """Yield the findings of a file of figures; of a study, those about its architectures.
 
     Raises:
         SpecError: As :func:`figures`; and if a study names figures that are not in the file.
@@ -119,7 +119,7 @@ def findings(document: Document, sources: Sources) -> Iterator[Finding]:
 
 
 def figures_table(findings: Iterable[Finding]) -> Table:
-    """Findings as a table; what is not as the files say stands out."""
+    """Tabulate findings; what is not as the files say stands out."""
     listed = list(findings)
     rows = tuple(
         (
@@ -159,7 +159,7 @@ class Sources:
     families: dict[str, Family | None] = field(default_factory=dict)
 
     def graph(self, path: Path, choose: Mapping[str, int]) -> ArchGraph | None:
-        """The graph in a model file; None for one of Python code without consent."""
+        """Load the graph in a model file; None for one of Python code without consent."""
         from archgraph import load
 
         if without_consent(read_document(path)):
@@ -170,7 +170,7 @@ class Sources:
         return self.graphs[key]
 
     def family(self, path: Path) -> Family | None:
-        """The family in a file; None for one with such a model."""
+        """Resolve the family in a file; None for one with Python code without consent."""
         from archgraph import load_family, resolve
 
         key = str(path)
@@ -217,7 +217,7 @@ def _finding(
 def _verdict(
     figure: FigureSpec, published: Printed, ours: Fraction | None
 ) -> tuple[str, bool, bool]:
-    """What came of a figure in words, whether that is as the file says, whether it is met."""
+    """Return a figure's verdict in words, whether it is as the file says, whether it is met."""
     if ours is None:
         return "Python model not imported", True, False
     met, known = published.agrees(ours, figure.rounding), figure.known
@@ -240,7 +240,7 @@ def _verdict(
 def _ours(
     document: Document, figure: FigureSpec, place: Place, sources: Sources
 ) -> Fraction | None:
-    """The value that a figure's specs give; None where that would run code unasked."""
+    """Compute the value that a figure's specs give; None if that would run code unasked."""
     from archgraph.language import beside
 
     if figure.model is not None:
@@ -283,7 +283,7 @@ def _ours(
 
 
 def _measure(figure: FigureSpec, graph: ArchGraph) -> int:
-    """A measure of one architecture."""
+    """Compute a figure's measure of one architecture."""
     from archgraph.analysis.cost import cost
 
     if figure.trainable:

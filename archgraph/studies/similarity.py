@@ -92,7 +92,7 @@ def similarity(
     filters: int | None = 32,
     seed: int = 0,
 ) -> float:
-    """Mean correlation of two layers' weight maps, matched one to one.
+    """Compute the mean correlation of two layers' weight maps, matched one to one.
 
     Where kernels have one value (linear layers, pointwise convolutions) a map has nothing to
     correlate; then each filter is one map over its inputs, in their order. A map whose values are
@@ -103,8 +103,8 @@ def similarity(
         b: Weights of the same kernel; the smaller set is matched into the larger one.
         matching: ``greedy``: row by row, the highest that is left (as published, and what the
             published figures of untrained networks fit); ``assignment``: the best matching of all.
-        filters: Of a layer with more filters so many are compared, drawn at random, in both layers
-            the same; None: all. Maps are never left out.
+        filters: Of a layer with more filters, only this many are compared: drawn at random, the
+            same in both layers. None compares all. Maps are never left out.
         seed: Of the draw.
 
     Raises:
@@ -143,7 +143,7 @@ def _drawn(weight: Tensor, filters: int | None, seed: int) -> Tensor:
 
 
 def _standard(maps: Tensor) -> Tensor:
-    """Maps of mean zero and length one: their products are correlations."""
+    """Standardise maps to mean zero and length one: their products are correlations."""
     centred = maps - maps.mean(2, keepdim=True)
     return centred / centred.norm(dim=2, keepdim=True).clamp_min(1e-12)
 
@@ -216,7 +216,7 @@ def block_similarity(
     filters: int | None = 32,
     sections: Sequence[str] = (),
 ) -> tuple[SectionSimilarity, ...]:
-    """Similarity of blocks of the same section, within a model or between two.
+    """Compute the similarity of blocks of the same section, within a model or between two.
 
     Two blocks are compared where they have as many layers with equal kernels and with inputs and
     outputs in the same proportion; the mean is over the layers with kernels, if any, else over all.
@@ -225,7 +225,7 @@ def block_similarity(
     Args:
         graph: The architecture.
         state: Its weights.
-        other: Another model with weights; None: the blocks are compared with one another.
+        other: Another model with weights. Default: the blocks are compared with one another.
         matching: See :func:`similarity`.
         filters: See :func:`similarity`.
         sections: Only these; by default all with at least two blocks to compare.
@@ -338,14 +338,14 @@ class ScaleComparison:
 def scale_variation(
     models: Mapping[str, tuple[ArchGraph, State]], baseline: str | None = None
 ) -> ScaleComparison:
-    """Average magnitude and distance of layers across models, on their common prefix.
+    """Compare average magnitude and distance of layers of models, on their common prefix.
 
     Layers go by the name of their weight; both are cut to the first filters and the first maps
     that both have.
 
     Args:
         models: Architectures with weights, by name.
-        baseline: What the others are compared with; None: the model with the fewest parameters.
+        baseline: What the others are compared with. Default: the model with the fewest parameters.
 
     Raises:
         GraphError: If there are fewer than two models, or none of the baseline's name.
@@ -383,7 +383,7 @@ def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, 
 
 
 def on_common_prefix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The first filters and maps that both weights ``[out, in, kernel]`` have."""
+    """Cut two weights ``[out, in, kernel]`` to the first filters and maps that both have."""
     both = tuple(slice(min(x, y)) for x, y in zip(a.shape, b.shape, strict=True))
     return a[both], b[both]
 

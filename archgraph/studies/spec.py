@@ -169,7 +169,7 @@ class StudySpec(FromFile):
         return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in named}
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """The columns: the names of their parts, by name."""
+        """Return the columns: the names of their parts, by name."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
@@ -197,13 +197,13 @@ class StudySpec(FromFile):
         return frozenset(c[:2] for c in every if any(_matches(p, c) for p in patterns))
 
     def printed(self, row: str, column: str, figure: str) -> float | None:
-        """What the paper prints in a cell; None: nothing."""
+        """Return what the paper prints in a cell, or None if it prints nothing."""
         place = list(self.combined()).index(column) * len(self.figures)
         values = self.published.get(row)
         return None if values is None else values[place + list(self.figures).index(figure)]
 
     def compared(self, claim: StudyClaim) -> Iterator[tuple[_Pair, _Pair, str]]:
-        """The cells (row and column) and the figures of a claim: better, other, figure."""
+        """Yield the cells (row and column) and the figures of a claim: better, other, figure."""
         columns, figures = self.combined(), [claim.by] if claim.by else list(self.figures)
         for other, figure in itertools.product(claim.others, figures):
             if claim.better in self.rows:
@@ -244,12 +244,12 @@ class StudySpec(FromFile):
         return self
 
     def _left_out(self, name: str, place: Place) -> None:
-        """Whether there is anything to leave out."""
+        """Check that there is anything to leave out."""
         if not any(_matches(name, cell) for cell in self.named()):
             raise Mistake("leaves nothing out", place=place, found=name)
 
     def _claimed(self, claim: StudyClaim, place: Place, parts: Sequence[str]) -> None:
-        """Whether a claim is about the table, and is what the paper prints."""
+        """Check that a claim is about the table, and is what the paper prints."""
         rows = claim.better in self.rows
         _known(claim.better, (*self.rows, *parts), (*place, "better"), "row or column")
         for other in claim.others:
@@ -316,7 +316,7 @@ def load_study(path: str | os.PathLike[str]) -> StudySpec:
 
 
 def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
-    """The cells of a study in one size, row by row.
+    """Return the cells of a study in one size, row by row.
 
     Raises:
         SpecError: If the study has no such size, or a cell is not an experiment; with file and
@@ -336,7 +336,7 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
 
 
 def _read_once() -> Callable[[Document], ExperimentSpec]:
-    """Reads experiments; cells that show the same runs have one, named after the first."""
+    """Return a reader of experiments; cells with the same runs share one, named after the first."""
     known: dict[str, ExperimentSpec] = {}
 
     def read(document: Document) -> ExperimentSpec:
@@ -384,7 +384,7 @@ def _cell(
 
 
 def _missing(study: StudySpec, document: Document) -> str:
-    """The strategy of a cell, where the study waits for it."""
+    """Return the strategy of a cell if the study waits for it, else an empty string."""
     strategy = document.data.get("strategy")
     name = str(next(iter(strategy), "")) if isinstance(strategy, dict) else ""
     if name in study.waits_for:
@@ -420,7 +420,7 @@ def _below(place: Place, above: Place) -> bool:
 
 
 def _filled(document: Document, value: Any, values: Mapping[str, Any], place: Place) -> Any:
-    """A value with the study's own values in its texts; a text that is one of them becomes it."""
+    """Insert the study's own values into texts; a text that is only one of them becomes it."""
     match value:
         case dict():
             return {k: _filled(document, v, values, (*place, k)) for k, v in value.items()}

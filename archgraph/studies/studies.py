@@ -67,7 +67,7 @@ class Studies:
         return sum(each.values())
 
     def summary(self) -> Table:
-        """A line for each study: its runs and its claims."""
+        """Tabulate the studies, a line for each: its runs and its claims."""
         rows = []
         for result in self.results.values():
             if (one := self.kept.get(result.spec.study)) is not None and one.row:
@@ -92,7 +92,7 @@ class Studies:
         )
 
     def left(self) -> Table:
-        """The studies that are not run in this size, and what they need."""
+        """Tabulate the studies that are not run in this size, and what they need."""
         rows = tuple(
             (spec.study, self.lacking.get(path) or needs(spec))
             for path, spec in self.others.items()
@@ -100,7 +100,7 @@ class Studies:
         return Table(f"Not run in size {self.size}", ("study", "why"), rows)
 
     def _begun_not(self) -> list[str]:
-        """The studies of this size of which no run is done, in a sentence."""
+        """Name the studies of this size of which no run is done, in a sentence."""
         names = [result.spec.study for result in self._shown(False)]
         return [f"No run is done yet of: {'; '.join(names)}."] if names else []
 
@@ -109,7 +109,7 @@ class Studies:
         return f"about {hours:.0f} hours" if self.kept else f"{hours:.1f} hours"
 
     def _shown(self, shown: bool) -> list[StudyResult]:
-        """The results of which something is known, or those of which nothing is."""
+        """Return the results of which something is known, or those of which nothing is."""
         every = self.results.values()
         return [one for one in every if bool(one.done or one.spec.study in self.kept) == shown]
 
@@ -166,7 +166,7 @@ def _file(paper: str) -> str:
 
 
 def needs(spec: StudySpec) -> str:
-    """What a study that lacks a size says about the sizes it has."""
+    """Return what a study that lacks a size says about the sizes it has."""
     return " ".join(size.about for size in spec.sizes.values() if size.about) or spec.about
 
 
@@ -176,7 +176,7 @@ def without_part(
     only: Sequence[str],
     seeds: Sequence[int],
 ) -> frozenset[Path]:
-    """The studies that have none of the cells and seeds that are asked for.
+    """Return the studies that have none of the cells and seeds that are asked for.
 
     Raises:
         SpecError: If all are such, or a file cannot be understood.

@@ -129,7 +129,10 @@ class StudyResult:
         return digest({"runs": runs, **told})[:SIGNS]
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
-        """A figure of a cell by seed, as papers print it (shares in per cent); empty: none yet."""
+        """Return a figure of a cell by seed, as papers print it; empty if there is none yet.
+
+        Shares are in per cent.
+        """
         group = self.groups.get((row, column), {}).get(figure)
         measure = self._figures[row, column][figure].measure if group is not None else ""
         found = None if group is None else group.figures.get(measure)
@@ -202,7 +205,7 @@ def study(
         size: ``paper`` as published, or ``small``.
         workers: Processes of one thread each; the figures do not depend on it.
         out: Folder of runs and tables.
-        data_root: Folder of the data; None: what ``ARCHGRAPH_DATA`` names.
+        data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the study's files name.
         only_read: Run nothing: the table of the runs that are there.
         only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
@@ -236,7 +239,7 @@ def study(
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tuple[StudyRun, ...]:
-    """The runs, all of the first seed first: a table is whole as soon as it can be."""
+    """Return the runs, all of the first seed first: a table is complete as soon as it can be."""
     found = []
     for seed in seeds:
         known: dict[int, tuple[ExperimentSpec, Path]] = {}  # cells of one run share its experiment
@@ -306,7 +309,7 @@ def _missing(
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
-    """Runs whose known data set or weights are not there: their names and what to fetch."""
+    """Return runs whose known data set or weights are missing: their names, what to fetch."""
     asked = functools.cache(lambda name, place: lacking(source(name), place))
     found: dict[Path, dict[str, str]] = {}
     for one in left:
@@ -365,7 +368,7 @@ def _groups(
 
 
 def _measured(group: RunGroup, measure: str, weights: Callable[[Path], FinalWeights]) -> RunGroup:
-    """Runs with what a measure reads from their final weights, if it does."""
+    """Add to runs what a measure reads from their final weights, if it does."""
     if not of_weights(measure):
         return group
     read = [weights(log.folder) for log in group.runs]

@@ -31,7 +31,7 @@ def study_tables(result: StudyResult) -> tuple[Table, ...]:
 
 
 def study_csv(result: StudyResult) -> str:
-    """A line for each cell and figure."""
+    """Format the figures as CSV, a line for each cell and figure."""
     rows = []
     for row, column in _cells(result):
         for figure in result.spec.figures:
@@ -46,7 +46,7 @@ def study_csv(result: StudyResult) -> str:
 
 
 def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> str:
-    """The tables as Markdown, under the study's name.
+    """Format the tables as Markdown, under the study's name.
 
     Args:
         result: What was measured.
@@ -66,7 +66,7 @@ def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> 
 
 
 def study_page(result: StudyResult) -> str:
-    """The tables as a page, with the curves of every column."""
+    """Format the tables as an HTML page, with the curves of every column."""
     body = [f"<h1>{html.escape(result.spec.study)}</h1>"]
     body += [f"<p>{html.escape(text)}</p>" for text in filter(None, _about(result))]
     for table in study_tables(result):
@@ -86,7 +86,7 @@ def study_page(result: StudyResult) -> str:
 
 
 def _settings(result: StudyResult) -> Iterator[str]:
-    """What all finished runs have in common."""
+    """Yield the settings that all finished runs have in common."""
     each = (next(iter(of.values())) for of in result.groups.values() if of)
     groups = {tuple(log.folder for log in group.runs): group for group in each}
     if groups:
@@ -127,12 +127,12 @@ def _about(result: StudyResult) -> tuple[str, ...]:
 
 
 def _findings(result: StudyResult, earlier: EarlierStudy | None = None) -> tuple[str, ...]:
-    """What the file says about this size's figures, once there are any."""
+    """Return what the file says about this size's figures, once there are any."""
     return result.spec.sizes[result.size].findings if result.done or earlier else ()
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:
-    """A table for each value of the first part of the columns' names, if they have several."""
+    """Yield a table for each value of the first part of column names, if they have several."""
     there, parts = _cells(result), result.spec.combined()
     several = len(result.spec.parts) > 1
     firsts = dict.fromkeys(parts[column][0] if several else "" for _, column in there)
@@ -156,7 +156,7 @@ def _figures(result: StudyResult) -> Iterator[Table]:
 
 
 def _named(result: StudyResult) -> bool:
-    """Whether heads name the figure: of one there is nothing to tell apart."""
+    """Return whether heads name the figure: a single one needs no name."""
     return len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
 
 

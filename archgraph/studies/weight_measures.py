@@ -76,11 +76,11 @@ class FinalWeights:
         return trained(self.folder, data_root=self.data_root, python=self.python)
 
     def read(self, measure: str, other: FinalWeights | None = None) -> float | None:
-        """A measure by its name; None: the run has nothing of the kind.
+        """Read a measure by its name; None if the run has nothing of the kind.
 
         Args:
             measure: Its name.
-            other: The run of the second model, where two are compared; None: there is none.
+            other: The run of the second model, if two are compared. Default: none.
 
         Raises:
             RunError: If the name is not complete, or names a model or statistic that is not there.
@@ -92,7 +92,7 @@ class FinalWeights:
         return read(self, words, other)
 
     def model(self, name: str) -> Model:
-        """A model by its name, or by that of the kind of client that has only one."""
+        """Return a model by its name, or by that of the kind of client that has only one."""
         chosen = [m for key, m in self.models.items() if name in (key, key.rpartition("/")[0])]
         if len(chosen) != 1:
             raise RunError(
@@ -103,7 +103,7 @@ class FinalWeights:
         return chosen[0]
 
     def weight(self, name: str, place: str) -> Tensor | None:
-        """A weight ``[out, in, kernel]`` of a model; None: the model has no such parameter."""
+        """Return a weight ``[out, in, kernel]`` of a model; None if it has no such parameter."""
         graph, state = self.model(name)
         by_leaf = {weight.leaf: weight for weight in weights(graph)}
         if place in ENDS:
@@ -161,7 +161,7 @@ def _distance(run: FinalWeights, words: Sequence[str], other: FinalWeights | Non
 
 
 def _of_pairs(number: int) -> _Reader:
-    """The first or second figure of pairs of blocks, averaged."""
+    """Return a reader of the first or second figure of pairs of blocks, averaged."""
 
     def read(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
         a, b, *rest = words
@@ -188,7 +188,7 @@ READERS: Mapping[str, tuple[int, _Reader]] = {
 
 
 def of_weights(measure: str) -> bool:
-    """Whether a measure is read from weights.
+    """Return whether a measure is read from weights.
 
     >>> of_weights("similarity.one.three.stage1"), of_weights("global_accuracy")
     (True, False)

@@ -23,7 +23,7 @@ LEAST = 0.05
 
 
 def similarity_tables(sections: Sequence[SectionSimilarity]) -> Iterator[Table]:
-    """A table per section: a row per block.
+    """Yield a table per section, with a row per block.
 
     Example:
         >>> one = SectionSimilarity(
@@ -106,7 +106,7 @@ def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
 
 
 def scale_table(comparison: ScaleComparison) -> Table:
-    """A row per layer: magnitude in the baseline; each model's ratio and distance in units of it.
+    """Tabulate layers: baseline magnitude; each model's ratio and distance in units of it.
 
     Example:
         >>> from archgraph.studies.similarity import Scale

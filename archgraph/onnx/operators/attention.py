@@ -46,7 +46,7 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _bias(at: Attributes, q: Any, k: Any, mask: Any, past: Any, lengths: Any) -> Any:
-    """What is added to the scores: a mask, and -inf where a position may not look."""
+    """Return what is added to the scores: a mask, and -inf where a position may not look."""
     last = q.shape[2]
     if mask is not None:
         fill = 0.0 if mask.dtype == torch.bool else -math.inf

@@ -62,7 +62,7 @@ def _sizes(at: Attributes, x: torch.Tensor, scales: Any, sizes: list[Any]) -> tu
 
 
 def _native(at: Attributes, x: torch.Tensor, factors: list[float], targets: Any) -> str | None:
-    """The mode in which PyTorch computes the same; None where there is none."""
+    """Return the mode in which PyTorch computes the same, or None if it has none."""
     changed = [i for i, factor in enumerate(factors) if factor != 1]
     exact = all(targets[i] == x.shape[i] * factors[i] for i in changed)
     if not 3 <= x.dim() <= 5 or min(changed, default=2) < 2 or not exact or at.get("antialias", 0):
@@ -140,7 +140,7 @@ def _rounded(positions: Known, rounding: str) -> Known:
 
 
 def _weights(at: Attributes, positions: Known, before: int, factor: float) -> Known:
-    """How much each old position counts for each new one; beyond the border counts its edge."""
+    """Compute how much each old position counts for each new one; outside, the edge counts."""
     if len(positions) * before > LIMITS.folded_elements:
         raise SpecError(
             "resizes between too many positions",

@@ -89,7 +89,7 @@ def _bounded(shape: Sequence[Any], most: int = LIMITS.folded_elements) -> list[A
 
 
 def _elementwise(function: Callable[..., Known]) -> Folding:
-    """A function of arrays that are broadcast to one shape."""
+    """Wrap a function of arrays that are broadcast to one shape."""
 
     def compute(at: Attributes, *given: Known) -> Known:
         _bounded(np.broadcast_shapes(*(np.shape(x) for x in given)))
@@ -100,7 +100,7 @@ def _elementwise(function: Callable[..., Known]) -> Folding:
 
 
 def _short(value: Known) -> Known:
-    """What follows from the size of a batch, unless it is a long expression of it."""
+    """Refuse a long expression of the size of a batch; return any other value as it is."""
     if value.dtype == object:
         for item in value.ravel():
             if isinstance(item, torch.SymInt) and item.node.expr.count_ops() > LIMITS.batch_steps:
@@ -194,14 +194,14 @@ FOLDS: dict[str, Folding] = {
 
 
 def symbolic(value: Any) -> bool:
-    """Whether a known value holds the size of a batch."""
+    """Return whether a known value holds the size of a batch."""
     return isinstance(value, np.ndarray) and any(
         isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
     )
 
 
 def tensor_of(value: Known) -> torch.Tensor:
-    """A known value as a tensor; a size of a batch in it stays what it is."""
+    """Convert a known value to a tensor; a size of a batch in it stays symbolic."""
     if symbolic(value):
         items = [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
         return torch.stack(items).reshape(value.shape)

@@ -122,7 +122,7 @@ def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
 def _window_sum(
     x: torch.Tensor, kernel: list[int], strides: list[int], dilations: list[int]
 ) -> torch.Tensor:
-    """Sums over windows, of each channel alone."""
+    """Sum over windows, each channel by itself."""
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype)
     sums = _CONV[len(kernel)](x.flatten(0, 1).unsqueeze(1), ones, None, strides, 0, dilations)
     return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])

@@ -12,7 +12,7 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, 
 
 
 def _place(at: Known | None, count: int, last: int) -> int:
-    """A position among so many, the last or any other; a negative one counts from behind.
+    """Resolve a position from ``-count`` to ``last``; a negative one counts from the end.
 
     Raises:
         SpecError: If there is no such position.

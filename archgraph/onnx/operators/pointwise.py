@@ -46,7 +46,7 @@ def _prelu(at: Attributes, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor
 
 
 def _numeric(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of two operands, of which PyTorch takes the second alone as a number."""
+    """Wrap a function of two operands, of which PyTorch takes only the second as a number."""
 
     def compute(at: Attributes, a: Any, b: Any) -> Any:
         if not isinstance(a, torch.Tensor):
@@ -67,7 +67,7 @@ def _mod(at: Attributes, a: Any, b: Any) -> Any:
 
 
 def _power(at: Attributes, a: Any, b: Any) -> torch.Tensor:
-    """A power has the type of its base, also of one that is a number."""
+    """Compute a power, which has the type of its base even if that is a number."""
     if not isinstance(a, torch.Tensor):
         alike = isinstance(a, float) == b.is_floating_point()
         a = torch.tensor(a, dtype=b.dtype if alike else None)

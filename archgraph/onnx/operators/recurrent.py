@@ -37,7 +37,7 @@ def _fit(kind: str, ways: int, x: Any, w: Any, r: Any, b: Any, *states: Any) -> 
 def _reset_first(
     x: torch.Tensor, h: torch.Tensor, params: list[torch.Tensor], each: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A GRU that resets before its linear part, which PyTorch's does behind it, step by step."""
+    """Run, step by step, a GRU that resets before its linear part; PyTorch's resets after it."""
     ways, last = [], []
     for way, state in enumerate(h):
         w, r, *bias = params[way * each : (way + 1) * each]

@@ -26,7 +26,7 @@ def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> OnnxRow
 
 
 def _extreme(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., torch.Tensor]:
-    """The largest (or least, by its sign) number; of no numbers the last that the type has."""
+    """Extend a maximum (or minimum, by ``sign``) to no numbers: the type's lowest (highest) one."""
 
     def compute(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
         if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):

@@ -26,11 +26,11 @@ class Attributes:
     training: bool = False
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or its default."""
+        """Return an attribute, or its default."""
         return self.values.get(name, default)
 
     def need(self, name: str) -> Any:
-        """An attribute without default.
+        """Return an attribute that has no default.
 
         Raises:
             SpecError: If it is not there.
@@ -85,7 +85,7 @@ OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
 def plain(function: Callable[..., Any], **options: Any) -> OnnxRow:
-    """The row of an operator without attributes, which PyTorch has under another name."""
+    """Return the row of an operator without attributes that PyTorch has under another name."""
     return OnnxRow(lambda at, *inputs: function(*inputs), **options)
 
 

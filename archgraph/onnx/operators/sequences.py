@@ -22,7 +22,7 @@ _RULES = {
 
 
 def walked(steps: int) -> range:
-    """Steps that become nodes of their own.
+    """Return the range of steps that become nodes of their own.
 
     Raises:
         SpecError: If there are too many.

@@ -187,7 +187,7 @@ def _centred(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
 
 
 def _window(*share: float) -> OnnxRow:
-    """A sum of cosines."""
+    """Return the row of a window that is a sum of cosines with these coefficients."""
 
     def compute(at: Attributes, size: Any) -> torch.Tensor:
         n = whole(size)[0]

@@ -13,7 +13,7 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable
 
 
 def _group_norm(at: Attributes, x: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
-    """A norm of groups; in the file, axes of size 1 stand behind that of its weights."""
+    """Normalise groups; in the file, the weights have trailing axes of size 1."""
     groups, eps, trailing = at.need("num_groups"), at.need("epsilon"), at.need("trailing")
     if x.dim() == 2 + trailing and w.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, w, b, eps)
@@ -39,14 +39,14 @@ def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any)
 
 
 def _shares(at: Attributes, scores: torch.Tensor, axis: int) -> torch.Tensor:
-    """A softmax, which before opset 13 runs over all axes from its own on."""
+    """Apply a softmax, which before opset 13 runs over all axes from its own on."""
     if axis == -1 or not at.need("flat"):
         return torch.softmax(scores, axis)
     return torch.softmax(scores.flatten(axis), -1).reshape(scores.shape)
 
 
 def _number(value: Known) -> float:
-    """The one number of a value.
+    """Return the only number of a value.
 
     Raises:
         SpecError: If it has another size: a place that its shape does not have.
@@ -57,7 +57,7 @@ def _number(value: Known) -> float:
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all axes but the last two are equal; the size of a batch is not asked for."""
+    """Return whether all axes but the last two are equal; sizes of a batch are not compared."""
     return a.dim() == b.dim() and all(
         type(m) is type(n) and (not isinstance(m, int) or m == n)
         for m, n in zip(a.shape[:-2], b.shape[:-2], strict=True)
@@ -65,7 +65,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether a mask is one of scores, and does not repeat them."""
+    """Return whether a mask broadcasts to the scores without enlarging them."""
     scores = (*q.shape[:-1], k.shape[-2])[max(q.dim() - mask.dim(), 0) :]
     return mask.dim() <= q.dim() and all(
         isinstance(m, int) and m in (1, n) if isinstance(n, int) else True
