@@ -82,7 +82,7 @@ def plain_signs(
 
 
 def data_sets() -> str:
-    """The table of data sets, a row each."""
+    """Return the table of data sets, a row each."""
     rows = ["| name | what it is | classes | files |", "|---|---|---|---|"]
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
@@ -108,7 +108,7 @@ def commands() -> str:
 def _leaves(
     group: click.Group, context: click.Context, prefix: str = ""
 ) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """The commands of a group, and of groups in it, by name."""
+    """Return the commands of a group, and of groups in it, by name."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -120,7 +120,7 @@ def _leaves(
 
 
 def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
-    """An argument's or option's name and what it says, but for `--help`."""
+    """Return an argument's or option's name and what it says, but for `--help`."""
     if parameter.name == "help":
         return None
     record = parameter.get_help_record(context)
@@ -136,7 +136,7 @@ def strategies() -> str:
 
 
 def fields(names: tuple[str, ...]) -> str:
-    """What the types of a federated method hold, a table each."""
+    """Return what the types of a federated method hold, a table each."""
     lines = []
     for name in names:
         cls = getattr(federation, name)
@@ -163,7 +163,7 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def _default(field: dataclasses.Field) -> object:
-    """A field's default; `MISSING` if it has none."""
+    """Return a field's default; `MISSING` if it has none."""
     made = field.default_factory is not dataclasses.MISSING
     return field.default_factory() if made else field.default
 
@@ -217,7 +217,7 @@ def _stub_names(package: str) -> list[str]:
 
 
 def _page(package: str, names: list[str], described: dict[int, str]) -> str:
-    """The page of a package: its docstring, a table of its names, then every name in full."""
+    """Return the page of a package: its docstring, a table of its names, then every name in full."""
     module = importlib.import_module(package)
     lines = [f"# `{package}`", "", "```{eval-rst}", f".. automodule:: {package}"]
     lines += ["   :no-members:", "```", "", "| name | |", "|---|---|"]
@@ -243,7 +243,7 @@ def _page(package: str, names: list[str], described: dict[int, str]) -> str:
 
 
 def _directive(value: object) -> str | None:
-    """The autodoc directive that documents a value, if it is ours and has a docstring."""
+    """Return the autodoc directive that documents a value, if it is ours and has a docstring."""
     if not (getattr(value, "__module__", None) or "").startswith("archgraph"):
         return None
     if isinstance(value, type):
