@@ -217,7 +217,7 @@ def _stub_names(package: str) -> list[str]:
 
 
 def _page(package: str, names: list[str], described: dict[int, str]) -> str:
-    """Return the page of a package: its docstring, a table of its names, then every name in full."""
+    """Return the page of a package: its docstring, a table of its names, then each name in full."""
     module = importlib.import_module(package)
     lines = [f"# `{package}`", "", "```{eval-rst}", f".. automodule:: {package}"]
     lines += ["   :no-members:", "```", "", "| name | |", "|---|---|"]
