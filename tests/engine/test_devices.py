@@ -84,7 +84,8 @@ def test_a_deadline_begins_when_a_process_has_its_client() -> None:
 
 
 def test_nothing_is_left_of_a_killed_server() -> None:
-    assert found("killed") == {"were": 3, "are": 0}
+    processes = found("killed")
+    assert processes["were"] >= 3 and processes["are"] == 0  # a fork server and its workers
 
 
 def test_runs_of_a_study_use_a_device_one_after_the_other() -> None:
