@@ -261,11 +261,14 @@ class RunRecord:
         return place
 
     def close(self) -> None:
-        """Close the files and release the lock."""
+        """Close the files, remove what an interrupt left half written, and release the lock."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
         if self._lock is not None:
+            for path in list(_leftovers(self.folder)):
+                if path.name != BEGINNING:
+                    _remove(path)
             _LOCKS.discard(self._lock)
             os.close(self._lock)
             self._lock = None
