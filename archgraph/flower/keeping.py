@@ -22,7 +22,7 @@ def restore(context: Context, file: Path) -> None:
     """Take up what the file holds where the context holds nothing."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
-    for record, held in wire.unpack(file.read_bytes()).items():
+    for record, held in wire.decode(file.read_bytes()).items():
         context.state[record] = packed(held["tensors"])
         context.state[f"{record}-round"] = ConfigRecord({"round": held["round"]})
 
@@ -35,7 +35,7 @@ def store(context: Context, file: Path) -> None:
         for record, number in rounds.items()
         if number >= 0
     }
-    write(file, wire.pack(content))
+    write(file, wire.encode(content))
 
 
 def round_of(context: Context, record: str) -> int:

@@ -33,7 +33,7 @@ def packed(value: Any) -> ArrayRecord:
         >>> unpacked(packed({"w": torch.ones(2, dtype=torch.bfloat16)}))
         {'w': tensor([1., 1.], dtype=torch.bfloat16)}
     """
-    message = wire.pack(value)
+    message = wire.encode(value)
     return ArrayRecord({BODY: Array("uint8", (len(message),), "safetensors", message)})
 
 
@@ -43,7 +43,7 @@ def unpacked(record: ArrayRecord) -> Any:
     Raises:
         RejectedUpdate: If it is not such a record.
     """
-    return wire.unpack(record[BODY].data)
+    return wire.decode(record[BODY].data)
 
 
 def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: int) -> RecordDict:

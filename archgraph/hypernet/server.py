@@ -109,8 +109,8 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
     try:
         descriptor, name = tempfile.mkstemp(".safetensors", "archgraph-", folder)
         os.close(descriptor)
-        wire.save(name, state)
-        return wire.load(name)[0]
+        wire.save_tensors(name, state)
+        return wire.load_tensors(name)[0]
     except (OSError, SafetensorError) as error:
         raise RunError(
             "clients' states cannot be written",

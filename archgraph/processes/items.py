@@ -28,22 +28,22 @@ def packed(value: object) -> bytes:
         >>> unpacked(packed({"weight": torch.ones(2, 3).T}))["weight"].stride()
         (1, 3)
     """
-    return wire.pack(_parts(value))
+    return wire.encode(_parts(value))
 
 
 def unpacked(message: bytes) -> Any:
     """Read what :func:`packed` wrote."""
-    return _joined(wire.unpack(message))
+    return _joined(wire.decode(message))
 
 
 def save(path: str | os.PathLike[str], value: object) -> None:
     """Write as :func:`packed` does, into a file that several processes may map."""
-    wire.save(path, {str(number): part for number, part in enumerate(_parts(value))})
+    wire.save_tensors(path, {str(number): part for number, part in enumerate(_parts(value))})
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """Read a file of :func:`save`."""
-    return _joined(list(wire.load(path)[0].values()))
+    return _joined(list(wire.load_tensors(path)[0].values()))
 
 
 def _parts(value: object) -> list[Tensor]:

@@ -128,7 +128,7 @@ class Process:
     def hear(self) -> Ended | dict[str, Any] | None:
         """Return what it says: what came of its call, how far it is, or None as it begins."""
         try:
-            said: Ended | dict[str, Any] | None = wire.unpack(self.pipe.recv_bytes())
+            said: Ended | dict[str, Any] | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self.ended()
         self.waits = False
@@ -205,12 +205,12 @@ def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> N
             if item is AWAITED:
                 message = pipe.recv_bytes()
                 item = attempted(lambda: items.unpacked(message), worker=True)  # noqa: B023
-            pipe.send_bytes(wire.pack(None))  # a deadline counts from here
+            pipe.send_bytes(wire.encode(None))  # a deadline counts from here
             ended = _called(function, item, job.memory, _teller(pipe))
             last, item = ended.last, AWAITED
-            sent = attempted(lambda: wire.pack(ended), worker=True)  # noqa: B023  # called at once
+            sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once
             if isinstance(sent, Died):  # it gave back something else than values and tensors
-                sent = wire.pack(ended._replace(value=sent._replace(error=None)))
+                sent = wire.encode(ended._replace(value=sent._replace(error=None)))
             pipe.send_bytes(sent)
             del ended, sent
     os._exit(0)
@@ -266,7 +266,7 @@ def _teller(pipe: connection.Connection) -> Tell:
         nonlocal last
         if time.perf_counter() - last > REPORTS:
             last = time.perf_counter()
-            pipe.send_bytes(wire.pack(values))
+            pipe.send_bytes(wire.encode(values))
 
     return tell
 

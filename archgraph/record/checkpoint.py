@@ -145,7 +145,7 @@ class Writer:
                 source = previous / past if previous is not None and same else None
                 digests[name] = known
                 if not _link(draft / name, source):
-                    wire.save(draft / name, tensors)
+                    wire.save_tensors(draft / name, tensors)
                     written.append(name)
             digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
             values = {
@@ -203,9 +203,9 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         prove(place, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= wire.load(place / _file("groups", at))[0]
+            tensors |= wire.load_tensors(place / _file("groups", at))[0]
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        kept = {int(name.stem): wire.load(place / name)[0] for name in clients}
+        kept = {int(name.stem): wire.load_tensors(place / name)[0] for name in clients}
     return Checkpoint(number, tensors, values["values"], kept), values
 
 

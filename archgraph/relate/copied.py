@@ -16,7 +16,7 @@ from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.insert import last_leaf, with_leaves
 from archgraph.rewrites.splice import Renaming, behind, names_in_use
 
@@ -191,4 +191,4 @@ def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
             )
         # More positions than there are: repeat them, as widening does.
         chosen[name] = np.arange(size) % axis.size
-    return cut(graph, chosen).graph if chosen else graph
+    return cut_axes(graph, chosen).graph if chosen else graph

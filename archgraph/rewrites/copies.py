@@ -15,7 +15,7 @@ from archgraph.analysis.positions import position_shares, positions
 from archgraph.analysis.widths import axis_refs
 from archgraph.graph.ir import ArchGraph, Leaf, Node
 from archgraph.layout.layouts import Layout
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten
 from archgraph.states.dimension_map import Vector
 
@@ -77,7 +77,7 @@ class Copies:
     @functools.cached_property
     def rewritten(self) -> Rewritten:
         """The architecture with the copies, all at full weight."""
-        return cut(self.graph, self.index)
+        return cut_axes(self.graph, self.index)
 
     @functools.cached_property
     def _share(self) -> dict[str, Vector]:

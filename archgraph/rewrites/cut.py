@@ -11,7 +11,7 @@ from archgraph.ops.table import impossible
 from archgraph.states import DimMap, Entry, Rewritten
 
 
-def cut(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewritten:
+def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewritten:
     """Keep only these positions of the architecture's axes, in this order.
 
     Args:

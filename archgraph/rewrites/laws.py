@@ -33,7 +33,7 @@ from archgraph.graph.ir import (
 from archgraph.module.build import build
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, State, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
@@ -272,7 +272,7 @@ def mask_equals_take(
         selection = {k: v for k, v in selection.items() if k not in spanned}
         if not selection:
             return 0.0
-        rewritten = cut(graph, selection)
+        rewritten = cut_axes(graph, selection)
     return check_law(
         graph,
         rewritten,

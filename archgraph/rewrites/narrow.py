@@ -16,7 +16,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
 from archgraph.rewrites.compensation import compensation
 from archgraph.rewrites.copies import Copies, drawn
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.states import DimMap, Rewritten
 from archgraph.states.dimension_map import Vector
 
@@ -70,7 +70,7 @@ def narrow(
     counts, _ = chosen_axes(solved, shares, sizes, allow_nothing=allow_nothing)
     sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
     selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
-    narrowed = cut(graph, selection)
+    narrowed = cut_axes(graph, selection)
     # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.
     index = {a.name: drawn(a.name, n, a.size, seed) for a, n in sizes_after.items()}
     copies = Copies(narrowed.graph, index)

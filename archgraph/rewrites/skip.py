@@ -17,7 +17,7 @@ from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs
 from archgraph.graph.passes import prune, renumber
 from archgraph.ops.check import check
 from archgraph.rewrites import laws
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.insert import tidied
 from archgraph.rewrites.sections import with_sections
 from archgraph.states import Rewritten, State
@@ -148,7 +148,7 @@ def _without(
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
-    bypassed = cut(dropped.mapped(_follow(bypass)), selection, axes(graph))
+    bypassed = cut_axes(dropped.mapped(_follow(bypass)), selection, axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)
     entries = {name: bypassed.transfer.entries[name] for name in new.state_names}

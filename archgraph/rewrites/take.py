@@ -8,7 +8,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.choice import Positions, Rounding, Shares, Sizes, chosen_axes
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
 from archgraph.states import Rewritten
 
@@ -55,7 +55,7 @@ def take(
     )
     stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
     selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
-    rewritten = cut(graph, selection)
+    rewritten = cut_axes(graph, selection)
     if verify:
         mask_equals_take(graph, rewritten, selection)
     return rewritten

@@ -390,10 +390,10 @@ def _at(dim: int, run: Segment) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(*run))
 
 
-def chain(a: DimMap | None, b: DimMap | None) -> DimMap | None:
+def composed(a: DimMap | None, b: DimMap | None) -> DimMap | None:
     """Return ``a``, then ``b``, where ``None`` is the identity.
 
-    >>> chain(None, None) is None, str(chain(None, DimMap.of([0], 2)))
+    >>> composed(None, None) is None, str(composed(None, DimMap.of([0], 2)))
     (True, ':1')
     """
     if a is None or b is None:

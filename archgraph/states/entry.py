@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import Constant, Value, show
-from archgraph.states.dimension_map import DimMap, chain
+from archgraph.states.dimension_map import DimMap, composed
 from archgraph.states.state import Slot
 
 
@@ -149,7 +149,7 @@ class Entry:
 
     def then(self, other: Entry) -> Entry:
         """Compose this entry with ``other``, whose source it is."""
-        dims = tuple(itertools.starmap(chain, zip(self.dims, other.dims, strict=True)))
+        dims = tuple(itertools.starmap(composed, zip(self.dims, other.dims, strict=True)))
         return Entry(self.source, dims, self.scale * other.scale, self.init)
 
     def magnitude(self) -> Entry:

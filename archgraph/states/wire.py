@@ -52,14 +52,14 @@ def raw(tensor: Tensor) -> memoryview:
     return dense(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 
-def tensor_of(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def from_raw(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor of bytes that :func:`raw` gave, in memory of its own.
 
     Raises:
         ValueError: If these are not as many bytes as it has.
 
     Example:
-        >>> tensor_of(raw(torch.ones(2, 1)), torch.float32, (2, 1))
+        >>> from_raw(raw(torch.ones(2, 1)), torch.float32, (2, 1))
         tensor([[1.],
                 [1.]])
     """
@@ -70,7 +70,7 @@ def tensor_of(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, 
     return flat.view(shape)
 
 
-def pack(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """Write plain values and tensors, at any depth, as one message.
 
     Args:
@@ -81,7 +81,7 @@ def pack(value: Any) -> bytes:
         TypeError: If it holds something else.
 
     Example:
-        >>> unpack(pack({"weight": torch.ones(2), "loss": 0.5}))
+        >>> decode(encode({"weight": torch.ones(2), "loss": 0.5}))
         {'weight': tensor([1., 1.]), 'loss': 0.5}
     """
     tensors: dict[str, Tensor] = {}
@@ -89,8 +89,8 @@ def pack(value: Any) -> bytes:
     return save_bytes(_apart(tensors), {VALUES: text})
 
 
-def unpack(message: bytes) -> Any:
-    """Read what :func:`pack` wrote, with tensors in memory of their own; tuples become lists.
+def decode(message: bytes) -> Any:
+    """Read what :func:`encode` wrote, with tensors in memory of their own; tuples become lists.
 
     Raises:
         RejectedUpdate: If it is not such a message.
@@ -104,7 +104,7 @@ def unpack(message: bytes) -> Any:
         raise RejectedUpdate("damaged message", found=f"{type(error).__name__}: {error}") from error
 
 
-def save(
+def save_tensors(
     path: str | os.PathLike[str], state: State, values: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors as a safetensors file, with text beside them; the file keeps their order."""
@@ -112,8 +112,8 @@ def save(
     save_file(tensors, path, {**(values or {}), ORDER: json.dumps(list(tensors))})
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file of :func:`save`: its tensors in their order, and the text beside them.
+def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a file of :func:`save_tensors`: its tensors in their order, and the text beside them.
 
     The file is mapped, so a tensor is read when it is used, and processes that read the same file
     share its memory until they write to it.
@@ -179,6 +179,6 @@ def _read(plain: Any, header: Mapping[str, Any], data: memoryview) -> Any:
         name, dtype = content
         start, stop = header[name]["data_offsets"]
         shape = tuple(header[name]["shape"])
-        return tensor_of(data[start:stop], getattr(torch, dtype), shape)
+        return from_raw(data[start:stop], getattr(torch, dtype), shape)
     inner = {name: _read(item, header, data) for name, item in content.items()}
     return inner if key == "map" else _KINDS[key](**inner)

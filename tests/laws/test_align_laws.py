@@ -15,7 +15,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from tests.nets import image, networks, renamed
 
 SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -185,7 +185,7 @@ def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
                 _ = found.transfer
             continue
         # The client computes what the whole's cut computes.
-        small = cut(whole, found.widths.selection("client"))
+        small = cut_axes(whole, found.widths.selection("client"))
         state = ag.initial_state(whole, seed=3)
         a = ag.build(client, found.transfer.pull(state)).eval()
         b = ag.build(small.graph, small.transfer.pull(state)).eval()

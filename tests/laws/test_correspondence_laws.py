@@ -18,7 +18,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.relate.correspond import correspond
 from archgraph.relate.correspondence import Correspondence
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, Transfer
 from tests.nets import image, networks, renamed
 
@@ -29,7 +29,7 @@ def rewritten(graph: ArchGraph, seed: int) -> Rewritten:
     gone = [b.name for b in ag.structure(graph).blocks if b.removable and rng.random() < 0.5]
     short = ag.skip(graph, gone) if gone else Rewritten.identity(graph)
     sizes = {a.name: rng.integers(1, a.size + 1) for a in axes(short.graph).free if not a.spans}
-    return short >> cut(short.graph, {name: np.arange(n) for name, n in sizes.items()})
+    return short >> cut_axes(short.graph, {name: np.arange(n) for name, n in sizes.items()})
 
 
 def parts(found: Correspondence, kind: str, level: str, side: str) -> list[str]:

@@ -20,7 +20,7 @@ from archgraph.graph.ir import Ref
 from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 
 pytestmark = [
     # PyTorch has no fast path for projections.
@@ -171,7 +171,7 @@ def test_mask_equals_take(net, seed):
     assert {a.role for a in axes(graph).free} >= {"hidden"} and not any(
         a.spans for a in axes(graph).free
     )
-    small = cut(graph, kept)
+    small = cut_axes(graph, kept)
     ag.check(small.graph)
     assert infer(small.graph) == small.graph
     assert laws.mask_equals_take(graph, small, kept, seed=seed % 1000) <= 1e-10
@@ -222,7 +222,7 @@ def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
     assert ends
     state, inputs = laws.random_state(graph), laws.random_inputs(graph)
     masked, values = laws.masked(graph, state, kept)
-    small = cut(graph, kept)
+    small = cut_axes(graph, kept)
     shown = tuple(map(Ref, ends))
     wide = laws.outputs(ag.build(masked.replace(outputs=shown), values).eval(), inputs)
     narrow = laws.outputs(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from archgraph.errors import RewriteError
 from archgraph.states import DimMap, Entry, Slot, Transfer
 from archgraph.states.coverage import Coverage, Term
-from archgraph.states.dimension_map import chain
+from archgraph.states.dimension_map import composed
 
 WEIGHTS = [-2.0, 0.25, 0.5, 1.0, 2.0]
 
@@ -129,7 +129,7 @@ def test_composition_is_the_matrix_product(data: st.DataObject, size: int):
     middle = size if a is None else a.length
     b = data.draw(maps(middle))
     product = matrix(b, middle) @ matrix(a, size)
-    assert np.array_equal(matrix(chain(a, b), size), product)
+    assert np.array_equal(matrix(composed(a, b), size), product)
 
 
 @given(st.data(), st.integers(1, 12))
@@ -145,7 +145,7 @@ def test_equal_matrices_are_equal_maps(data: st.DataObject, size: int):
 def test_a_composition_is_in_canonical_form(data: st.DataObject, size: int):
     a = data.draw(maps(size))
     middle = size if a is None else a.length
-    made = chain(a, data.draw(maps(middle)))
+    made = composed(a, data.draw(maps(middle)))
     dense = matrix(made, size)
     rows, columns = np.nonzero(dense)
     assert made == DimMap.sparse(rows, columns, dense[rows, columns], size=size, length=len(dense))

@@ -18,7 +18,7 @@ from archgraph.module.build import state_of
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
 from tests.nets import image, networks
 
@@ -58,7 +58,7 @@ def test_mask_equals_take(net, seed):
         for a in axes(graph).free
         if not a.spans
     }
-    small = cut(graph, kept)
+    small = cut_axes(graph, kept)
     ag.check(small.graph)
     assert infer(small.graph) == small.graph
     # float64 round-off of a few layers of a hundred terms each
@@ -72,7 +72,7 @@ def test_each_axis_alone(net, seed):
     rng = np.random.default_rng(seed)
     for axis in axes(graph).free:
         index = np.sort(rng.permutation(axis.size)[: max(axis.size // 2, 1)])
-        small = cut(graph, {axis.name: index})
+        small = cut_axes(graph, {axis.name: index})
         ref = AxisRef(axis.name, axis.size)
         changed = {p.name for p in graph.params if small.graph.param[p.name].shape != p.shape}
         assert changed == {

@@ -518,7 +518,7 @@ def test_the_same_tensor_arrives_as_the_same_and_single_values_whatever_their_st
 
     calls = Workers(2, always=True).calls(told, [[], [one, {"same": one}]], key=lambda item: 0)
     assert [done for _, done in calls][1][0][1]["same"].tolist() == [1.0, 1.0, 1.0]
-    assert wire.unpack(wire.pack({"odd": odd}))["odd"].tolist() == [0.0]
+    assert wire.decode(wire.encode({"odd": odd}))["odd"].tolist() == [0.0]
 
 
 class Made(dict[str, torch.Tensor]):
@@ -580,8 +580,8 @@ def test_only_plain_values_and_tensors_come_back(value: Any) -> None:
 def test_tensors_of_every_kind_come_back_and_are_ones_own() -> None:
     kinds = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64]
     value = [torch.ones(2, 3).to(kind) for kind in kinds] + [torch.tensor(3.0), torch.ones(0, 2)]
-    message = wire.pack([*value, value[0].T])
-    found, again = wire.unpack(message), wire.unpack(message)
+    message = wire.encode([*value, value[0].T])
+    found, again = wire.decode(message), wire.decode(message)
     assert all(map(torch.equal, found, [*value, value[0].T]))
     found[0].fill_(7)
     assert torch.equal(again[0], value[0])

@@ -22,7 +22,7 @@ from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import (
     evaluated,
     in_float64,
@@ -224,7 +224,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         exam.left_out.append(("law", f"{parameters / 1e6:.0f} M parameters in float64"))
     else:
         with exam.check("law"):
-            small = cut(graph, kept)
+            small = cut_axes(graph, kept)
             gap = mask_equals_take(graph, small, kept, tolerance=math.inf)
             figures["gap"] = gap
             assert gap <= LAW, f"mask and take differ by {gap:.2g} (relative), allowed {LAW:g}"

@@ -18,7 +18,7 @@ from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
-from archgraph.rewrites.cut import cut
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import (
     in_float64,
     mask_equals_take,
@@ -150,11 +150,11 @@ def check_mask_equals_take(traced: _Traced) -> None:
     rng = np.random.default_rng(7)
     free = axes(graph).free
     together = {a.name: _some(a, rng) for a in free if not a.spans}
-    small = cut(graph, together)
+    small = cut_axes(graph, together)
     mask_equals_take(graph, small, together, tolerance=1e-9)
     for axis in free:
         kept = {axis.name: _some(axis, rng)}
-        alone = cut(graph, kept)
+        alone = cut_axes(graph, kept)
         assert infer(alone.graph) == alone.graph, axis.name
         mask_equals_take(graph, alone, kept, tolerance=1e-9)  # spanned: that it runs
 
@@ -168,7 +168,7 @@ def check_dropped_positions_mattered(traced: _Traced) -> None:
         if not a.spans
     }
     if kept:
-        small = cut(graph, kept)
+        small = cut_axes(graph, kept)
         state, inputs = random_state(in_float64(graph)), random_inputs(in_float64(graph))
         wide = outputs(ag.build(in_float64(graph), state).eval(), inputs)
         pulled = small.transfer.pull(state)
