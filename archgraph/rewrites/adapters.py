@@ -52,7 +52,7 @@ def add_adapters(
     """
     if type(size) is not int or size < 1:
         raise RewriteError("adapter size out of range", found=size, expected="a number from 1")
-    names = set(graph.node)
+    names = set(graph.node)  # for all branches: what one takes is not free for the next
 
     def bottleneck(branch: Branch) -> Inserted:
         source, stem = branch.node, branch.path
@@ -60,11 +60,9 @@ def add_adapters(
         at, wide = channels(graph, source, stem)
         last = at == len(shape) - 1
         if not last and at != 1:
-            raise RewriteError(
-                "channels are neither the first nor the last dimension",
-                where=stem,
-                found=source.type,
-            )
+            problem = "channels are neither the first nor the last dimension"
+            raise RewriteError(problem, where=stem, found=source.type)
+        # A convolution of kernel one is a linear layer at every position.
         kernel = () if last else (1,) * (len(shape) - 2)
         op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
         params: list[Param] = []
@@ -85,6 +83,7 @@ def add_adapters(
         adapted = Node(fresh(names, "adapted"), "aten.add.Tensor", total, source.type, stem)
         return (down, act, up, adapted), params
 
+    # Only `up` starts at zero: with both at zero neither weight would get a gradient.
     rewritten = on_branches(
         graph,
         residuals(graph, blocks),

@@ -71,27 +71,21 @@ def on_branches(
             there are no blocks, unless ``allow_nothing``.
     """
     if not blocks and not allow_nothing:
-        raise RewriteError(
-            f"changes nothing: no branch gets its {name.replace('_', ' ')}",
-            found="no residual block",
-            expected="a block that adds to its input",
-            hint="`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True",
-        )
+        problem = f"changes nothing: no branch gets its {name.replace('_', ' ')}"
+        hint = "`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True"
+        raise RewriteError(problem, found="no residual block", hint=hint)
     if not blocks:
         return Rewritten.identity(graph)
     in_use = {leaf for p in graph.params for leaf in (p.name, *p.aliases)}
     nodes = {node.name: [node] for node in graph.nodes}
     added: list[tuple[str, Param]] = []
     for block in blocks:
-        last = last_leaf(graph, block)
+        last = last_leaf(graph, block)  # new leaves follow it, as in a model that was written so
         for branch in _branches(graph, block, name):
             new, params = make(branch)
-            again = [p.name for p in params if p.name in in_use]
-            if again:
-                what = name.replace("_", " ")
-                raise RewriteError(
-                    f"block already has its {what}", where=block.name, found=again[0]
-                )
+            if again := [p.name for p in params if p.name in in_use]:
+                problem = f"block already has its {name.replace('_', ' ')}"
+                raise RewriteError(problem, where=block.name, found=again[0])
             result = Ref(new[-1].name)
             args = tuple((k, result if v == branch.value else v) for k, v in branch.merge.args)
             nodes[branch.merge.name] = [*new, dataclasses.replace(branch.merge, args=args)]
@@ -116,12 +110,11 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
         operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
         others = [v for v in operands if shortcut not in refs(v)]
         if len(operands) != 2 or len(others) != 1:
+            values = f"%{merge} adds {len(operands)} values"
             raise RewriteError(
-                "residual block with several branches",
-                where=block.name,
-                found=f"%{merge} adds {len(operands)} values",
-                expected="the shortcut and one branch",
+                "residual block with several branches", where=block.name, found=values
             )
         path = f"{owner}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
+        # Training may drop the branch at random; what makes it shows in evaluation alone.
         maker = refs(in_mode(others[0], False))[0]
         yield Branch(block, node, others[0], graph.node[maker], path)

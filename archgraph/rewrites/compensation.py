@@ -60,6 +60,7 @@ def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
     where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
     if kind == "never":
         return f"{where} runs over it"
+    # Equal parts differ in their last bits, since they add up to one exactly.
     if kind == "uniform" and np.ptp(copies.parts(layout)) > 1e-12:
         return f"{where} runs over it: copies must be equally many"
     return ""
@@ -79,6 +80,7 @@ class _Compensation:
         """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
         axes = self.copies.axes_in(contraction.layout)
+        # The first leaf that can be divided: a second one would divide the product twice.
         if any(self._divide_leaf(name, dim, axes) for name, dim in weights):
             return
         problems = []
@@ -100,7 +102,7 @@ class _Compensation:
 
     def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
         """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
-        if self.graph.param[name].role == "constant":
+        if self.graph.param[name].role == "constant":  # no transfer reaches its values
             return False
         for user in self.graph.leaf_users[name]:
             uses = [*self.graph.node[user].operands()].count(Leaf(name))
@@ -116,6 +118,7 @@ class _Compensation:
 
     def _settle(self, factors: Factors) -> None:
         """Take factors over, unless the same positions make up for something else."""
+        # All of them are checked before any is written: a refused operand leaves nothing behind.
         for key, factor in factors.items():
             before = self.factors.get(key)
             if before is not None and ((before != 1) & (factor != 1)).any():
@@ -187,6 +190,7 @@ class _Upstream:
         self.inside.add(name)
         operands = list(node.operands())
         if fact.affine and isinstance(fact.weight(node), Leaf):
+            # The way ends: what a layer takes is not divided, so nothing on the way may be it.
             self._divide_layer(node, fact.affine)
             self.beside |= {i.name for i in operands if isinstance(i, Ref)}
             return []

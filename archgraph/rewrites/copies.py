@@ -30,6 +30,7 @@ def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
     """
     if wide % size == 0:
         return np.arange(wide) % size
+    # Of the axis alone: a server and its clients draw the same, whatever else each of them widens.
     digest = hashlib.sha256(f"widen/{seed}/{name}/{size}/{wide}".encode()).digest()
     random = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     return np.concatenate([np.arange(size), random.integers(0, size, wide - size)])
@@ -53,6 +54,7 @@ def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
     share = 1 / np.bincount(index)[index]
     for position in np.unique(index[np.bincount(index)[index] > 1]):
         places = np.flatnonzero(index == position)
+        # The last copy takes what rounding left over.
         share[places[-1]] = 1 - np.cumsum(share[places[:-1]])[-1]
     return np.asarray(share)
 

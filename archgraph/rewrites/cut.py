@@ -26,7 +26,7 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
         RewriteError: Where an operator cannot run at the sizes that remain.
     """
     solved = axes(graph) if solved is None else solved
-    maps: dict[Layout, DimMap | None] = {}
+    maps: dict[Layout, DimMap | None] = {}  # one for all dimensions of a layout
 
     def map_of(layout: Layout) -> DimMap | None:
         if not touched(layout, selection):
@@ -39,18 +39,16 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
     entries = {
         param.name: Entry(param.name, tuple(map_of(d) for d in solved.leaf[param.name]))
         for param in graph.params
-        if param.role != "constant"
+        if param.role != "constant"  # constants belong to the graph, not to a state
     }
     new = graph.replace(
         params=tuple(param_after(solved, p, selection) for p in graph.params),
         nodes=tuple(node_after(solved, n, selection) for n in graph.nodes),
     )
+    # Axes that are free one by one may be related by an operator (a projection and its units).
     for node in new.nodes:
         if reason := impossible(node):
-            raise RewriteError(
-                "these sizes are incompatible",
-                where=node.scope or f"%{node.name}",
-                found=reason,
-                hint="give one of the two axes another size",
-            )
+            problem, where = "these sizes are incompatible", node.scope or f"%{node.name}"
+            hint = "give one of the two axes another size"
+            raise RewriteError(problem, where=where, found=reason, hint=hint)
     return Rewritten.between(graph, new, entries)

@@ -65,6 +65,7 @@ def deepen(
     try:
         deep, blocks = grafted(graph, depths, like=like)
     except (GraphError, RewriteError):
+        # Nothing to repeat (a section that lost all its blocks): `like` still has them.
         restored = None if like is None else _restored(graph, depths, like)
         if restored is None:
             raise
@@ -77,6 +78,7 @@ def deepen(
     for slot in deep.transfer.target:
         if slot.name in starts:
             name, args = starts[slot.name]
+            # Its other leaves stay as they are: a copy's weights, or those of a fresh model.
             entries[slot.name] = Entry.initialised(slot, name, **args)
     rewritten = Rewritten.between(graph, deep.graph, entries)
     if verify:
@@ -108,6 +110,7 @@ def _restored(
         before = skip(model, missing).graph
     except (GraphError, RewriteError):
         return None
+    # Sections are names that the user gave, not what the graph computes.
     same = before.replace(sections=()) == graph.replace(sections=())
     # What a dense block appends is part of the layers behind it, too.
     fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
@@ -201,9 +204,7 @@ class _Identity:
         them is.
         """
         node = self.graph.node[name]
-        if (
-            row(node.op).zero is zeros.always
-        ):  # made of zeros, as the first state of a recurrent layer
+        if row(node.op).zero is zeros.always:  # the first state of a recurrent layer
             return {}
         if name not in self.inside:
             self._refuse("has a branch without weights")
@@ -211,15 +212,12 @@ class _Identity:
         affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
         if affine and isinstance(fact.weight(node), Leaf):
             return {k: how for v in affine for k, how in self._nothing(node, v).items()}
-        if (
-            row(node.op).zero is zeros.always
-        ):  # made of zeros, as the first state of a recurrent layer
-            return {}
         listed = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
         items = listed or _operands(node)
         if listed or (fact.scales == "all" and not offset(node)):
             return {k: how for i in items for k, how in self._nothing(node, i).items()}
         if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
+            # Leaves first: one that is zero leaves what computes the other operand as it is.
             for item in sorted(items, key=lambda i: isinstance(i, Ref)):
                 try:
                     return self._nothing(node, item)
@@ -277,9 +275,5 @@ class _Identity:
             name = refs[0]
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise RewriteError(
-            "block cannot start as the identity",
-            where=self.block.name,
-            found=reason,
-            hint="graft() repeats the last block with its weights",
-        )
+        problem, hint = "block cannot start as the identity", "graft() repeats the last block"
+        raise RewriteError(problem, where=self.block.name, found=reason, hint=hint)

@@ -53,6 +53,7 @@ def ends_after(
         stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
         headed, answer = with_head(graph, graph, head, stem, section)
         original = headed.replace(outputs=answer)
+    # Blocks behind the end go from the user's sections, too: structure() refuses missing ones.
     short = tidied(graph, prune(original.replace(sections=_up_to(graph, section))))
     check(short)
     rewritten = initialised(graph, short)
@@ -82,11 +83,8 @@ def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
     places = {name for s in parts.sections for name in (s.name, *(b.name for b in s.blocks))}
     fields = outputs.fields if isinstance(outputs, Record) else ()
     if section not in dict(fields):
-        raise RewriteError(
-            "no exit at this section",
-            where=section,
-            found=", ".join(name for name, _ in fields) or "a single unnamed output",
-            expected="an exit of add_exits, or a head",
-        )
+        names = ", ".join(name for name, _ in fields) or "a single unnamed output"
+        hint = "pass a head, or put an exit there with add_exits"
+        raise RewriteError("no exit at this section", where=section, found=names, hint=hint)
     stay = [(k, v) for k, v in fields if k in places and order[parts.end(k)] <= last]
     return Record(tuple(stay))

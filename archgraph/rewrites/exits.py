@@ -48,6 +48,7 @@ def add_exits(
     """
     if not heads:
         return Rewritten.identity(graph)
+    # A second call adds to the named outputs of the first instead of nesting them in `main`.
     again = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
     new, answers = graph, dict[str, Value]()
     for name, head in heads.items():

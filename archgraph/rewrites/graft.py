@@ -53,7 +53,7 @@ def graft(
     Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
     """
     like = None if like is None else graph_of(like)
-    return grafted(graph, depths, like=like, verify=verify)[0]
+    return grafted(graph, integer_depths(depths), like=like, verify=verify)[0]
 
 
 def grafted(
@@ -64,7 +64,6 @@ def grafted(
     verify: bool = False,
 ) -> tuple[Rewritten, tuple[Block, ...]]:
     """Return the result of :func:`graft`, and the blocks that it inserted."""
-    depths = integer_depths(depths)
     parts = structure(graph)
     model = structure(like) if like is not None else None
     splice = Splice(graph)
@@ -74,12 +73,9 @@ def grafted(
         section = parts.section(name)
         have = len(section.blocks)
         if depth < have:
+            least, hint = f"at least {have}", "shorten removes blocks"
             raise RewriteError(
-                "depth out of range",
-                where=name,
-                found=depth,
-                expected=f"at least {have}",
-                hint="shorten removes blocks",
+                "depth out of range", where=name, found=depth, expected=least, hint=hint
             )
         if depth == have:
             continue
@@ -94,6 +90,7 @@ def grafted(
     rewritten, blocks = splice.rewritten(like)
     expected = [(k, tuple(v)) for k, v in names.items()]
     rewritten = with_sections(rewritten, graph, parts, expected)
+    # With the sections of `like`, a depth by section means the same in both.
     if like is not None:
         relabelled = rewritten.graph.replace(sections=like.sections)
         if section_names(structure(relabelled)) == expected:
@@ -109,12 +106,10 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     again = skip(rewritten.graph, fresh).graph
 
     def plain(value: ArchGraph) -> ArchGraph:
+        """Return the graph with canonical names and order: what a copy may change."""
         value = renumber(value)
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 
     if plain(again) != plain(graph):
-        raise RewriteError(
-            "the graph without its new blocks differs from the original",
-            where=graph.name or "graph",
-            found=", ".join(fresh),
-        )
+        problem = "the graph without its new blocks differs from the original"
+        raise RewriteError(problem, where=graph.name or "graph", found=", ".join(fresh))

@@ -7,17 +7,7 @@ import dataclasses
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
-from archgraph.graph.ir import (
-    ArchGraph,
-    Leaf,
-    Node,
-    Param,
-    Ref,
-    TensorType,
-    Value,
-    refs,
-    replace,
-)
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, refs, replace
 from archgraph.rewrites.insert import channels, fresh
 
 
@@ -36,13 +26,9 @@ def with_head(
     end = graph.node[structure(graph).end(where)]
     if not isinstance(head, int):
         return _attached(headed, graph_of(head), end, stem, where)
-    if type(head) is not int or head < 1:
-        raise RewriteError(
-            "not a head",
-            where=where,
-            found=head,
-            expected="an architecture, or a number of classes from 1",
-        )
+    if isinstance(head, bool) or head < 1:
+        expected = "an architecture, or a number of classes from 1"
+        raise RewriteError("not a head", where=where, found=head, expected=expected)
     return _classified(headed, head, end, stem, channels(graph, end, stem))
 
 
@@ -54,7 +40,7 @@ def _classified(
     at, wide = channel
     nodes: list[Node] = []
     features = Ref(end.name)
-    others = tuple(i for i in range(1, len(shape)) if i != at)
+    others = tuple(i for i in range(1, len(shape)) if i != at)  # 0 is the batch
     if others:
         mean = (("self", features), ("dim", others))
         pooled = TensorType((shape[0], wide), dtype)
@@ -75,12 +61,9 @@ def _attached(
     """Attach an architecture's operators and leaves behind an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
     if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
-        raise RewriteError(
-            "the head's input does not match the section's output",
-            where=where,
-            found=", ".join(str(n.type) for n in entries) or "no input",
-            expected=str(end.type),
-        )
+        problem = "the head's input does not match the section's output"
+        types = ", ".join(str(n.type) for n in entries) or "no input"
+        raise RewriteError(problem, where=where, found=types, expected=end.type)
     names = set(graph.node)
     rename = {n.name: end.name if n.op == "input" else fresh(names, n.name) for n in head.nodes}
 

@@ -64,6 +64,7 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
     how = initialiser(graph, param)
     if param.value is not None:
         return Entry.initialised(slot, "value", value=param.value)
+    # Counters and integer buffers start at zero, whatever uses them.
     if zero or how is None or how.kind == "zeros" or not slot.averaged:
         return Entry.initialised(slot, "zeros")
     match how.kind:
@@ -85,6 +86,7 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
         RewriteError: If their number depends on the batch, or there are none.
     """
     shape = node.shape
+    # Positions and tokens are fixed; channels are what a parameter's axis runs over.
     layouts = axes(graph).value[node.name][0]
     usual = 1 if len(shape) > 3 else len(shape) - 1
     wide = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]

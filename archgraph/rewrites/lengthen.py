@@ -32,11 +32,10 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
     if not repeatable:
         last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
+        found = f"{last.name}, which {reason}" if reason else type_
+        expected = "a block whose result has the type of its input"
         raise RewriteError(
-            "section has no repeatable block",
-            where=section.name,
-            found=f"{last.name}, which {reason}" if reason else type_,
-            expected="a block whose result has the type of its input",
+            "section has no repeatable block", where=section.name, found=found, expected=expected
         )
     return repeatable
 
@@ -47,6 +46,7 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
+    # The shortest period: where attention and feed-forward alternate, the copies go on alternating.
     period = next(
         p for p in range(1, count + 1) if all(bodies[i] == bodies[i - p] for i in range(p, count))
     )
@@ -69,6 +69,7 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
             if free:
                 break
 
+        # A default binds this round's path: the function is called when the loop has gone on.
         def scope(node: Node, path: _Shift = path) -> str:
             return ".".join(path(node.scope.split("."))) if node.scope else ""
 
@@ -139,19 +140,13 @@ def line_up(
     try:
         target = model.section(section.name)
     except GraphError as error:
-        raise RewriteError(
-            "`like` lacks this section", found=section.name, expected=error.expected
-        ) from None
+        raise error.within("like", kind=RewriteError) from None
     current = [b.name for b in section.blocks]
     missing = [b for b in target.blocks if b.name not in current]
     lacking = depth - len(current)
     if lacking > len(missing):
-        raise RewriteError(
-            "depth out of range",
-            where=section.name,
-            found=depth,
-            expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
-        )
+        bounds = f"{len(current)} to {len(current) + len(missing)}, as in like"
+        raise RewriteError("depth out of range", where=section.name, found=depth, expected=bounds)
     spots = {b.name: splice.spot(b) for b in section.blocks}
     ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
     order = [b.name for b in target.blocks]
@@ -159,6 +154,7 @@ def line_up(
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
         before = earlier[-1] if earlier else current[-1]
         problem = ""
+        # The last one first, as without `like`; the reason why it does not fit is the one to show.
         for block in reversed(repeatable_blocks(splice.graph, section, ends[before])):
             try:
                 renaming = _counterpart(splice, block, like, wish)
@@ -167,11 +163,8 @@ def line_up(
                 continue
             break
         else:
-            raise RewriteError(
-                "no block of the section computes what this block of `like` does",
-                where=wish.name,
-                found=problem,
-            )
+            message = "no block of the section computes what this block of `like` does"
+            raise RewriteError(message, where=wish.name, found=problem)
         ends[wish.name] = block.exit
         spots[wish.name] = splice.insert(block, spots[before], renaming, wish.name)
         current.insert(current.index(before) + 1, wish.name)
@@ -219,6 +212,7 @@ def _side_by_side(
     pending = [(block.exit, wish.exit)]
     while pending:
         a, b = pending.pop()
+        # Both reach their entry at once, and no operator has two counterparts.
         if (a == block.entry) != (b == wish.entry) or pairs.get(a, b) != b:
             _refuse(block, f"%{a}", f"%{b}")
         if a in pairs or a not in inside or b not in there:
@@ -233,6 +227,7 @@ def _side_by_side(
             elif isinstance(i, Leaf) and isinstance(j, Leaf):
                 if counterparts.setdefault(i.name, j.name) != j.name:
                     _refuse(block, i.name, j.name)
+            # Numbers are widths and rates: the copy has the graph's own.
             elif not (_number(i) and _number(j)) and not same_value(i, j):
                 _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
     return pairs, counterparts

@@ -76,6 +76,7 @@ class MovedFactors:
         size = len(self.copies.positions(layout))
         numbered = self._numbered(layer.name, at[0], size)
         sent: Sent = numbered
+        # From the layer on, in the wide graph: copies are at positions of their own there.
         for node in path[::-1]:
             sent = _sent(self._wide.node[node.name], sent)
         assert isinstance(sent, torch.Tensor)
@@ -85,6 +86,7 @@ class MovedFactors:
         part = self.copies.parts(target, self.axes)
         factor = np.ones(size)
         if sent.numel():
+            # A row per position of the operand: all channels that arrive there have its factor.
             numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
             for column, value in zip(numbers.T.numpy(), part, strict=True):
                 factor[column] = value
@@ -118,6 +120,7 @@ class MovedFactors:
         """Return a result whose values are its positions along a dimension."""
         shape = [size_at(s, 1) for s in self._wide.node[layer].types[0].shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
+        # Contiguous, since what moves it may be a view().
         return torch.arange(size).reshape(view).expand(shape).contiguous()
 
     def _others(self, layer: str, numbered: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:

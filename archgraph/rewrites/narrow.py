@@ -80,6 +80,7 @@ def narrow(
         dims = list(entry.dims)
         for dim, layout in enumerate(copies.solved.of(leaf)):
             factor = factors.get((leaf, dim))
+            # The paper adds up only where an axis is summed over: its total stays the same.
             if mode == "net2net" and touched(layout, index):
                 dims[dim] = _merged(copies, layout, factor)
             elif mode == "paper" and factor is not None and touched(layout, index):
@@ -109,6 +110,7 @@ def _spread(layout: Layout, selection: Kept) -> DimMap | None:
     stays = positions(layout, selection)
     gone = np.setdiff1d(np.arange(size), stays)
     length = len(stays)
+    # Each that stays keeps its own value and gets 1/length of every value that goes.
     rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])
     columns = np.concatenate([stays, np.tile(gone, length)])
     weights = np.concatenate([np.ones(length), np.full(length * len(gone), 1 / length)])

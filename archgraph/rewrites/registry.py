@@ -97,12 +97,8 @@ def apply(
         options["verify"] = True
     result = function(graph, *values, **options)
     if not isinstance(result, Rewritten):
-        raise RewriteError(
-            "does not return a rewritten graph",
-            where=getattr(function, "__qualname__", None),
-            found=type(result).__name__,
-            expected="ag.Rewritten(graph, transfer)",
-        )
+        problem = f"returns {type(result).__name__} instead of ag.Rewritten(graph, transfer)"
+        raise RewriteError(problem, where=getattr(function, "__qualname__", None))
     return result
 
 
@@ -202,11 +198,9 @@ def rewrite_rows() -> Mapping[str, RewriteRow]:
     known: dict[str, RewriteRow] = {}
     for row in (*SHIPPED[:-1], *sorted(installed, key=lambda row: row.name), last):
         if row.name in known:
-            raise SpecError(
-                "several packages bring a rewrite of this name",
-                where=row.name,
-                found=f"{known[row.name].function}, {row.function}",
-            )
+            functions = f"{known[row.name].function}, {row.function}"
+            problem = "several packages bring a rewrite of this name"
+            raise SpecError(problem, where=row.name, found=functions)
         known[row.name] = row
     return known
 

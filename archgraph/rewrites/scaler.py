@@ -49,7 +49,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
         n.name: fresh(names, f"{n.name}_scaled")
         for n in graph.nodes
         if row(n.op).macs is not None and row(n.op).weighted and n.name not in last
-        if not isinstance(n.type, tuple)
+        if not isinstance(n.type, tuple)  # a recurrent layer: several results, one of them a state
     }
 
     def follow(value: Value) -> Value:

@@ -21,16 +21,10 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
         RewriteError: For anything but whole numbers by name.
     """
     if not isinstance(depths, Mapping):
-        raise RewriteError(
-            "depths must map sections to numbers",
-            found=repr(depths),
-            expected="a number for each section",
-        )
+        raise RewriteError("depths must map sections to numbers", found=repr(depths))
     for name, depth in depths.items():
         if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
-            raise RewriteError(
-                "depth is not an integer", where=name, found=repr(depth), expected="an integer"
-            )
+            raise RewriteError("depth is not an integer", where=name, found=repr(depth))
     return {name: int(depth) for name, depth in depths.items()}
 
 

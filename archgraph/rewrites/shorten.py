@@ -40,16 +40,13 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         section = parts.section(name)
         free = [b.name for b in section.blocks if b.removable]
         most = len(section.blocks)
-        least = max(most - len(free), 1)
+        least = max(most - len(free), 1)  # a section without blocks would lose its name
         if not least <= depth <= most:
-            fixed = [b for b in section.blocks if not b.removable]
-            hint = f"{fixed[0].name} stays: it {fixed[0].reason}" if fixed else None
+            fixed = next((b for b in section.blocks if not b.removable), None)
+            hint = f"{fixed.name} stays: it {fixed.reason}" if fixed else None
+            bounds = f"{least} to {most}" if least < most else str(most)
             raise RewriteError(
-                "depth out of range",
-                where=name,
-                found=depth,
-                expected=f"{least} to {most}" if least < most else str(most),
-                hint=hint,
+                "depth out of range", where=name, found=depth, expected=bounds, hint=hint
             )
         out += free[len(free) - (most - depth) :]
     return skip(graph, out, verify=verify)

@@ -70,14 +70,12 @@ def skip(
             bypass[block.merge] = block.shortcut
             continue
         if not block.removable:
-            raise RewriteError(
-                "block cannot be left out",
-                where=block.name,
-                found=block.reason,
-                hint="keep_projection=True leaves its body out" if projected else None,
-            )
+            problem, reason = "block cannot be left out", block.reason
+            hint = "keep_projection=True leaves its body out" if projected else None
+            raise RewriteError(problem, where=block.name, found=reason, hint=hint)
         gone.add(block.name)
         terms.update(block.terms)
+        # Else its list stays, without the terms.
         if not block.terms or _passes_on(graph, block):
             bypass[block.exit] = block.bypass
     if not gone and not bypass:
@@ -96,6 +94,8 @@ def skip(
             """Bypass blocks of the original, and mask what dense ones append."""
             if selection:
                 wide, state = laws.masked(wide, state, selection)
+            # An update of a bypassed block's buffer would keep the block; leaves stay, as the
+            # state has all of them.
             wide = wide.mapped(_follow(others)).replace(updates=())
             return prune(wide, leaves=False), state
 
@@ -111,12 +111,10 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
     for name, flags in keep.items():
         blocks = parts.section(name).blocks
         if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
+            ends = f"{blocks[0].name} to {blocks[-1].name}"
+            expected = f"{len(blocks)} numbers, 0 or 1, for {ends}"
             raise RewriteError(
-                "needs one flag per block",
-                where=name,
-                found=list(flags),
-                expected=f"{len(blocks)} numbers, 0 or 1, for {blocks[0].name} to "
-                f"{blocks[-1].name}",
+                "needs one flag per block", where=name, found=list(flags), expected=expected
             )
         gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
     return gone
@@ -127,7 +125,7 @@ def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in bypass:
-            value = Ref(bypass[value.name])
+            value = Ref(bypass[value.name])  # of neighbours that both go, through both
         return value
 
     return follow
@@ -148,6 +146,7 @@ def _without(
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
+    # The original's axes: the selection has their names.
     bypassed = cut_axes(dropped.mapped(_follow(bypass)), selection, axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)

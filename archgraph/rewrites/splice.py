@@ -113,6 +113,7 @@ class Splice:
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
         plan, leaf = plan_of(self.graph, block), renaming.leaves
+        # Names until renumbering: the same block may be copied several times.
         names = {n: f"{n}~{len(self.blocks) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
         nodes, params, updates = renaming.copy(
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names

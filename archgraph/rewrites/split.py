@@ -10,18 +10,7 @@ from typing import TypeVar, overload
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
-from archgraph.graph.ir import (
-    ArchGraph,
-    Batch,
-    Leaf,
-    Node,
-    Param,
-    Ref,
-    Value,
-    refs,
-    replace,
-    walk,
-)
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, Value, refs, replace, walk
 from archgraph.graph.passes import notes_of
 from archgraph.ops.check import check
 from archgraph.rewrites.insert import fresh
@@ -98,15 +87,13 @@ def split(
     ends = {max(order[n] for n in blocks.nodes(name)) for name in _listed(after)}
     ends |= {min(order[n] for n in blocks.nodes(name)) - 1 for name in _listed(before)}
     bounds = sorted(ends)
+    # Inputs come first and belong to no part: a cut among them would leave one empty.
     first = next((i for i, n in enumerate(graph.nodes) if n.op != "input"), len(order))
     for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
         if low > high:
-            raise RewriteError(
-                "cut leaves a part empty",
-                where=f"%{graph.nodes[min(low, len(order) - 1)].name}",
-                found=", ".join([*_listed(after), *_listed(before)]),
-                expected="cuts with operators on both sides",
-            )
+            where = f"%{graph.nodes[min(low, len(order) - 1)].name}"
+            found = ", ".join([*_listed(after), *_listed(before)])
+            raise RewriteError("cut leaves a part empty", where=where, found=found)
     cut = _Cut(graph, bounds)
     return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
 
@@ -192,13 +179,12 @@ class _Cut:
             sections=(),
             name=f"{graph.name} part {k + 1}" if graph.name else "",
         )
+        # A graph has a batch: the first axis of one of its inputs at least.
         if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
-            raise RewriteError(
-                "the cut crosses values whose first axis is not the batch",
-                where=", ".join(f"%{name}" for name in arriving),
-                found=", ".join(str(graph.node[name].type) for name in arriving),
-                hint="cut at another block",
-            )
+            problem = "the cut crosses values whose first axis is not the batch"
+            where = ", ".join(f"%{name}" for name in arriving)
+            types = ", ".join(str(graph.node[name].type) for name in arriving)
+            raise RewriteError(problem, where=where, found=types, hint="cut at another block")
         check(part)
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
 
@@ -237,8 +223,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         ('client.weight', 'client.bias', 'server.weight', 'server.bias')
     """
     if not isinstance(parts, Sequence):
-        expected = "architectures, in order"
-        raise RewriteError("cannot chain", found=type(parts).__name__, expected=expected)
+        raise RewriteError(f"cannot chain {type(parts).__name__}: pass architectures, in order")
     graphs = [graph_of(p) for p in parts]
     joined = graphs[0]
     for number, graph in enumerate(graphs[1:], 2):
@@ -252,6 +237,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     """Join two architectures: the second takes first what the first returns."""
+    # Parts may share inputs of one name (a mask): these are not supplied, but one and the same.
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _supplied(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
@@ -307,8 +293,8 @@ def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
         assert isinstance(value, Ref) and isinstance(target, Ref)
         rename[target.name] = value.name
     if len(first) < len(values):
-        returned, takes = f"{len(values)} values", f"{len(first)}"
-        raise RewriteError(problem, where=where, found=returned, expected=takes)
+        found = f"{len(values)} values, of which it takes {len(first)}"
+        raise RewriteError(problem, where=where, found=found)
     return rename
 
 

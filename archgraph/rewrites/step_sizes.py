@@ -58,18 +58,12 @@ def add_step_sizes(
     """
     chosen = residuals(graph, blocks)
     starts = dict(initial) if isinstance(initial, Mapping) else {b.name: initial for b in chosen}
-    unknown = sorted(set(starts) - {b.name for b in chosen})
-    if unknown:
-        raise RewriteError(
-            "step size for a block that is not selected",
-            found=unknown[0],
-            expected=", ".join(b.name for b in chosen),
-        )
+    if unknown := sorted(set(starts) - {b.name for b in chosen}):
+        known = ", ".join(b.name for b in chosen)
+        raise RewriteError("step size for another block", found=unknown[0], expected=known)
     for name, start in starts.items():
         if not isinstance(start, (int, float)) or not math.isfinite(start):
-            raise RewriteError(
-                "step size is not finite", where=name, found=start, expected="a finite number"
-            )
+            raise RewriteError("step size is not a finite number", where=name, found=start)
     names = set(graph.node)
 
     def step(branch: Branch) -> Inserted:
@@ -87,6 +81,6 @@ def add_step_sizes(
         return (node,), (param,)
 
     rewritten = on_branches(graph, chosen, "step_size", step, allow_nothing=allow_nothing)
-    if verify and chosen:
+    if verify and chosen:  # the law holds at one, wherever training starts
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

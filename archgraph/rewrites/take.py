@@ -54,6 +54,7 @@ def take(
         axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
     )
     stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
+    # An axis that keeps all positions in their order is not cut: its maps are the identity.
     selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut_axes(graph, selection)
     if verify:

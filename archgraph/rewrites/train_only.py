@@ -45,16 +45,13 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     owners = {name: p.name for p in graph.params if _real(p) for name in (p.name, *p.aliases)}
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        # A name is not read as a pattern: it may hold brackets.
         exact = [pattern] if pattern in owners else []
         matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
         if not matches:
             near = _nearest(pattern, list(owners))
-            raise GraphError(
-                "matches no trainable parameter",
-                where=pattern,
-                expected="a name or a pattern of names",
-                hint=f"the nearest are {', '.join(near)}" if near else None,
-            )
+            hint = f"the nearest are {', '.join(near)}" if near else None
+            raise GraphError("matches no trainable parameter", where=pattern, hint=hint)
         chosen.update(owners[name] for name in matches)
     params = tuple(
         dataclasses.replace(p, trainable=p.name in chosen) if p.role == "parameter" else p

@@ -68,12 +68,8 @@ def widen(
     parts, refused = compensation(copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
-        raise RewriteError(
-            "cannot be widened exactly",
-            where=axis,
-            found=reason,
-            hint="a multiple of its size, approximate=True, or leave it out",
-        )
+        hint = "a multiple of its size, approximate=True, or leave it out"
+        raise RewriteError("cannot be widened exactly", where=axis, found=reason, hint=hint)
     wide = copies.rewritten
     entries = dict(wide.transfer.entries)
     for (leaf, dim), part in parts.items():

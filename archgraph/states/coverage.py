@@ -19,8 +19,10 @@ from archgraph.states.entry import Entry
 # More bands of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_BANDS = 64
 
+Edges: TypeAlias = npt.NDArray[np.int64]
+Table: TypeAlias = npt.NDArray[Any]
 # Per dimension the edges of cells (0, …, extent), and the table of the cells' values.
-Grid: TypeAlias = tuple[tuple[npt.NDArray[np.int64], ...], Vector]
+Grid: TypeAlias = tuple[tuple[Edges, ...], Vector]
 Slices: TypeAlias = tuple[slice, ...]
 
 
@@ -41,6 +43,7 @@ class Term:
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
         """Return the coverage that an entry gives its source when it counts this much."""
+        # |A|ᵀ|A| 1 has the scale twice, as push(pull(θ)) has.
         return Term(weight * entry.scale**2, entry.dims, rows)
 
     def steps(self) -> Iterator[SteppedVector | None]:
@@ -62,9 +65,8 @@ class SteppedVector(NamedTuple):
     @staticmethod
     def of(vector: Vector) -> SteppedVector:
         """Return the steps of a vector."""
-        return SteppedVector(
-            vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist())
-        )
+        changes = np.flatnonzero(vector[1:] != vector[:-1]) + 1
+        return SteppedVector(vector, tuple(changes.tolist()))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,8 +115,8 @@ class Coverage(Mapping[str, Tensor]):
         self._unit = 1.0
         # Entries of one shape that are covered alike (all norms of a width) share their grid. Maps
         # are told apart by identity: the terms keep them alive, and hashing them takes longer.
-        self._grids: dict[tuple[Any, ...], Grid] = {}
-        self._divisions: dict[tuple[Any, ...], Division] = {}
+        self._grids: dict[tuple[object, ...], Grid] = {}
+        self._divisions: dict[tuple[object, ...], Division] = {}
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
@@ -127,10 +129,7 @@ class Coverage(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         bounds, table = self.grid(name)
-        for dim, edges in enumerate(bounds):
-            if len(edges) > 2:
-                table = np.repeat(table, np.diff(edges), axis=dim)
-        return torch.from_numpy(np.array(table)).expand(self._shapes[name])
+        return torch.from_numpy(_stretched(table, bounds)).expand(self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -168,12 +167,12 @@ class Coverage(Mapping[str, Tensor]):
     def share(self, name: str) -> float:
         """Fraction of an entry's positions that anything reached, 0 to 1."""
         bounds, table = self.grid(name)
-        sizes: npt.NDArray[Any] = np.asarray(1)
+        sizes: Table = np.asarray(1)
         for edges in bounds:
             sizes = np.multiply.outer(sizes, np.diff(edges))
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
-    def _key(self, name: str) -> tuple[Any, ...]:
+    def _key(self, name: str) -> tuple[object, ...]:
         """Return what entries have in common that are covered alike."""
         terms = [(id(term.dims), term.factor, term.rows) for term in self._terms[name]]
         return (self._shapes[name], *terms)
@@ -243,11 +242,14 @@ def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Divisio
     return Division(bands, [box for box, reached in boxes if not reached], None)
 
 
-def _dense(
-    table: npt.NDArray[Any], bounds: Iterable[npt.NDArray[np.int64]], shape: tuple[int, ...]
-) -> Tensor:
-    """Expand a table of cells, each to its size."""
+def _stretched(table: Table, bounds: Iterable[Edges]) -> Table:
+    """Repeat each cell of a table to its size, except along dimensions of a single cell."""
     for dim, edges in enumerate(bounds):
         if len(edges) > 2:
             table = np.repeat(table, np.diff(edges), axis=dim)
-    return torch.from_numpy(np.array(np.broadcast_to(table, shape)))
+    return table
+
+
+def _dense(table: Table, bounds: Iterable[Edges], shape: tuple[int, ...]) -> Tensor:
+    """Expand a table of cells, each to its size."""
+    return torch.from_numpy(np.array(np.broadcast_to(_stretched(table, bounds), shape)))

@@ -77,12 +77,10 @@ class DimMap:
         >>> print(DimMap.of([0, 1, 2, 3, 8, 9, 10, 11], 16))
         0:4+8:12
         """
-        where = np.asarray(positions, dtype=np.int64).reshape(-1)
+        where = np.asarray(positions, dtype=np.int64).reshape(-1)  # an empty list has a shape, too
         factors = None if weights is None else np.asarray(weights, dtype=np.float64).reshape(-1)
         if factors is not None and factors.shape != where.shape:
-            raise RewriteError(
-                "weights do not match positions", found=len(factors), expected=len(where)
-            )
+            raise RewriteError(f"{len(factors)} weights for {len(where)} positions")
         return DimMap._make(where, size, len(where), factors, None)
 
     @staticmethod
@@ -105,8 +103,7 @@ class DimMap:
             >>> print(DimMap.sparse([0, 0, 1, 1], [0, 1, 2, 3], [1, 1, 0.5, 0.5], size=4, length=2))
             fold 4 → 2
         """
-        row = np.asarray(rows, dtype=np.int64)
-        column = np.asarray(columns, dtype=np.int64)
+        row, column = (np.asarray(index, dtype=np.int64) for index in (rows, columns))
         weight = np.asarray(weights, dtype=np.float64)
         if len(row) and (row.min() < 0 or row.max() >= length):
             raise RewriteError("row outside the map", found=int(row.max()), expected=f"< {length}")
@@ -115,6 +112,7 @@ class DimMap:
         if len(row):
             first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(column) != 0)])
             row, column, weight = row[first], column[first], np.add.reduceat(weight, first)
+        # Zeros go and entries are sorted, so that equal maps are equal values.
         stays = weight != 0
         row, column, weight = row[stays], column[stays], weight[stays]
         counts = np.bincount(row, minlength=length)
@@ -195,13 +193,11 @@ class DimMap:
         2:4
         """
         if self.length != other.size:
-            raise RewriteError(
-                "size of the second map is not the length of the first",
-                found=other.size,
-                expected=self.length,
-            )
+            problem = "size of the second map is not the length of the first"
+            raise RewriteError(problem, found=other.size, expected=self.length)
         if self.selects and other.selects:
             if len(self.runs) == len(other.runs) == 1:
+                # A slice of a slice is one: most compositions (a prefix of a prefix) end here.
                 (start, _, step), (first, stop, stride) = self.runs[0], other.runs[0]
                 low, high = start + first * step, start + (stop - 1) * step + 1
                 width = step * stride if other.length > 1 else 1
@@ -216,13 +212,9 @@ class DimMap:
             rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
         else:
             picked, rows, factors = via, other.targets, outer
-        product = DimMap.sparse(
-            rows,
-            self.positions[picked],
-            self.values[picked] * factors,
-            size=self.size,
-            length=other.length,
-        )
+        columns, weights = self.positions[picked], self.values[picked] * factors
+        product = DimMap.sparse(rows, columns, weights, size=self.size, length=other.length)
+        # Only composed weights are rounded: widen, then net2net's narrow is the identity.
         return None if product is None else product._rounded()
 
     def _rounded(self) -> DimMap | None:

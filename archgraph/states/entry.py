@@ -25,25 +25,17 @@ def _constant(tensor: Tensor, value: Constant) -> Tensor:
     return tensor.copy_(data.reshape(value.shape))
 
 
-_RANDOM: dict[str, Callable[..., Tensor]] = {
-    "uniform": nn.init.uniform_,
-    "normal": nn.init.normal_,
-    "trunc_normal": nn.init.trunc_normal_,
-    "kaiming_uniform": nn.init.kaiming_uniform_,
-    "kaiming_normal": nn.init.kaiming_normal_,
-    "xavier_uniform": nn.init.xavier_uniform_,
-    "xavier_normal": nn.init.xavier_normal_,
-    "orthogonal": nn.init.orthogonal_,
+def _of_torch(*names: str) -> dict[str, Callable[..., Tensor]]:
+    return {name: getattr(nn.init, f"{name}_") for name in names}
+
+
+_RANDOM = {
+    **_of_torch("uniform", "normal", "trunc_normal", "orthogonal"),
+    **_of_torch("kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal"),
 }
-_FIXED: dict[str, Callable[..., Tensor]] = {
-    "zeros": nn.init.zeros_,
-    "ones": nn.init.ones_,
-    "constant": nn.init.constant_,  # val
-    "eye": nn.init.eye_,
-    "dirac": nn.init.dirac_,
-    "value": _constant,  # value: archgraph.graph.ir.Constant
-}
-#: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``.
+_FIXED = {**_of_torch("zeros", "ones", "constant", "eye", "dirac"), "value": _constant}
+#: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``, whose
+#: argument ``value`` is a constant of a graph.
 INITIALISERS = frozenset(_RANDOM) | frozenset(_FIXED)
 
 
@@ -68,12 +60,8 @@ class Initial:
 
     def __post_init__(self) -> None:
         if self.name not in INITIALISERS:
-            raise RewriteError(
-                "no such initialiser",
-                where=self.key,
-                found=self.name,
-                expected=", ".join(sorted(INITIALISERS)),
-            )
+            known = ", ".join(sorted(INITIALISERS))
+            raise RewriteError("no such initialiser", found=self.name, expected=known)
 
     def make(self, dtype: torch.dtype, seed: int = 0) -> Tensor:
         """Return the initial values, the same for the same seed and key, on the CPU."""
@@ -82,6 +70,7 @@ class Initial:
         if self.name in _FIXED:
             return _FIXED[self.name](tensor, **args)
         digest = hashlib.sha256(f"{seed}/{self.key}".encode()).digest()
+        # Seeds of 63 bits: manual_seed takes larger ones for negative numbers.
         stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return _RANDOM[self.name](tensor, **args, generator=stream)
 
@@ -182,9 +171,8 @@ class Entry:
 
     def push(self, y: Tensor, into: Tensor, alpha: float = 1.0) -> None:
         """Add ``alpha · Aᵀ y`` to ``into``, of the source's shape, in place."""
-        view, alpha = self.view(into), alpha * self.scale
+        view, alpha, rest = self.view(into), alpha * self.scale, self._rest()
         alpha = 1 if alpha == 1 else alpha  # integers take no floating-point factor
-        rest = self._rest()
         if not rest:
             view.add_(y, alpha=alpha)
             return

@@ -36,9 +36,12 @@ from archgraph.states.updates import (
 )
 
 # Weights are relative to the first one. While they and their scales add up to at most HEAVY, sums
-# of values below LARGEST stay within float32; a lighter one than LIGHT could lose small values.
-# Beyond either bound all sums continue in float64.
-HEAVY, LIGHT = 2.0**40, 2.0**-40
+# of values below LARGEST stay within float32; beyond it they may not, so that means are looked at.
+# Times a lighter weight than LIGHT, values vanish below float32: also where nobody else has any.
+HEAVY, LIGHT = 2.0**40, 2.0**-80
+
+# For so many distinct transfers sums of their own are stored; those of others are embedded.
+GROUPS = 16
 
 
 @dataclass(slots=True)
@@ -84,17 +87,16 @@ class Merger:
     """Adds up updates one at a time and gives the covered mean.
 
     It stores one sum of the global size, which becomes the new state, and per distinct transfer
-    the sums of what it does not take by slices; beyond ``groups`` transfers, those of the least
-    recently used are embedded. The old state is only referred to, and no update is stored.
+    the sums of what it does not take by slices; beyond 16 transfers, those of the least recently
+    used are embedded. The old state is only referred to, and no update is stored.
 
     Args:
         graph: The global architecture, or its signature. Its frozen parameters and what
             :func:`.unsummable` finds keep their old values bit for bit.
         state: The old global state.
         dtype: Least precision of the sums. In float64, means of float32 do not depend on the
-            clients' order beyond their last rounding; adding takes several times as long. Sums
-            continue in float64 by themselves where weights differ by more than ``2**40``.
-        groups: For how many distinct transfers sums are stored.
+            clients' order beyond their last rounding, and weights may differ by more than
+            ``2**80``; adding takes several times as long.
 
     Raises:
         RejectedUpdate: If the state is not one of the graph.
@@ -116,7 +118,6 @@ class Merger:
         state: State,
         *,
         dtype: torch.dtype = torch.float32,
-        groups: int = 16,
     ) -> None:
         graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(graph)
@@ -126,7 +127,6 @@ class Merger:
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
-        self._limit = max(groups, 1)
         self._sums: dict[str, Tensor] = {}
         self._groups: dict[str, Lanes] = {}  # by transfer, in order of last use
         self._unit = 0.0  # the first weight
@@ -178,7 +178,7 @@ class Merger:
     def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
         """Add an update whose form and values were checked where it arrived.
 
-        1. Make the weight relative to the first one, and sums double where they leave float32.
+        1. Make the weight relative to the first one: equal weights are exactly 1.
         2. Integers: keep the maximum of each entry.
         3. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
         4. An entry of which only some rows count is added under a mask.
@@ -192,7 +192,8 @@ class Merger:
 
         Raises:
             ArchGraphError: If the transfer does not start at the global architecture or where
-                ``through`` ends, or the result was already returned.
+                ``through`` ends, the weight is too light beside the first one, or the result was
+                already returned.
         """
         transfer, state = update.transfer, update.state
         group = self._groups.get(transfer.digest)
@@ -200,15 +201,18 @@ class Merger:
             self._check(transfer)
             group = self._lanes_of(transfer)
         if through is not None and through.target != transfer.target:
-            raise ArchGraphError(
-                "what makes the client's entries does not end where the transfer does",
-                **first_difference(through.target, transfer.target),
-            )
+            problem = "what makes the client's entries does not end where the transfer does"
+            raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group  # the most recently used is the last
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
-        weight = self._relative(update)  # 1
+        self._unit = self._unit or update.weight
+        weight = update.weight / self._unit  # 1
+        if weight < LIGHT and self._dtype != torch.float64:
+            hint = "use Merger(dtype=torch.float64)"
+            raise ArchGraphError("a weight vanishes beside the first one", found=weight, hint=hint)
+        self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
         self.clients += 1
         batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor
         for name, lane in group.items():
@@ -236,8 +240,8 @@ class Merger:
                 values.append(value)
         for factor, (sums, values) in batches.items():
             _add_each(sums, values, factor)
-        if len(self._groups) > self._limit:
-            self._embed(keep=self._limit)
+        if len(self._groups) > GROUPS:
+            self._embed(keep=GROUPS)
 
     @torch.no_grad()
     def result(
@@ -262,12 +266,13 @@ class Merger:
                 raise ArchGraphError("factor of an unknown entry", where=name)
         self._finished = True
         terms: dict[str, list[Term]] = {}
-        for lane in self._averaged():
+        for lane in self._lanes():
             if (term := lane.term()) is not None:
                 terms.setdefault(lane.source, []).append(term)
         self._embed(keep=0)
         maxima = self._maxima()
-        self._groups.clear()  # and with them all further references to the sums
+        # And with them all further references to the sums: each is freed once it has been divided.
+        self._groups.clear()
         coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
         new: dict[str, Tensor] = {}
         for name in coverage:
@@ -282,44 +287,28 @@ class Merger:
         if self._finished:
             raise ArchGraphError("the result was already taken", hint="make a new Merger")
         if transfer is not None and transfer.source != self.signature:
-            raise ArchGraphError(
-                "the transfer does not start at the merger's graph",
-                hint="Merger.add takes the transfer from the global architecture to the client's",
-            )
+            hint = "Merger.add takes the transfer from the global architecture to the client's"
+            raise ArchGraphError("the transfer does not start at the merger's graph", hint=hint)
 
     def _lanes_of(self, transfer: Transfer) -> Lanes:
         lanes: Lanes = {}
         for want in expected_entries(transfer.target):
             entry = transfer.entries[want.name]
+            # Averaging would move equal frozen numbers by a rounding error in every round.
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
             view = transfer.views.get(want.name)
             lanes[want.name] = _Lane(entry, entry.source, view, want.averaged)
         return lanes
 
-    def _averaged(self) -> Iterator[_Lane]:
-        """Yield the lanes of entries that are averaged."""
+    def _lanes(self) -> Iterator[_Lane]:
+        """Yield the lanes of all transfers."""
         for lanes in self._groups.values():
-            yield from (lane for lane in lanes.values() if lane.averaged)
+            yield from lanes.values()
 
     def _type(self, source: str) -> torch.dtype:
         """Return what a global entry is summed in."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
-
-    def _relative(self, update: Update) -> float:
-        """Return a weight in units of the first one, so that equal weights are exactly 1."""
-        self._unit = self._unit or update.weight
-        weight = update.weight / self._unit
-        self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
-        if not (weight >= LIGHT and self._reach <= HEAVY) and self._dtype != torch.float64:
-            self._dtype = torch.float64
-            self._sums = {name: value.to(self._type(name)) for name, value in self._sums.items()}
-            for lane in self._averaged():
-                if lane.into is not None and lane.view is not None:
-                    lane.into = self._sums[lane.source][lane.view]
-                elif lane.into is not None:
-                    lane.into = lane.into.to(self._type(lane.source))
-        return weight
 
     def _begin(self, lane: _Lane, value: Tensor, factor: float, *, fresh: bool) -> bool:
         """Give a lane what it adds to.
@@ -337,6 +326,7 @@ class Merger:
             make = torch.empty if fresh else torch.zeros
             lane.into = make(value.shape, dtype=self._type(lane.source), device=self._device)
         else:
+            # A view that is a part leaves the rest of its sum to be zero.
             fresh = fresh and not lane.view and lane.source not in self._sums
             lane.into = self._sum(lane.source, empty=fresh)[lane.view]
         if fresh and factor == 1:
@@ -388,7 +378,8 @@ class Merger:
                 new[rows].div_(divisor.to(self._device))
         if factor != 1:
             new.mul_(factor)
-        steep = factor != 1 or self._reach > HEAVY  # else it is a mean of finite values
+        # Else it is a mean of finite values below LARGEST, which needs no pass to prove it finite.
+        steep = factor != 1 or self._reach > HEAVY
         new = new.to(old.dtype)
         if steep and not finite(new):
             raise ArchGraphError("the mean is not finite", where=name, found=f"factor {factor:g}")
@@ -403,7 +394,7 @@ class Merger:
         """Return the maximum of every integer entry that a client has, else the old values."""
         result: dict[str, Tensor] = {}
         parts: list[tuple[_Lane, Tensor, Tensor]] = []
-        for lane in itertools.chain(*(lanes.values() for lanes in self._groups.values())):
+        for lane in self._lanes():
             if lane.averaged or lane.into is None:
                 continue
             # An integer entry only selects: pulling positions tells where values belong.

@@ -45,18 +45,13 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
         parts = homes.get(entry.source, []) if entry.source is not None else []
         outer = larger.entries[parts[0]] if len(parts) == 1 else None
         if outer is None or not (outer.selects and entry.selects):
-            raise RewriteError(
-                "does not come from one entry of the larger part",
-                where=name,
-                found=entry,
-                expected="a selection of positions of one entry",
-            )
+            problem = "is not a selection from one entry of the larger part"
+            raise RewriteError(problem, where=name, found=entry)
         try:
             dims = tuple(map(_within, outer.dims, entry.dims))
         except LookupError as error:
-            raise RewriteError(
-                "has positions that the larger part lacks", where=name, found=entry, expected=outer
-            ) from error
+            problem = f"has positions that the larger part lacks: that has {outer}"
+            raise RewriteError(problem, where=name, found=entry) from error
         entries[name] = Entry(parts[0], dims)
     return Transfer(larger.target, smaller.target, entries)
 

@@ -81,11 +81,8 @@ def carry(
     if isinstance(transfer, Rewritten):
         transfer = transfer.transfer
     if type(old[1]) is not type(new[1]):
-        raise RewriteError(
-            "optimisers of two kinds keep different state",
-            found=type(new[1]).__name__,
-            expected=type(old[1]).__name__,
-        )
+        kinds = f"{type(old[1]).__name__} and {type(new[1]).__name__}"
+        raise RewriteError("optimisers of two kinds keep different state", found=kinds)
     stored: dict[str, dict[str, Any]] = {}
     for name, parameter in _named(*old, transfer.source):
         for kind, value in old[1].state.get(parameter, {}).items():
@@ -124,11 +121,8 @@ def _named(
     for group in optimiser.param_groups:
         for parameter in group["params"]:
             if parameter not in name_of:
-                raise RewriteError(
-                    "the optimiser has a parameter that the transfer does not know",
-                    found=list(parameter.shape),
-                    expected="parameters of the network beside it, whose state the transfer maps",
-                )
+                problem = "the optimiser has a parameter that its network or the transfer lacks"
+                raise RewriteError(problem, found=f"one of shape {list(parameter.shape)}")
             yield name_of[parameter], parameter
 
 
@@ -140,13 +134,9 @@ def _order(
         return known[kind]
     if all(m.numel() == 1 and module.get_parameter(k).numel() > 1 for k, m in moments.items()):
         return 0
-    raise RewriteError(
-        "how this state follows gradients is not known",
-        where=kind,
-        expected=", ".join(sorted(known)),
-        hint=f"pass orders={{{kind!r}: 1}} if it averages gradients, 2 for their squares, -1 "
-        "for weights, 0 to copy it",
-    )
+    hint = "1 if it averages gradients, 2 for their squares, -1 for weights, 0 to copy it"
+    hint = f"pass orders={{{kind!r}: …}}: {hint}"
+    raise RewriteError("how this state follows gradients is not known", where=kind, hint=hint)
 
 
 def repeated(transfer: Transfer) -> frozenset[str]:

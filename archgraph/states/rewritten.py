@@ -30,10 +30,8 @@ class Rewritten:
     def __post_init__(self) -> None:
         expected = signature(self.graph)
         if self.transfer.target != expected:
-            raise RewriteError(
-                "the transfer does not end at the graph",
-                **first_difference(self.transfer.target, expected),
-            )
+            difference = first_difference(self.transfer.target, expected)
+            raise RewriteError("the transfer does not end at the graph", **difference)
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:

@@ -82,10 +82,7 @@ class Spill:
                 self._file.write(wire.raw(value))
                 self._file.flush()
         except OSError as error:
-            raise RunError(
-                "clients' updates cannot be written",
-                where=tempfile.gettempdir(),
-                found=error.strerror or str(error),
-                hint="free some space, or name another folder in TMPDIR",
-            ) from error
+            problem = f"clients' updates cannot be written to {tempfile.gettempdir()}"
+            hint = "free some space, or name another folder in TMPDIR"
+            raise RunError(problem, found=error.strerror or str(error), hint=hint) from error
         return stored

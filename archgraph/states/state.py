@@ -58,9 +58,9 @@ def signature(graph: ArchGraph | Signature) -> Signature:
     return cast(Signature, _signature(graph)) if isinstance(graph, ArchGraph) else graph
 
 
-def first_difference(found: Signature, expected: Signature) -> dict[str, Any]:
+def first_difference(actual: Signature, expected: Signature) -> dict[str, Any]:
     """Return where two signatures first differ, as parts of an error; empty if they are equal."""
-    for a, b in itertools.zip_longest(found, expected):
+    for a, b in itertools.zip_longest(actual, expected):
         if a != b:
             return {"where": (a or b).name, "found": a or "nothing", "expected": b or "nothing"}
     return {}

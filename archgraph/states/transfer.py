@@ -81,8 +81,8 @@ class Transfer:
         names = [slot.name for slot in self.target]
         if set(names) != set(self.entries):
             odd = sorted(set(names) ^ set(self.entries))
-            raise RewriteError("entries are not the target's", found=odd, expected="no difference")
-        # Equal maps become one object: entries that are mapped alike are found by identity.
+            raise RewriteError("entries and target differ", found=odd)
+        # Equal maps become one object: coverage finds entries that are mapped alike by identity.
         shared: dict[tuple[DimMap | None, ...], tuple[DimMap | None, ...]] = {}
         entries = {}
         for name in names:
@@ -127,10 +127,8 @@ class Transfer:
             RewriteError: If ``other`` does not start where this one ends.
         """
         if self.target != other.source:
-            raise RewriteError(
-                "target of the first transfer is not the source of the second",
-                **first_difference(self.target, other.source),
-            )
+            problem = "target of the first transfer is not the source of the second"
+            raise RewriteError(problem, **first_difference(self.target, other.source))
         entries = {
             name: entry if entry.source is None else self.entries[entry.source].then(entry)
             for name, entry in other.entries.items()
@@ -190,20 +188,16 @@ class Transfer:
             >>> full.grad
             tensor([1., 0., 0.])
         """
-        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
-            return self._pulled(state, seed, copy, partial)
-
-    def _pulled(
-        self, state: State, seed: int | torch.Generator, copy: bool, partial: bool
-    ) -> dict[str, Tensor]:
         if isinstance(seed, torch.Generator):
             seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
         device = next((value.device for value in state.values()), None)
         result: dict[str, Tensor] = {}
-        for name in self._plan:
-            value = self._made(name, state, seed, copy, partial)
-            if value is not None:
-                result[name] = value if self.entries[name].init is None else value.to(device=device)
+        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+            for name, entry in self.entries.items():
+                value = self._computed(name, state, seed, copy, partial)
+                if value is not None:
+                    # Initialisers draw on the CPU: the same numbers whatever the device.
+                    result[name] = value if entry.init is None else value.to(device=device)
         return result
 
     def entry(self, name: str, state: State) -> Tensor:
@@ -212,7 +206,7 @@ class Transfer:
         Raises:
             RewriteError: As :meth:`pull`.
         """
-        value = self._made(name, state, 0, copy=False, partial=False)
+        value = self._computed(name, state, 0, copy=False, partial=False)
         assert value is not None
         return value
 
@@ -221,7 +215,9 @@ class Transfer:
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
-    def _made(self, name: str, state: State, seed: int, copy: bool, partial: bool) -> Tensor | None:
+    def _computed(
+        self, name: str, state: State, seed: int, copy: bool, partial: bool
+    ) -> Tensor | None:
         """Compute an entry of the target; None: what it comes from is missing."""
         entry, shape, dtype, index = self._plan[name]
         if entry.source is None:
@@ -259,11 +255,8 @@ class Transfer:
                 continue
             value = entry_of(state, name, shapes[name])
             if entry.source not in sums:
-                sums[entry.source] = torch.zeros(
-                    self.shapes[entry.source],
-                    dtype=accumulator(value.dtype),
-                    device=value.device,
-                )
+                shape, dtype = self.shapes[entry.source], accumulator(value.dtype)
+                sums[entry.source] = torch.zeros(shape, dtype=dtype, device=value.device)
             entry.push(value, sums[entry.source])
         for slot in self.source:
             if slot.name not in sums:
@@ -303,9 +296,8 @@ class Transfer:
             for slot in changed[:SHOWN]
         ]
         note = f"and {len(changed) - SHOWN} more: print(transfer)" if len(changed) > SHOWN else ""
-        return Table(
-            self.summary(), ("entry", "type", "from"), tuple(rows), note=note
-        )._repr_html_()
+        columns = ("entry", "type", "from")
+        return Table(self.summary(), columns, tuple(rows), note=note)._repr_html_()
 
     def summary(self) -> str:
         """Say how much is taken, in one line."""
@@ -355,28 +347,21 @@ class Transfer:
 
 def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
     """Check that an entry makes what its slot says."""
-    shape: tuple[int, ...]
+    source = sources.get(entry.source or "")
     if entry.init is not None:
         shape = entry.init.shape
-    elif entry.source is not None and entry.source in sources:
-        shape = sources[entry.source].shape
-        if not (entry.selects or (slot.averaged and sources[entry.source].averaged)):
-            raise RewriteError(
-                "only a selection of integers is defined", where=slot.name, found=entry
-            )
-    else:
+    elif source is None:
         raise RewriteError("no such source entry", where=slot.name, found=entry.source)
-    result = tuple(
-        size if m is None else m.length for size, m in zip(shape, entry.dims, strict=False)
-    )
-    fits = all(m is None or m.size == size for size, m in zip(shape, entry.dims, strict=False))
+    elif entry.selects or (slot.averaged and source.averaged):
+        shape = source.shape
+    else:
+        raise RewriteError("only a selection of integers is defined", where=slot.name, found=entry)
+    maps = list(zip(shape, entry.dims, strict=False))
+    fits = all(m is None or m.size == size for size, m in maps)
+    result = tuple(size if m is None else m.length for size, m in maps)
     if len(entry.dims) != len(shape) or not fits or result != slot.shape:
-        raise RewriteError(
-            "maps do not fit the shapes",
-            where=slot.name,
-            found=f"{entry} of a source of shape {shape}",
-            expected=slot.shape,
-        )
+        problem, found = "maps do not fit the shapes", f"{entry} of a source of shape {shape}"
+        raise RewriteError(problem, where=slot.name, found=found, expected=slot.shape)
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -385,14 +370,11 @@ def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
     Raises:
         RewriteError: If the state lacks it or it has another shape.
     """
+    expected = list(shape)
     if name not in state:
         facts = missing(name, state)
-        raise RewriteError("the state lacks an entry", where=name, expected=list(shape), **facts)
-    if tuple(state[name].shape) != tuple(shape):
-        raise RewriteError(
-            "the state does not fit the transfer",
-            where=name,
-            found=list(state[name].shape),
-            expected=list(shape),
-        )
+        raise RewriteError("the state lacks an entry", where=name, expected=expected, **facts)
+    if (found := list(state[name].shape)) != expected:
+        problem = "the state does not fit the transfer"
+        raise RewriteError(problem, where=name, found=found, expected=expected)
     return state[name]

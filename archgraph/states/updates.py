@@ -42,21 +42,22 @@ class Update(NamedTuple):
     skip: Collection[str] = ()
 
 
-class ExpectedEntry:
+class ExpectedEntry(NamedTuple):
     """A slot with its torch objects, created once: checking an update must cost next to nothing."""
 
-    __slots__ = ("averaged", "dtype", "name", "shape", "slot")
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot, self.name = slot, slot.name
-        self.shape, self.dtype = torch.Size(slot.shape), slot.torch_dtype
-        self.averaged = slot.averaged
+    slot: Slot
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    averaged: bool
 
 
 @functools.lru_cache(maxsize=256)
 def expected_entries(slots: Signature) -> tuple[ExpectedEntry, ...]:
     """Return what an update of this signature must have, in order."""
-    return tuple(map(ExpectedEntry, slots))
+    return tuple(
+        ExpectedEntry(s, s.name, torch.Size(s.shape), s.torch_dtype, s.averaged) for s in slots
+    )
 
 
 @torch.no_grad()
@@ -124,12 +125,10 @@ def check_update(
     >>> slots = (Slot("w", (2,), "float32"),)
     >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
     Traceback (most recent call last):
-    archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
+    archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values
     """
     if not isinstance(state, Mapping):
-        raise RejectedUpdate(
-            "not a state", found=type(state).__name__, expected="a mapping of names to tensors"
-        )
+        raise RejectedUpdate("not a mapping of names to tensors", found=type(state).__name__)
     expected = expected_entries(signature(graph))
     if optional:
         expected = tuple(w for w in expected if w.name in state or w.name not in optional)
@@ -185,20 +184,12 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
     if value is None:
         raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
     if (kind := foreign(value)) is not None:
-        raise RejectedUpdate(
-            "not a dense tensor", where=want.name, found=kind, expected=str(want.slot)
-        )
-    if value.shape != want.shape:
-        raise RejectedUpdate(
-            "wrong shape", where=want.name, found=list(value.shape), expected=list(want.shape)
-        )
-    if value.dtype != want.dtype:
-        raise RejectedUpdate(
-            "wrong dtype",
-            where=want.name,
-            found=str(value.dtype).removeprefix("torch."),
-            expected=want.slot.dtype,
-        )
+        raise RejectedUpdate("not a dense tensor", where=want.name, found=kind)
+    dtype = str(value.dtype).removeprefix("torch.")
+    facts = ("shape", [*value.shape], [*want.shape]), ("dtype", dtype, want.slot.dtype)
+    for fact, found, expected in facts:
+        if found != expected:
+            raise RejectedUpdate(f"wrong {fact}", where=want.name, found=found, expected=expected)
 
 
 @torch.no_grad()
@@ -210,19 +201,12 @@ def _check_values(name: str, value: Tensor) -> None:
         return
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:
-        raise RejectedUpdate(
-            "not finite",
-            where=name,
-            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
-            expected="finite values",
-        )
+        counts = f"{wrong} NaN and {infinite} infinite of {value.numel()} values"
+        raise RejectedUpdate("not finite", where=name, found=counts)
     if (largest := value.abs().max().item()) >= LARGEST:
+        hint = "values must be below 1e24: training has diverged, or the client is faulty"
         raise RejectedUpdate(
-            "too large to be averaged",
-            where=name,
-            found=f"a value of {largest:.3g}",
-            expected="below 1e24",
-            hint="training has diverged, or the client is faulty",
+            "too large to be averaged", where=name, found=f"a value of {largest:.3g}", hint=hint
         )
 
 
@@ -238,12 +222,7 @@ def check_options(update: Update) -> None:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
     """
     if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):
-        raise RejectedUpdate(
-            "unusable weight",
-            where="weight",
-            found=update.weight,
-            expected="a positive number, 1e-24 to 1e24",
-        )
+        raise RejectedUpdate("weight is not between 1e-24 and 1e24", found=update.weight)
     options = (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip))
     for kind, names in options:  # 2
         for name in names:
@@ -251,23 +230,17 @@ def check_options(update: Update) -> None:
                 raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
     for name, scale in update.scales.items():  # 3
         if not (_number(scale) and abs(scale) < LARGEST):
-            raise RejectedUpdate(
-                "unusable scale", where=name, found=scale, expected="a number below 1e24"
-            )
+            raise RejectedUpdate("scale is not a number below 1e24", where=name, found=scale)
     shapes = {slot.name: slot.shape for slot in update.transfer.target} if update.rows else {}
     for name, mask in update.rows.items():  # 4
         if (other := foreign(mask)) is not None:
-            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=other)
-        shape = shapes[name]
-        if not shape or tuple(mask.shape) != shape[:1]:
-            raise RejectedUpdate(
-                "row mask of another length",
-                where=name,
-                found=list(mask.shape),
-                expected=list(shape[:1]),
-            )
+            raise RejectedUpdate("row mask is not a dense tensor", where=name, found=other)
+        found, expected = list(mask.shape), list(shapes[name][:1])
+        if not expected or found != expected:
+            problem = "row mask of another length"
+            raise RejectedUpdate(problem, where=name, found=found, expected=expected)
         if not ((mask == 0) | (mask == 1)).all():
-            raise RejectedUpdate("row mask with other values than 0 and 1", where=name)
+            raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
 
 
 def _number(value: float) -> bool:

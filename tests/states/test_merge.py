@@ -83,8 +83,13 @@ class Client(NamedTuple):
     weight: float
 
 
-def merge(clients: list[Client], old: Tensors, slots: Signature = SLOTS, **options: int) -> Tensors:
-    merger = Merger(slots, old, **options)  # type: ignore[arg-type]
+def merge(
+    clients: list[Client],
+    old: Tensors,
+    slots: Signature = SLOTS,
+    dtype: torch.dtype = torch.float32,
+) -> Tensors:
+    merger = Merger(slots, old, dtype=dtype)
     for client in clients:
         merger.add(client.transfer, client.state, client.weight)
     assert merger.clients == len(clients)
@@ -171,7 +176,10 @@ def test_the_order_of_clients_does_not_matter(clients: list[Client], random_):
 @given(clients)
 def test_sums_of_few_transfers_give_the_same(clients: list[Client]):
     old = random(SLOTS, 100)
-    a, b = merge(clients, old, groups=1), merge(clients, old)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("archgraph.states.merge.GROUPS", 1)
+        a = merge(clients, old)
+    b = merge(clients, old)
     for name, value in a.items():
         torch.testing.assert_close(value, b[name], rtol=1e-5, atol=1e-5)
 
@@ -464,7 +472,7 @@ def test_the_updates_stay_as_they_are():
 # ------------------------------------------------------------------- sums that stay in range
 
 
-WIDE = st.floats(2.0**-79, 2.0**79)
+WIDE = st.floats(2.0**-39, 2.0**39)
 
 
 def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, Tensors]:
@@ -474,9 +482,9 @@ def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, 
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "scattered"])
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 1e6, 3e9), (1.0, 1e20, 3.0)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 1e6, 3e9)])
 def test_sums_of_the_largest_values_do_not_overflow(kind, weights):
-    """Values just below the bound have a mean, with whatever weights and transfer."""
+    """Values just below the bound have a mean, with whatever transfer."""
     old, transfer, values = random(SLOTS, 0), KINDS[kind], (1.2e24, -1.1e24, 1e23)
     merger = Merger(SLOTS, old)
     for value, weight in zip(values, weights, strict=True):
@@ -490,8 +498,7 @@ def test_sums_of_the_largest_values_do_not_overflow(kind, weights):
 
 @pytest.mark.parametrize("kind", ["full", "window", "scattered"])
 @pytest.mark.parametrize("heavy", [2.0**39, 2.0**41, 2.0**60])
-def test_sums_continue_in_double_precision_beyond_a_weight(kind, heavy):
-    """What was added before stays, in the sums of all entries and transfers."""
+def test_the_mean_is_that_of_the_heavy_weights(kind, heavy):
     transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
     states = [random(transfer.target, seed) for seed in range(3)]
     merger.add(transfer, states[0], 1.0)
@@ -514,15 +521,20 @@ def test_values_that_no_sum_holds_are_refused_by_name(value):
     assert merger.clients == 0
 
 
-def test_steep_scales_and_heavy_weights_together_do_not_overflow():
-    """Each below its bound: the sum fits only because the weights that add up are counted."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steep_scales_and_heavy_weights_together_never_overflow_unseen(dtype):
+    """Each below its bound: the sum leaves float32 only because the weights add up."""
     slots, _ = one(0.0)
-    merger = Merger(slots, {"w": torch.zeros(1)})
+    merger = Merger(slots, {"w": torch.zeros(1)}, dtype=dtype)
     values = [(-1) ** (n // 16) * 2.0**79 for n in range(24)]
     for value in values:
         update = {"w": torch.tensor([value])}
         merger.add(Transfer.identity(slots), update, 1.0, scales={"w": 1.0})
         merger.add(Transfer.identity(slots), update, 2.0**25, scales={"w": 2.0**20})
+    if dtype == torch.float32:
+        with pytest.raises(ArchGraphError, match="w: the mean is not finite"):
+            merger.result()
+        return
     new, _ = merger.result()
     mean = sum(values) / len(values) * 2.0**20
     assert new["w"].item() == pytest.approx(mean, rel=1e-5)
@@ -533,9 +545,9 @@ def test_a_steep_scale_does_not_overflow():
     slots, state = one([3.0, -2.0])
     merger = Merger(slots, {"w": torch.zeros(2)})
     for _ in range(2):
-        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e15}, scales={"w": 1e24})
+        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e12}, scales={"w": 1e24})
     new, _ = merger.result({"w": 1e-24})
-    torch.testing.assert_close(new["w"], torch.tensor([3e15, -2e15]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(new["w"], torch.tensor([3e12, -2e12]), rtol=1e-5, atol=0)
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), WIDE), min_size=1, max_size=6))
@@ -552,7 +564,20 @@ def test_weights_of_any_size_give_the_weighted_mean(pairs):
     assert coverage["w"].item() == pytest.approx(float(total), rel=1e-6)
 
 
-@pytest.mark.parametrize("weights", [(1e-23, 1e23), (1e23, 1e-23)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weight_that_vanishes_beside_the_first_one_is_refused(dtype):
+    merger = Merger(SLOTS, random(SLOTS, 0), dtype=dtype)
+    merger.add(*client("window", 1, 1e12))
+    if dtype == torch.float32:
+        with pytest.raises(ArchGraphError, match="a weight vanishes beside the first one; found"):
+            merger.add(*client("full", 2, 1e-13))
+        return
+    merger.add(*client("full", 2, 1e-13))
+    new, alone = merger.result()[0], random(SLOTS, 2)
+    assert torch.equal(new["fc.weight"][:, :2], alone["fc.weight"][:, :2])
+
+
+@pytest.mark.parametrize("weights", [(1e-11, 1e11), (1e11, 1e-11)])
 @pytest.mark.parametrize("kind", ["window", "scattered"])
 def test_a_light_client_decides_where_it_is_alone(weights, kind):
     old, (light, heavy) = random(SLOTS, 0), sorted(weights)
@@ -699,7 +724,7 @@ def broken(change: str) -> Tensors:
 
 
 FAULTS = {
-    "nan": "conv.weight: not finite; found 1 NaN and 0 infinite of 216 values; expected finite",
+    "nan": "conv.weight: not finite; found 1 NaN and 0 infinite of 216 values$",
     "infinite": "conv.weight: not finite; found 0 NaN and 2 infinite of 216 values",
     "missing": r"conv.weight: missing entry; expected conv.weight: float32\[6, 4, 3, 3\]",
     "further": "conv.bias: unknown entry",
@@ -711,31 +736,29 @@ FAULTS = {
     "quantized": "conv.weight: not a dense tensor; found quantized tensor",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "weight: unusable weight; found 0": {"weight": 0},
-    "weight: unusable weight; found nan": {"weight": math.nan},
-    "weight: unusable weight; found -1": {"weight": -1.0},
-    "weight: unusable weight; found 3": {"weight": "3"},
-    "weight: unusable weight; found 1000": {"weight": 10**400},
-    "weight: unusable weight; found tensor": {"weight": torch.ones(2)},
-    "fc.weight: unusable scale": {"scales": {"fc.weight": None}},
-    "fc.weight: unusable scale; found inf": {"scales": {"fc.weight": math.inf}},
-    "fc.weight: unusable scale; found 1e[+]25; expected a number below": {
-        "scales": {"fc.weight": 1e25}
-    },
-    "weight: unusable weight; found 1e[+]25; expected a positive number": {"weight": 1e25},
-    "weight: unusable weight; found 1e-25": {"weight": 1e-25},
+    "weight is not between 1e-24 and 1e24; found 0": {"weight": 0},
+    "weight is not between 1e-24 and 1e24; found nan": {"weight": math.nan},
+    "weight is not between 1e-24 and 1e24; found -1": {"weight": -1.0},
+    "weight is not between 1e-24 and 1e24; found 3": {"weight": "3"},
+    "weight is not between 1e-24 and 1e24; found 1000": {"weight": 10**400},
+    "weight is not between 1e-24 and 1e24; found tensor": {"weight": torch.ones(2)},
+    "fc.weight: scale is not a number below 1e24": {"scales": {"fc.weight": None}},
+    "fc.weight: scale is not a number below 1e24; found inf": {"scales": {"fc.weight": math.inf}},
+    "fc.weight: scale is not a number below 1e24; found 1e[+]25": {"scales": {"fc.weight": 1e25}},
+    "weight is not between 1e-24 and 1e24; found 1e[+]25": {"weight": 1e25},
+    "weight is not between 1e-24 and 1e24; found 1e-25": {"weight": 1e-25},
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
     "fc: skip of an unknown entry": {"skip": ["fc"]},
     r"fc.weight: row mask of another length; found \[4\]; expected \[5\]": {
         "rows": {"fc.weight": torch.ones(4)}
     },
-    "fc.weight: row mask that is not a dense tensor; found list": {"rows": {"fc.weight": [1] * 5}},
-    "fc.weight: row mask that is not a dense tensor; found torch.sparse_coo": {
+    "fc.weight: row mask is not a dense tensor; found list": {"rows": {"fc.weight": [1] * 5}},
+    "fc.weight: row mask is not a dense tensor; found torch.sparse_coo": {
         "rows": {"fc.weight": torch.ones(5).to_sparse()}
     },
     "norm.steps: row mask of another length": {"rows": {"norm.steps": torch.ones(())}},
-    "fc.weight: row mask with other values": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
+    "fc.weight: row mask has other values": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
 }
 
 
@@ -769,7 +792,7 @@ def test_a_refused_update_leaves_no_trace(fault, when):
 @pytest.mark.parametrize("update", [None, [], "conv.weight", torch.ones(2), 3])
 def test_what_is_not_a_state_is_refused(update):
     for optional in ((), {"conv.weight"}):
-        with pytest.raises(RejectedUpdate, match=r"not a state; found .*; expected a mapping"):
+        with pytest.raises(RejectedUpdate, match=r"not a mapping of names to tensors; found"):
             check_update(SLOTS, update, optional=optional)
 
 
@@ -832,9 +855,10 @@ def test_memory_does_not_grow_with_the_number_of_updates():
     assert many < few + 0.1
 
 
-def test_sums_of_no_more_transfers_than_allowed_are_kept():
+def test_sums_of_no_more_transfers_than_allowed_are_kept(monkeypatch):
+    monkeypatch.setattr("archgraph.states.merge.GROUPS", 2)
     every = [select(SLOTS, out=DimMap.of([i, (i + 2) % 6], 6)) for i in range(6)]
-    merger = Merger(SLOTS, random(SLOTS, 0), groups=2)
+    merger = Merger(SLOTS, random(SLOTS, 0))
     for seed, transfer in enumerate(every * 2):
         merger.add(transfer, random(transfer.target, seed))
     held = [

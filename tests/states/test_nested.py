@@ -32,7 +32,7 @@ def test_what_is_not_nested_is_refused(graph):
     with pytest.raises(ag.RewriteError, match=r"0.weight: has positions that the larger"):
         ag.nested(*parts)
     exits = ag.add_exits(graph, {"0": 2}).transfer
-    with pytest.raises(ag.RewriteError, match=r"exits.* does not come from one entry"):
+    with pytest.raises(ag.RewriteError, match=r"exits.* is not a selection from one entry"):
         ag.nested(ag.Transfer.identity(graph), exits)
     with pytest.raises(ag.RewriteError, match=r"0.weight: has positions"):
         ag.nested(parts[0], ag.Transfer.identity(graph))

@@ -105,7 +105,7 @@ def test_every_initialiser_fills_its_entry():
         assert made.shape == slot.shape
         assert made.isfinite().all()
         assert name == "zeros" or made.any()
-    with pytest.raises(RewriteError, match="w: no such initialiser; found kaiming; expected cons"):
+    with pytest.raises(RewriteError, match="no such initialiser; found kaiming; expected cons"):
         Entry.initialised(W, "kaiming")
 
 
@@ -182,7 +182,7 @@ def test_entries_that_do_not_fit_are_refused(entry, message):
 def test_an_entry_needs_one_origin():
     with pytest.raises(RewriteError, match="either a source or an initialiser"):
         Entry(None, (None,))
-    with pytest.raises(RewriteError, match=r"entries are not the target's; found \['v', 'w'\]"):
+    with pytest.raises(RewriteError, match=r"entries and target differ; found \['v', 'w'\]"):
         Transfer((W,), (W,), {"v": Entry("w", (None, None))})
 
 

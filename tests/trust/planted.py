@@ -141,12 +141,12 @@ PLANTED = (
         "an entry that is taken as a whole is lent",
     ),
     Planted(
-        "states", f"{STATES}/merge.py", "weight >= LIGHT and", "True and",
-        "light weights are summed in single precision",
+        "states", f"{STATES}/merge.py", "if weight < LIGHT and", "if False and",
+        "weights too light for single precision are accepted",
     ),
     Planted(
         "states", f"{STATES}/merge.py", "self._reach += max", "self._reach += 0 * max",
-        "weights are never seen to add up",
+        "an overflow by weights that add up goes unseen",
     ),
     Planted(
         "averaging", "archgraph/federation/contribution.py",
