@@ -190,9 +190,11 @@ def axes(graph: ArchGraph) -> Axes:
             continue
         eq.values[node.name] = [[eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)]
     for ref in dict.fromkeys(i for i in walk(graph.outputs) if isinstance(i, (Ref, Leaf))):
+        # Who reads an output counts on its sizes.
         for index, layout in enumerate(eq.of(ref)):
             eq.solver.pin(layout, f"dimension {index} of the model's output")
     for buffer, value in graph.updates:
+        # A buffer and what it becomes (a mean and the batch's) are cut together.
         for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
             for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
                 eq.unify(a, b)

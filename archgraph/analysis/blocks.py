@@ -37,6 +37,7 @@ class Drafts:
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph, self.node = graph, graph.node
+        # Both modes have the blocks of evaluation; what only training needs hangs on them.
         evaluated = specialise(graph, training=False)
         self.stream = Stream(evaluated)
         self.modules = Modules(graph, self.stream)
@@ -47,6 +48,7 @@ class Drafts:
         self.ends = _assign(self.modules, evaluated, flat)
         self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
+        # Last: what a block is compared by includes the operators beside the stream.
         for d in flat:
             set_fingerprint(self.modules, d, self.node[self.exit(d)])
 
@@ -153,6 +155,7 @@ class Drafts:
                 for size in range(len(module), max(map(len, begins)) + 1)
             ]
             best = max(deeper, key=lambda each: len(set(each)))  # the shortest of them
+            # Unless a block has one of these names already.
             if not set(best).intersection(alike.keys() - {name}):
                 for i, longer in zip(which, best, strict=True):
                     names[i] = longer
@@ -168,6 +171,7 @@ class Drafts:
         if draft.user_block:
             return draft.user_block
         heavy = [n for n in draft.stream if n in self.stream.heavy]
+        # The module is the block's alone if it has no other layers.
         if path and self.modules.work[path] == self.modules.count(heavy):
             draft.unit = path = self._whole_module(draft, path)
         else:
@@ -254,6 +258,7 @@ def _ends(
         needed = stream.ancestors((output,)) - stream.live
         nodes = sorted((n for n in needed if n in below and n not in owner), key=order.__getitem__)
         if nodes:
+            # It starts where it leaves the stream last.
             sources = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
             entry = max(sources, key=order.__getitem__, default="")
             piece = Piece(tuple(nodes), entry, output)
@@ -267,6 +272,7 @@ def _ends(
 def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> list[Node]:
     """Give operators to the first block that they serve; returns those that serve none."""
     alone: list[Node] = []
+    # Backwards, so that what uses an operator has its block before the operator itself.
     for n in reversed(nodes):
         users = [owner[u] for u in graph.users[n.name] if u in owner]
         if users:

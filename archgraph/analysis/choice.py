@@ -62,11 +62,8 @@ def chosen_axes(
         ([3], [4])
     """
     if shares is None and sizes is None and positions is None:
-        raise RewriteError(
-            "no axes are chosen",
-            found=None,
-            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
-        )
+        expected = "a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}"
+        raise RewriteError("no axes are chosen", expected=expected)
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
     counts: dict[Axis, int] = {}
@@ -78,27 +75,20 @@ def chosen_axes(
         low, high = (axis.size, math.inf) if grow else (1, axis.size)
         integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
         if not integral or not low <= size <= high:
+            bounds = f"a whole number from {low}" + ("" if grow else f" to {high}")
+            hint = "take and narrow make axes narrower" if integral and grow else None
             raise RewriteError(
-                "size out of range",
-                where=axis.name,
-                found=size,
-                expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
-                hint="take and narrow make axes narrower" if integral and grow else None,
+                "size out of range", where=axis.name, found=size, expected=bounds, hint=hint
             )
         counts[axis] = int(size)
     requested = _by_axis(solved, positions, "positions by axis", single=False)
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
     # A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
     same = not chosen and all(count == axis.size for axis, count in counts.items())
-    if same and not allow_nothing and _wanted(shares):
+    numbers_asked = shares.values() if isinstance(shares, Mapping) else (shares,)
+    if same and not allow_nothing and any(share not in (None, 1) for share in numbers_asked):
         raise _nothing(solved, shares, counts)
     return counts, chosen
-
-
-def _wanted(shares: Any) -> bool:
-    """Return whether a choice by share or factor asks for another size of anything."""
-    requested = shares.values() if isinstance(shares, Mapping) else (shares,)
-    return any(share not in (None, 1) for share in requested)
 
 
 def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
@@ -110,7 +100,6 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
     return RewriteError(
         "changes nothing: every axis keeps its size",
         found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
-        expected="an axis that can change",
         hint="`explain` says what would free an axis; allow_nothing: true (in Python "
         "allow_nothing=True) where the whole model is meant",
     )
@@ -118,24 +107,16 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
 
 def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
     """Return the old position of each new position of an axis."""
-    index = _whole_numbers(axis, requested)
-    outside = [i for i in index.tolist() if not 0 <= i < axis.size]
-    missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
-    if outside:
-        raise RewriteError(
-            "position outside the axis",
-            where=axis.name,
-            found=outside[0],
-            expected=f"0 to {axis.size - 1}",
-        )
-    if missing:
-        raise RewriteError(
-            "every old position must occur", where=axis.name, found=f"{missing[0]} is missing"
-        )
-    if not grow and (not len(index) or len(np.unique(index)) != len(index)):
-        raise RewriteError(
-            "positions must be distinct and not empty", where=axis.name, found=requested
-        )
+    index, problem, found = _whole_numbers(axis, requested), "", requested
+    old, new = set(range(axis.size)), set(index.tolist())
+    if outside := sorted(new - old):
+        problem, found = "position outside the axis", f"{outside[0]}, of 0 to {axis.size - 1}"
+    elif grow and (missing := sorted(old - new)):
+        problem, found = "every old position must occur", f"{missing[0]} is missing"
+    elif not grow and not 0 < len(index) == len(new):
+        problem = "positions must be distinct and not empty"
+    if problem:
+        raise RewriteError(problem, where=axis.name, found=found)
     return index
 
 
@@ -149,7 +130,7 @@ def _by_axis(
         for key, value in choice.items():
             matching = (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
             for axis in matching:
-                if not axis.free:
+                if not axis.free:  # it was passed itself: by name only free ones match
                     raise RewriteError("axis cannot change", where=axis.name, found=axis.reason)
                 yield axis, value
     elif single and isinstance(choice, numbers.Real) and not isinstance(choice, bool):
@@ -168,13 +149,9 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
         hint = "sizes={axis: 4} says numbers of positions" if number else None
         if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
             hint = "positions={axis: [0, 2, 5]} says positions"
-        raise RewriteError(
-            "not a factor" if grow else "not a share",
-            where=axis.name if axis is not None else None,
-            found=value,
-            expected="a number of at least 1" if grow else "a number in (0, 1]",
-            hint=hint,
-        )
+        what, bounds = ("factor", "of at least 1") if grow else ("share", "in (0, 1]")
+        name, expected = axis.name if axis is not None else None, f"a number {bounds}"
+        raise RewriteError(f"not a {what}", where=name, found=value, expected=expected, hint=hint)
     # A float32 means the decimal that it prints, not the nearest double of its bits.
     return float(str(value)) if isinstance(value, np.floating) else float(value)
 
@@ -184,12 +161,8 @@ def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:
         index = np.asarray(requested)
     except ValueError:  # rows of different lengths
         index = np.empty((0, 0))
-    if (
-        isinstance(requested, str)
-        or index.ndim != 1
-        or (index.size and index.dtype.kind not in "iu")
-    ):
-        raise RewriteError(
-            "positions must be a list of whole numbers", where=axis.name, found=repr(requested)
-        )
+    integers = not index.size or index.dtype.kind in "iu"  # an empty list has floats
+    if isinstance(requested, str) or index.ndim != 1 or not integers:
+        problem = "positions must be a list of whole numbers"
+        raise RewriteError(problem, where=axis.name, found=repr(requested))
     return index.astype(np.int64)

@@ -88,7 +88,7 @@ def cost(graph: ArchGraph) -> Cost:
         (8, 6, 32)
     """
     evaluated = specialise(graph, training=False)
-    counted: set[str] = set()
+    counted: set[str] = set()  # a tied or shared parameter is counted at its first use
     nodes: dict[str, NodeCost] = {n.name: NodeCost() for n in graph.nodes}
     for node in graph.nodes:
         count = 0
@@ -98,6 +98,7 @@ def cost(graph: ArchGraph) -> Cost:
                 counted.add(leaf)
                 count += math.prod(param.shape)
         nodes[node.name] = NodeCost(count)
+    # Of the evaluated graph: operators of the training branch have parameters and no other cost.
     for node in evaluated.nodes:
         size = sum(math.prod(size_at(s, 1) for s in t.shape) * _width(t.dtype) for t in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)

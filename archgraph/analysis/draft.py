@@ -125,7 +125,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:
         before = [p for p in stream.preds[name] if p in inside]
-        best = max(before, key=lambda p: inside[p][0], default="")
+        best = max(before, key=lambda p: inside[p][0], default="")  # the first of equals
         most = inside[best][0] if best else 0
         inside[name] = most + (name in stream.heavy), best
     way, name = [], nodes[-1] if nodes else ""
@@ -151,7 +151,7 @@ def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
                 return f"({','.join(map(look, value))})"
             case Mode():
                 return f"train({look(value.train)},{look(value.eval)})"
-            case bool() | None | str():
+            case bool() | None | str():  # before int, which a bool is
                 return repr(value)
             case int() | Batch():
                 return "n"

@@ -33,7 +33,7 @@ from archgraph.ops.schema import schema
 from archgraph.ops.table import base, growth, row
 
 _WORDS = 8  # operators of a form that are named in full
-_OPERANDS = ("self", "other")
+_OPERANDS = ("self", "other")  # arguments of a binary operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +167,13 @@ class Forms:
 
     def through(self, name: str) -> str:
         """Return the result behind operators that act in training only (dropout)."""
-        node = self.graph.node[name]
-        fact = row(node.op)
-        while fact.training_flag and not fact.normalises and len(node.types) == 1:
-            used = next(node.uses(), None)
-            if used is None:  # it takes a leaf, not a result
-                break
-            name = used
+        while True:
             node = self.graph.node[name]
-            fact = row(node.op)
-        return name
+            fact, used = row(node.op), next(node.uses(), None)
+            acts = not fact.training_flag or fact.normalises or len(node.types) > 1
+            if acts or used is None:  # without a result, it takes a leaf
+                return name
+            name = used
 
     def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
         """Yield the arguments in evaluation, and whether each states sizes of axes."""
@@ -213,6 +210,7 @@ class _Reading:
         region = reachable(self.ends, self._uses, of._at.keys() - far - {entry})
         self.key: dict[str, str] = {}  # of equal keys for equal computations
         for name in sorted(region, key=of._at.__getitem__):
+            # A digest, since the line of an operator would repeat those of all before it.
             text = self._line(name, self._keyed, lambda leaf: "")
             self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -250,6 +248,7 @@ class _Reading:
     def _order(self) -> Iterator[str]:
         """Yield operators after what they use, operands in the order of their keys or arguments."""
         visited: set[str] = set()
+        # On a stack of its own: networks are deeper than Python's.
         for end in self.ends:
             stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
             visited.update(name for name, _ in stack)
@@ -287,6 +286,7 @@ class _Reading:
             tied = list(group)
             if len(tied) > 1:
                 below = [self._beneath(value) for value in tied]
+                # Leaves that all of them depend on do not tell them apart.
                 common = below[0].intersection(*below[1:])
                 private = [leaves - common for leaves in below]
                 order = sorted(range(len(tied)), key=lambda i: self._marks(private[i]))
@@ -338,7 +338,7 @@ class _Reading:
             case Leaf(name):
                 param = self.graph.param[name]
                 return f"{param.role} {leaf(name)} of rank {len(param.shape)}"
-            case bool() | str() | Atom():
+            case bool() | str() | Atom():  # before int, which a bool is
                 return str(value)
             case int() | Batch() if sizes:
                 return "n"

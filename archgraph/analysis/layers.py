@@ -45,7 +45,7 @@ def layers(graph: ArchGraph) -> tuple[Layer, ...]:
     number: dict[str, int] = {}
     listed = []
     for node in graph.nodes:
-        known = len(number)
+        known = len(number)  # a leaf with a lower number is tied to an earlier layer
         fresh = [leaf for leaf in dict.fromkeys(node.leaves()) if leaf not in number]
         number.update(zip(fresh, range(known, known + len(fresh)), strict=True))
         entries = tuple(name for name in fresh if graph.param[name].role != "constant")

@@ -109,7 +109,7 @@ class Merging:
         ]
         again: dict[int, int] = {}
         last: dict[object, int] = {}
-        for i in reversed(range(len(keys))):
+        for i in reversed(range(len(keys))):  # backwards: each finds the next of its kind
             if keys[i] in last:
                 again[i] = last[keys[i]]
             last[keys[i]] = i
@@ -117,10 +117,10 @@ class Merging:
         i = 0
         while i < len(keys):
             end = again.get(i, i)
-            size = end - i
+            size = end - i  # a round is as long as it takes until its first piece comes again
             while size and end < len(keys) and keys[end] == keys[end - size]:
                 end += 1
-            times = (end - i) // size if size else 0
+            times = (end - i) // size if size else 0  # what is left of a round does not count
             if times > 1 and not any(claimed[i:end]):
                 rounds[i] = size, times
                 i += size * times
@@ -160,6 +160,7 @@ class Merging:
         """Return the operators of a piece from the first layer to the last, the shortcut aside."""
         inside = set(head.nodes) - {head.exit}
         ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
+        # Without its projection, the first block of a stage looks like the others.
         body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)
         nodes = [n for n in head.nodes if n in body]
         layers = [i for i, n in enumerate(nodes) if n in self.stream.heavy]
@@ -175,5 +176,6 @@ class Merging:
                 best = module
         if not best:
             return ""
+        # Each use of the module takes the next name; the last one stays for all that follow.
         names = self.claims[best]
         return names.pop(0) if len(names) > 1 else names[0]

@@ -91,6 +91,7 @@ class Modules:
         layers: set[tuple[str, ...]] = set()
         chains = (*stream.towers, stream.pieces)
         for name in (n for pieces in chains for p in pieces for n in p.nodes):
+            # A layer that is used several times is one layer, of the module of its first use.
             if not self.is_layer(name) or self.weights(name) in layers:
                 continue
             layers.add(self.weights(name))
@@ -123,6 +124,7 @@ class Modules:
 
     def weights(self, name: str) -> tuple[str, ...]:
         """Return what identifies a layer, however often it is used: its leaves, computed or not."""
+        # A product of two results has no leaves: it stands for itself.
         return self.stream.weights(name) or (f"%{name}",)
 
     def count(self, names: Iterable[str]) -> int:

@@ -68,6 +68,6 @@ def outline(graph: ArchGraph) -> Outline:
         declare(buffer)
         lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
     lines.append(f"return {show(replace(graph.outputs, unnamed))}")
-    for leaf in places:
+    for leaf in places:  # unused ones, which a state has nevertheless
         declare(leaf)
     return Outline(tuple(lines), tuple(places))

@@ -42,9 +42,14 @@ def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
     return size_after(sizes, selection)
 
 
+def axis_refs(layout: Layout) -> list[AxisRef]:
+    """List the axes of a layout, with repetition."""
+    return [a for a in leaves(layout) if isinstance(a, AxisRef)]
+
+
 def touched(layout: Layout, selection: Kept) -> bool:
     """Return whether a layout contains an axis that is cut."""
-    return any(isinstance(a, AxisRef) and a.name in selection for a in leaves(layout))
+    return any(a.name in selection for a in axis_refs(layout))
 
 
 def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -122,6 +127,7 @@ def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
         for key, _ in node.args
         if (node.name, key) in solved.attributes
     }
+    # Arguments are written anew only where one changes: most operators stay the same object.
     args = node.args
     if any(node.arg(key) != value for key, value in stated.items()):
         by_name = dict(args) | stated
@@ -147,6 +153,7 @@ def _type_after(type_: TensorType, layouts: Sequence[Layout], selection: Kept) -
 
 def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:
     """Take these positions of every dimension of a constant."""
+    # As bytes: NumPy lacks some dtypes (bfloat16).
     width = len(value.data) // max(int(np.prod(value.shape)), 1)
     raw = np.frombuffer(value.data, dtype=np.uint8).reshape(*value.shape, width)
     part = raw[np.ix_(*index, np.arange(width))]

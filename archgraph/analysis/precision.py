@@ -79,7 +79,7 @@ class Casts:
         ended: dict[str, str] = {}  # the result of a block: the cast that ends it
         owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
         for chain in drafts.chains:  # 1
-            for d in chain:
+            for d in chain:  # in order: the entry of a block is the end of the one before
                 entry, end = drafts.entry(d), drafts.exit(d)
                 dtype = self.graph.node[ended.get(entry, entry)].dtype
                 if d is chain[0]:
@@ -92,7 +92,7 @@ class Casts:
                     ended[end] = run[-1]
                     owner |= dict.fromkeys(run, flat.index(d))
         inner: dict[str, list[str]] = {}  # by what they convert
-        for node in reversed(self.graph.nodes):  # 2
+        for node in reversed(self.graph.nodes):  # 2, users before what they use
             if node.name in owner:
                 continue
             users = [owner[u] for u in self.graph.users[node.name] if u in owner]

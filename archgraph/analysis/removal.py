@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, list_items
+from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.precision import Casts
 from archgraph.graph.ir import ArchGraph, refs
-from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
+from archgraph.layout.layouts import AxisRef, Layout, Prod
 
 
 class Removal:
@@ -45,6 +46,7 @@ class Removal:
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
         """Return why what a block takes from further up the stream stands in the way."""
+        # Casts are looked through on both sides: the entry and its cast are one value.
         near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
             used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
@@ -60,6 +62,7 @@ class Removal:
             return f"changes {before} to {after}"
         solved = axes(self.graph).value
         for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
+            # Cut later, one of them would be narrower than the other.
             if self._frozen(x, y) or self._frozen(y, x):
                 return f"dimension {i} is {x} before it and {y} after it"
         return ""
@@ -77,6 +80,7 @@ class Removal:
         """
         graph, members = self.graph, set(nodes)
         leaking = {n for n in going if graph.node[n].op != "input"}
+        # Beside the stream, what takes one of them has nothing to take any more.
         for name in nodes:
             if name != end and any(u in leaking for u in graph.node[name].uses()):
                 leaking.add(name)
@@ -148,8 +152,7 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
 
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
     """Return the axes of layouts by name, in order."""
-    parts = (leaf for layout in layouts for leaf in leaves(layout))
-    return {leaf.name: leaf for leaf in parts if isinstance(leaf, AxisRef)}
+    return {axis.name: axis for layout in layouts for axis in axis_refs(layout)}
 
 
 def _only(layout: Layout) -> set[str]:

@@ -55,7 +55,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
         ('aten.linear', 'aten.relu')
     """
     alone = fixed(graph)
-    for name in reversed(weight_operands(graph)):
+    for name in reversed(weight_operands(graph)):  # they are in topological order
         applied = [used for used in graph.node[name].uses() if used not in alone]
         if applied:
             return name, applied[0]
@@ -180,6 +180,7 @@ def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
         for user in graph.leaf_users[leaf]:
             node = graph.node[user]
             operands = [graph.node[name] for name in node.uses()]
+            # The rows are used up by indexing: neither the result nor the indices have them.
             integers = any(o.dtype.startswith("int") for o in operands)
             if integers and rows not in axes_of(user, *(o.name for o in operands)):
                 return True

@@ -12,7 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs, show
 from archgraph.graph.passes import reachable
@@ -47,6 +47,9 @@ class Piece:
     heavy: bool = False
     joins: bool = False
     level: str = ""
+
+
+Chain: TypeAlias = tuple[Piece, ...]
 
 
 def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
@@ -124,7 +127,7 @@ class Stream:
                 reachable.add(n.name)
         return reachable
 
-    def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
+    def _choose(self) -> tuple[str, Chain, tuple[Chain, ...]]:
         """Choose the input whose stream and towers are cut best.
 
         That is into most residual regions, with fewest long connections.
@@ -139,9 +142,10 @@ class Stream:
             if self.output not in nodes:
                 nodes = sorted(below, key=self.order.__getitem__)
             pieces = self._chain(nodes, "")
+            # With a single input nothing is left for a tower to start from.
             chains.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
 
-        def score(item: tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]) -> Any:
+        def score(item: tuple[str, Chain, tuple[Chain, ...]]) -> tuple[int, int]:
             _, pieces, towers = item
             every = [p for chain in (pieces, *towers) for p in chain]
             residual = sum(p.heavy and p.kind == "residual" for p in every)
@@ -157,7 +161,7 @@ class Stream:
         ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
         return below, ordered
 
-    def _towers(self, main: Iterable[str]) -> tuple[tuple[Piece, ...], ...]:
+    def _towers(self, main: Iterable[str]) -> tuple[Chain, ...]:
         """Return chains of several layers from other inputs into the stream (encoders, towers).
 
         A tower ends where it first fans out: what then serves one block is that block's.
@@ -173,14 +177,14 @@ class Stream:
             # What lies behind the last cut node fans out into the stream: it is not the tower's.
             while ordered and ordered[-1] not in cuts:
                 ordered.pop()
-            if sum(v in self.heavy for v in ordered) >= 2:
+            if sum(v in self.heavy for v in ordered) >= 2:  # one layer (an embedding) prepares
                 used.update(ordered)
                 result.append(self._chain(ordered, ""))
         return tuple(result)
 
     # -- how they hang together ---------------------------------------------------------------
 
-    def _chain(self, nodes: Sequence[str], entry: str) -> tuple[Piece, ...]:
+    def _chain(self, nodes: Sequence[str], entry: str) -> Chain:
         """Return the pieces of a part of the graph whose only way out is its last node."""
         pieces: list[Piece] = []
         cuts = self._cuts(nodes, entry)
@@ -197,7 +201,7 @@ class Stream:
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
             inside = [order[p] for p in self.preds[name] if p in order]
-            first = min(inside, default=-1)
+            first = min(inside, default=-1)  # -1: from before the part
             if entry in self.preds[name]:
                 first = -1
             # A difference array: the edge jumps over the nodes between its ends.
@@ -219,6 +223,7 @@ class Stream:
         branches = [
             (p, self.ancestors((p,), inside)) for p in self.preds[end] if p == entry or p in inside
         ]
+        # A branch may be the entry itself: the empty one of an identity shortcut.
         kind, shortcut = self._kind(self.graph.node[end], entry, branches)
         region = Piece(tuple(nodes), entry, end, kind, shortcut, work)
         longest, body = max(
@@ -228,6 +233,7 @@ class Stream:
             ordered = [n for n in nodes if n in body]
             chain = self._chain(ordered, entry)
             nested = {p.kind for p in chain if p.heavy}
+            # Bare: the other branches have no layers, as a long connection has none.
             bare = not any(branch & self.heavy for p, branch in branches if p != longest)
             deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
             # A long connection around a chain of regions (U-Net) does not make one block of them.

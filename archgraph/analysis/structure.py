@@ -158,14 +158,12 @@ class Structure:
         Raises:
             GraphError: Names the nearest of both.
         """
-        for section in self.sections:
-            if section.name == name:
-                return tuple(n for b in section.blocks for n in b.nodes)
+        parts = {s.name: tuple(n for b in s.blocks for n in b.nodes) for s in self.sections}
         for block in self.blocks:
-            if block.name == name:
-                return block.nodes
-        known = [*(s.name for s in self.sections), *(b.name for b in self.blocks)]
-        _missing(name, known, "section or block")
+            parts.setdefault(block.name, block.nodes)
+        if name not in parts:
+            _missing(name, list(parts), "section or block")
+        return parts[name]
 
     def end(self, name: str) -> str:
         """Return the operator that computes the value of a section, or else of a block.
@@ -230,6 +228,7 @@ def structure(graph: ArchGraph) -> Structure:
         head (head)
           2: chain, 1 operator; removable
     """
+    # In bfloat16 a model has the blocks that it has in float32, where its casts do not exist.
     casts = Casts(graph)
     drafts = Drafts(casts.plain)
     built = [d for chain in drafts.chains for d in chain]
@@ -261,6 +260,7 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
     reason = judge.obstacle(draft, nodes, entry, end)
     region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
     shortcut = region.shortcut if region else ""
+    # A cast of the entry is no projection.
     if region and judge.casts.of(shortcut) == judge.casts.of(region.entry):
         shortcut = region.entry
     return Block(

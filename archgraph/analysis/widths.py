@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import size_after
+from archgraph.analysis.positions import axis_refs, size_after
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Value
-from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum
 from archgraph.ops import schema
 from archgraph.ops.equations import StatedSizes
 
@@ -21,11 +21,6 @@ from archgraph.ops.equations import StatedSizes
 # and its size in the smaller one.
 Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-
-
-def axis_refs(layout: Layout) -> list[AxisRef]:
-    """List the axes of a layout, with repetition."""
-    return [a for a in leaves(layout) if isinstance(a, AxisRef)]
 
 
 def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
@@ -125,25 +120,17 @@ class Widths:
             if count == axis.size:
                 continue
             if not axis.free:
-                raise RewriteError(
-                    "axis cannot be cut", where=f"{where}: {axis.name}", found=axis.reason
-                )
+                name = f"{where}: {axis.name}"
+                raise RewriteError("axis cannot be cut", where=name, found=axis.reason)
             if count > axis.size:
-                raise RewriteError(
-                    "axis is wider than the larger graph's",
-                    where=f"{where}: {axis.name}",
-                    found=count,
-                    expected=f"at most {axis.size}",
-                )
+                problem = f"axis is wider than the larger graph's, of {axis.size}"
+                raise RewriteError(problem, where=f"{where}: {axis.name}", found=count)
             selection[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
-            if size_after(layout, after) != size:
-                raise RewriteError(
-                    "no cut of the larger graph gives this shape",
-                    where=f"{where}: {name}",
-                    found=size,
-                    expected=f"{size_after(layout, after)} of {layout}",
-                )
+            # Of several claims to an axis only the first counted: the others show here.
+            if (cut := size_after(layout, after)) != size:
+                problem = f"no cut of the larger graph gives this shape, but {cut} of {layout}"
+                raise RewriteError(problem, where=f"{where}: {name}", found=size)
         return selection
 
     def decided(self, where: str) -> None:
@@ -172,7 +159,7 @@ def solve(
         that several sizes fulfil.
     """
     claims: dict[str, dict[int, None]] = {name: {0: None} for name in gone}
-    distinct = dict.fromkeys(equations)
+    distinct = dict.fromkeys(equations)  # layers of one width repeat theirs
     for _, layout, size in distinct:
         if isinstance(layout, AxisRef):
             claims.setdefault(layout.name, {})[size] = None
@@ -186,6 +173,7 @@ def solve(
             if solved is None:
                 left.append(equation)
             claims |= {axis: {size: None} for axis, size in (solved or {}).items()}
+        # What one of them solved may leave another a single unknown axis.
         progress = 0 < len(left) < len(pending)
     return {axis: list(sizes) for axis, sizes in claims.items()}, left
 
@@ -211,6 +199,7 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> i
         assert isinstance(result, int)
         return result
 
+    # A layout grows with each of its axes, so that the count can be searched for.
     count = bisect.bisect_left(range(1, size), size, key=total) + 1
     return count if total(count) == size else None
 

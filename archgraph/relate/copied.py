@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block, structure
-from archgraph.analysis.widths import Equation, axis_refs, sized, solve
+from archgraph.analysis.widths import Equation, sized, solve
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node, Value, refs
 from archgraph.graph.passes import reachable, renumber

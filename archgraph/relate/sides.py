@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.forms import Form, forms, forms_by_widths
-from archgraph.analysis.widths import axis_refs
+from archgraph.analysis.positions import axis_refs
 from archgraph.graph.ir import ArchGraph
 
 # Runs of blocks of both graphs that belong together, the client's first.

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archgraph.analysis.axes import Axes, Axis, axes
-from archgraph.analysis.positions import position_shares, positions
-from archgraph.analysis.widths import axis_refs
+from archgraph.analysis.positions import axis_refs, position_shares, positions
 from archgraph.graph.ir import ArchGraph, Leaf, Node
 from archgraph.layout.layouts import Layout
 from archgraph.rewrites.cut import cut_axes

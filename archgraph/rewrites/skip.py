@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import Kept
+from archgraph.analysis.positions import Kept, axis_refs
 from archgraph.analysis.structure import Block, Structure, structure
-from archgraph.analysis.widths import axis_refs
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs

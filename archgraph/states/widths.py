@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import position_shares
+from archgraph.analysis.positions import axis_refs, position_shares
 from archgraph.analysis.structure import structure
-from archgraph.analysis.widths import axis_refs
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef

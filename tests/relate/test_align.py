@@ -72,7 +72,7 @@ def test_a_wider_client_is_aligned_but_not_contained() -> None:
     found = ag.align(linear(8, 8), linear(8, 4))
     assert found.score == 1 and not found.unmatched
     with pytest.raises(
-        RewriteError, match=r"2\.out: axis is wider than the larger graph's; found 8; .* at most 4"
+        RewriteError, match=r"2\.out: axis is wider than the larger graph's, of 4; found 8"
     ):
         _ = found.transfer
 
