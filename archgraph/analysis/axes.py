@@ -12,16 +12,7 @@ from archgraph.errors import AxisError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
 from archgraph.hints import nearest, unknown
-from archgraph.layout.layouts import (
-    AxisRef,
-    Fixed,
-    Layout,
-    Prod,
-    Sum,
-    Var,
-    concatenation,
-    product,
-)
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, Var, concatenation, product
 from archgraph.ops.equations import Equations, StatedSizes
 from archgraph.ops.table import row
 from archgraph.tables import Table

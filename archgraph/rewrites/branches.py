@@ -91,8 +91,7 @@ def on_branches(
             nodes[branch.merge.name] = [*new, dataclasses.replace(branch.merge, args=args)]
             added += [(last, p) for p in params]
     changed = graph.replace(
-        nodes=tuple(n for group in nodes.values() for n in group),
-        params=with_leaves(graph, added),
+        nodes=tuple(n for group in nodes.values() for n in group), params=with_leaves(graph, added)
     )
     check(changed)
     return initialised(graph, changed, {p.name for _, p in added if zero(p.name)})

@@ -63,7 +63,7 @@ def deepen(
     depths = integer_depths(depths)
     like = None if like is None else graph_of(like)
     try:
-        deep, blocks = grafted(graph, depths, like=like)
+        deep, blocks = grafted(graph, depths, like)
     except (GraphError, RewriteError):
         # Nothing to repeat (a section that lost all its blocks): `like` still has them.
         restored = None if like is None else _restored(graph, depths, like)

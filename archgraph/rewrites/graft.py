@@ -53,22 +53,20 @@ def graft(
     Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
     """
     like = None if like is None else graph_of(like)
-    return grafted(graph, integer_depths(depths), like=like, verify=verify)[0]
+    rewritten, blocks = grafted(graph, integer_depths(depths), like)
+    if verify and blocks:
+        _undone(graph, rewritten, [block.name for block in blocks])
+    return rewritten
 
 
 def grafted(
-    graph: ArchGraph,
-    depths: Mapping[str, int],
-    *,
-    like: ArchGraph | None = None,
-    verify: bool = False,
+    graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph | None = None
 ) -> tuple[Rewritten, tuple[Block, ...]]:
     """Return the result of :func:`graft`, and the blocks that it inserted."""
     parts = structure(graph)
     model = structure(like) if like is not None else None
     splice = Splice(graph)
     names: dict[str, list[str]] = {s.name: [b.name for b in s.blocks] for s in parts.sections}
-    fresh: list[str] = []
     for name, depth in depths.items():
         section = parts.section(name)
         have = len(section.blocks)
@@ -80,12 +78,10 @@ def grafted(
         if depth == have:
             continue
         if like is None or model is None:
-            added = extend(splice, section, depth)
+            names[name] = extend(splice, section, depth)
         else:
-            added = line_up(splice, section, depth, like, model)
-        names[name] = added
-        fresh += [b for b in added if b not in {b.name for b in section.blocks}]
-    if not fresh:
+            names[name] = line_up(splice, section, depth, like, model)
+    if not splice.blocks:
         return Rewritten.identity(graph), ()
     rewritten, blocks = splice.rewritten(like)
     expected = [(k, tuple(v)) for k, v in names.items()]
@@ -95,8 +91,6 @@ def grafted(
         relabelled = rewritten.graph.replace(sections=like.sections)
         if section_names(structure(relabelled)) == expected:
             rewritten = Rewritten(relabelled, rewritten.transfer)
-    if verify:
-        _undone(graph, rewritten, fresh)
     return rewritten, blocks
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, refs, replace
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, refs
 from archgraph.rewrites.insert import channels, fresh
 
 
@@ -76,15 +76,17 @@ def _attached(
             case _:
                 return value
 
-    def inside(node: Node) -> Node:
-        scope = f"{stem}.{node.scope}" if node.scope else stem
-        return dataclasses.replace(node.mapped(change), name=rename[node.name], scope=scope)
-
+    attached = head.mapped(change)
+    nodes = (
+        dataclasses.replace(n, name=rename[n.name], scope=f"{stem}.{n.scope}".rstrip("."))
+        for n in attached.nodes
+        if n.op != "input"
+    )
     params = (dataclasses.replace(p, name=f"{stem}.{p.name}", aliases=()) for p in head.params)
-    updates = ((f"{stem}.{k}", replace(v, change)) for k, v in head.updates)
+    updates = ((f"{stem}.{k}", v) for k, v in attached.updates)
     new = graph.replace(
-        nodes=(*graph.nodes, *(inside(n) for n in head.nodes if n.op != "input")),
+        nodes=(*graph.nodes, *nodes),
         params=(*graph.params, *params),
         updates=(*graph.updates, *updates),
     )
-    return new, replace(head.outputs, change)
+    return new, attached.outputs

@@ -94,13 +94,9 @@ def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | N
     rows = copies.positions(layout)
     equal = copies.parts(layout)
     assert isinstance(layout.size, int)
-    return DimMap.sparse(
-        rows,
-        np.arange(len(rows)),
-        equal if factor is None else equal / factor,
-        size=len(rows),
-        length=layout.size,
-    )
+    weights = equal if factor is None else equal / factor
+    wide = len(rows)
+    return DimMap.sparse(rows, np.arange(wide), weights, size=wide, length=layout.size)
 
 
 def _spread(layout: Layout, selection: Kept) -> DimMap | None:
@@ -108,10 +104,9 @@ def _spread(layout: Layout, selection: Kept) -> DimMap | None:
     size = layout.size
     assert isinstance(size, int)
     stays = positions(layout, selection)
-    gone = np.setdiff1d(np.arange(size), stays)
     length = len(stays)
     # Each that stays keeps its own value and gets 1/length of every value that goes.
-    rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])
-    columns = np.concatenate([stays, np.tile(gone, length)])
-    weights = np.concatenate([np.ones(length), np.full(length * len(gone), 1 / length)])
-    return DimMap.sparse(rows, columns, weights, size=size, length=length)
+    matrix = np.full((length, size), 1 / length)
+    matrix[:, stays] = np.eye(length)
+    rows, columns = matrix.nonzero()
+    return DimMap.sparse(rows, columns, matrix[rows, columns], size=size, length=length)

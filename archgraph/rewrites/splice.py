@@ -43,16 +43,14 @@ class Renaming:
                 case _:
                     return value
 
+        def copied(node: Node) -> Node:
+            name, scope = names[node.name], self.scope(node)
+            return dataclasses.replace(node.mapped(change), name=name, scope=scope)
+
+        params = (p for p in graph.params if p.name in self.leaves)
         return (
-            [
-                dataclasses.replace(n.mapped(change), name=names[n.name], scope=self.scope(n))
-                for n in nodes
-            ],
-            [
-                dataclasses.replace(p, name=self.leaves[p.name], aliases=())
-                for p in graph.params
-                if p.name in self.leaves
-            ],
+            [copied(node) for node in nodes],
+            [dataclasses.replace(p, name=self.leaves[p.name], aliases=()) for p in params],
             [(self.leaves[buffer], replace(value, change)) for buffer, value in updates],
         )
 

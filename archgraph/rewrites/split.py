@@ -51,9 +51,7 @@ class Parts(Sequence[Rewritten]):
 
 @takes_graph
 def split(
-    graph: ArchGraph,
-    after: str | Sequence[str] = (),
-    before: str | Sequence[str] = (),
+    graph: ArchGraph, after: str | Sequence[str] = (), before: str | Sequence[str] = ()
 ) -> Parts:
     """Cut an architecture into parts that are architectures themselves.
 

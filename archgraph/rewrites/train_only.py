@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
+from archgraph.hints import similar
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import Rewritten, Transfer
@@ -49,7 +48,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
         exact = [pattern] if pattern in owners else []
         matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
         if not matches:
-            near = _nearest(pattern, list(owners))
+            near = similar(pattern, owners, cutoff=0.0, count=3)
             hint = f"the nearest are {', '.join(near)}" if near else None
             raise GraphError("matches no trainable parameter", where=pattern, hint=hint)
         chosen.update(owners[name] for name in matches)
@@ -66,19 +65,3 @@ def _real(param: Param) -> bool:
     """Return whether gradients exist for a leaf."""
     dtype = torch_dtype(param.dtype)
     return param.role == "parameter" and (dtype.is_floating_point or dtype.is_complex)
-
-
-def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """Return the names whose parts are most like the words of a pattern."""
-    words = [word for word in re.split(r"[.*?!\[\]]+", pattern) if word]
-    parts = {part for name in names for part in name.split(".")}
-    alike = {
-        (word, part): difflib.SequenceMatcher(None, word, part).ratio()
-        for word in words
-        for part in parts
-    }
-
-    def likeness(name: str) -> float:
-        return sum(max(alike[word, part] for part in name.split(".")) for word in words)
-
-    return sorted(names, key=likeness, reverse=True)[:count]

@@ -113,11 +113,7 @@ class Merger:
     """
 
     def __init__(
-        self,
-        graph: GraphLike | Signature,
-        state: State,
-        *,
-        dtype: torch.dtype = torch.float32,
+        self, graph: GraphLike | Signature, state: State, *, dtype: torch.dtype = torch.float32
     ) -> None:
         graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(graph)
