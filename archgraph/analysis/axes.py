@@ -134,6 +134,7 @@ class Axes:
             return free
         if matching:
             raise AxisError("axis cannot be cut", where=matching[0].name, found=matching[0].reason)
+        # The hint may name a pinned axis, which says why it is pinned once it is asked for.
         error = _no_axis(pattern, (a.name for a in self.free))
         error.hint = nearest(pattern, (a.name for a in self.all), cutoff=0.4) or error.hint
         raise error

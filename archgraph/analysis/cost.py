@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, per_graph, size_at
+from archgraph.graph.ir import ArchGraph, TensorType, per_graph, size_at
 from archgraph.graph.passes import specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
@@ -71,8 +71,8 @@ class Cost:
         return sum((self.nodes[n] for n in nodes), NodeCost())
 
 
-def _width(dtype: str) -> int:
-    return torch_dtype(dtype).itemsize
+def _bytes(type_: TensorType) -> int:
+    return math.prod(size_at(s, 1) for s in type_.shape) * torch_dtype(type_.dtype).itemsize
 
 
 @takes_graph
@@ -89,23 +89,20 @@ def cost(graph: ArchGraph) -> Cost:
     """
     evaluated = specialise(graph, training=False)
     counted: set[str] = set()  # a tied or shared parameter is counted at its first use
-    nodes: dict[str, NodeCost] = {n.name: NodeCost() for n in graph.nodes}
+    parameters = {p.name: math.prod(p.shape) for p in graph.params if p.role == "parameter"}
+    nodes: dict[str, NodeCost] = {}
     for node in graph.nodes:
-        count = 0
-        for leaf in node.leaves():
-            param = graph.param[leaf]
-            if param.role == "parameter" and leaf not in counted:
-                counted.add(leaf)
-                count += math.prod(param.shape)
-        nodes[node.name] = NodeCost(count)
+        first = (set(node.leaves()) & parameters.keys()) - counted
+        counted |= first
+        nodes[node.name] = NodeCost(sum(parameters[leaf] for leaf in first))
     # Of the evaluated graph: operators of the training branch have parameters and no other cost.
     for node in evaluated.nodes:
-        size = sum(math.prod(size_at(s, 1) for s in t.shape) * _width(t.dtype) for t in node.types)
+        size = sum(map(_bytes, node.types))
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)
     return Cost(
-        sum(math.prod(p.shape) for p in graph.params if p.role == "parameter"),
+        sum(parameters.values()),
         sum(n.macs for n in nodes.values()),
-        sum(math.prod(p.shape) * _width(p.dtype) for p in graph.params if p.role != "constant"),
+        sum(_bytes(p.type) for p in graph.params if p.role != "constant"),
         sum(n.bytes for n in nodes.values()),
         nodes,
     )

@@ -84,6 +84,7 @@ def draft(
     kinds = [p.kind for p in heads]
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
+        # The sum's module holds the shortcut, too; a list of such blocks is none of them.
         outer = modules.place(last.exit)
         path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")

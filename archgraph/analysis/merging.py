@@ -121,6 +121,7 @@ class Merging:
             while size and end < len(keys) and keys[end] == keys[end - size]:
                 end += 1
             times = (end - i) // size if size else 0  # what is left of a round does not count
+            # The user's sections name each use: then each is a block of its own.
             if times > 1 and not any(claimed[i:end]):
                 rounds[i] = size, times
                 i += size * times

@@ -11,7 +11,7 @@ import dataclasses
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.stream import Piece
-from archgraph.graph.ir import ArchGraph, Leaf, Param, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, TensorType, Value
 from archgraph.ops.operands import type_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import row
@@ -46,23 +46,16 @@ class Casts:
 
     def _plain(self) -> ArchGraph:
         graph = self.graph.mapped(self._origin)
-        nodes = (n for n in graph.nodes if n.name not in self.source)
 
-        def param(param: Param) -> Param:
-            return dataclasses.replace(param, type=_single(param.type), value=None)
+        def single(node: Node) -> Node:
+            types = tuple(map(_single, node.types))
+            type_ = types if isinstance(node.type, tuple) else types[0]
+            return dataclasses.replace(node, type=type_)
 
-        return graph.replace(
-            params=tuple(map(param, graph.params)),
-            nodes=tuple(
-                dataclasses.replace(
-                    n,
-                    type=tuple(map(_single, n.type))
-                    if isinstance(n.type, tuple)
-                    else _single(n.type),
-                )
-                for n in nodes
-            ),
-        )
+        # Values go: their bytes are those of the type that a constant had.
+        params = (dataclasses.replace(p, type=_single(p.type), value=None) for p in graph.params)
+        nodes = (single(n) for n in graph.nodes if n.name not in self.source)
+        return graph.replace(params=tuple(params), nodes=tuple(nodes))
 
     def restore(self, drafts: Drafts) -> None:
         """Put the casts into blocks that were found without them.

@@ -194,6 +194,7 @@ class _Identity:
                 continue
             nothing.add(name)
             fact = growth(node.op)
+            # 0 / x is a number, x / 0 and 0 / 0 are none.
             if not fact.finite and (fact.scales != "first" or any(gone[1:])):
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
@@ -270,6 +271,7 @@ class _Identity:
             if before.op == node.op:
                 return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == expected
             refs = list(before.uses())
+            # What only picks values (max pooling) leaves them as the activation made them.
             if len(refs) != 1 or not growth(before.op).picks:
                 return False
             name = refs[0]

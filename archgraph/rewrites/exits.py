@@ -53,6 +53,7 @@ def add_exits(
     new, answers = graph, dict[str, Value]()
     for name, head in heads.items():
         stem = f"{PREFIX}.{name.replace('.', '_')}"
+        # Two names may give one stem ("a.b" and "a_b").
         if name == "main" or any(p.name.startswith(f"{stem}.") for p in graph.params):
             raise RewriteError("an exit of this name already exists", where=name)
         new, answers[name] = with_head(new, graph, head, stem, name)

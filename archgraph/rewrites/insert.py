@@ -115,6 +115,7 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
     """Remove leaves that are unused and whose module is gone."""
+    # A counter goes with its module; what never had one stays, since checkpoints hold it.
     gone = {
         name
         for name, module in unused_leaves(before).items()

@@ -111,6 +111,7 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
     shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
     children = {p[len(module)] for p in paths if len(p) > len(module)}
     numbers = [i for i, part in enumerate(module) if part[-1:].isdigit()]
+    # Layers of a list that holds other blocks, too: their own numbers count on, not the list's.
     listed = shared and bool(children) and all(c.isdigit() for c in children)
     if listed or not module:
         depth = len(module)

@@ -91,7 +91,7 @@ def apply(
     Raises:
         RewriteError: If it cannot be applied, or is not a rewrite.
     """
-    from archgraph.states import Rewritten
+    from archgraph.states import Rewritten  # PyTorch with it: not before a row is used
 
     if verify and "verify" in inspect.signature(function).parameters:
         options["verify"] = True

@@ -111,6 +111,7 @@ class Pool:
             yield one.update._replace(state=self._spill.get(one.stored))
 
     def _of(self, clients: Collection[int] | None) -> list[PooledUpdate]:
+        # Sorted, since updates are added in the order in which they arrived.
         chosen = (one for one in self.updates if clients is None or one.client in clients)
         return sorted(chosen, key=lambda one: one.client)
 
@@ -125,15 +126,11 @@ class Pool:
         old = self._old[name]
         if name in self._frozen or old.dtype == torch.bool:
             return
-        lanes = [
-            (one, entries)
-            for one in self._of(clients)
-            if (
-                entries := [
-                    n for n in _by_source(one.update.transfer)[name] if n not in one.update.skip
-                ]
-            )
-        ]
+        lanes: list[tuple[PooledUpdate, list[str]]] = []
+        for one in self._of(clients):
+            names = _by_source(one.update.transfer)[name]
+            if entries := [n for n in names if n not in one.update.skip]:
+                lanes.append((one, entries))
         if not lanes:
             return
         dtype, shape = accumulator(old.dtype), (*old.shape, 1)  # a scalar is one row
