@@ -107,16 +107,16 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
 
 def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
     """Return the old position of each new position of an axis."""
-    index, problem, found = _whole_numbers(axis, requested), "", requested
+    index, problem, actual = _whole_numbers(axis, requested), "", requested
     old, new = set(range(axis.size)), set(index.tolist())
     if outside := sorted(new - old):
-        problem, found = "position outside the axis", f"{outside[0]}, of 0 to {axis.size - 1}"
+        problem, actual = "position outside the axis", f"{outside[0]}, of 0 to {axis.size - 1}"
     elif grow and (missing := sorted(old - new)):
-        problem, found = "every old position must occur", f"{missing[0]} is missing"
+        problem, actual = "every old position must occur", f"{missing[0]} is missing"
     elif not grow and not 0 < len(index) == len(new):
         problem = "positions must be distinct and not empty"
     if problem:
-        raise RewriteError(problem, where=axis.name, found=found)
+        raise RewriteError(problem, where=axis.name, found=actual)
     return index
 
 

@@ -83,8 +83,8 @@ def cost(graph: ArchGraph) -> Cost:
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
-        >>> found = cost(trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph)
-        >>> found.parameters, found.macs, found.bytes
+        >>> costs = cost(trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph)
+        >>> costs.parameters, costs.macs, costs.bytes
         (8, 6, 32)
     """
     evaluated = specialise(graph, training=False)

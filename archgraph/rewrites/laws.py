@@ -329,9 +329,9 @@ def check_law(
         if reference is not None:  # 2
             gap = max(gap, relative_difference(results, evaluated(*reference(wide, state), inputs)))
         if not gap <= tolerance:
-            found = f"relative difference {gap:.3g}"
+            difference = f"relative difference {gap:.3g}"
             most = f"≤ {tolerance:g}"
-            raise RewriteError(message, where=where, found=found, expected=most)
+            raise RewriteError(message, where=where, found=difference, expected=most)
         changed = evaluated(narrow, pulled, others)  # 3
         pairs = enumerate(zip(results, changed, strict=True))
         constant = [i for i, (a, b) in pairs if torch.equal(a, b)]
@@ -341,9 +341,9 @@ def check_law(
         if not constant:
             return gap
     problem = "the output no longer depends on the input"
-    found = f"output {constant[0]} is the same for two random inputs"
+    result = f"output {constant[0]} is the same for two random inputs"
     hint = "keep more positions of its axes, or more blocks"
-    raise RewriteError(problem, where=where, found=found, hint=hint)
+    raise RewriteError(problem, where=where, found=result, hint=hint)
 
 
 def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:

@@ -32,10 +32,10 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
     if not repeatable:
         last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
-        found = f"{last.name}, which {reason}" if reason else type_
+        actual = f"{last.name}, which {reason}" if reason else type_
         expected = "a block whose result has the type of its input"
         raise RewriteError(
-            "section has no repeatable block", where=section.name, found=found, expected=expected
+            "section has no repeatable block", where=section.name, found=actual, expected=expected
         )
     return repeatable
 

@@ -90,8 +90,8 @@ def split(
     for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
         if low > high:
             where = f"%{graph.nodes[min(low, len(order) - 1)].name}"
-            found = ", ".join([*_listed(after), *_listed(before)])
-            raise RewriteError("cut leaves a part empty", where=where, found=found)
+            cuts = ", ".join([*_listed(after), *_listed(before)])
+            raise RewriteError("cut leaves a part empty", where=where, found=cuts)
     cut = _Cut(graph, bounds)
     return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
 
@@ -291,8 +291,8 @@ def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
         assert isinstance(value, Ref) and isinstance(target, Ref)
         rename[target.name] = value.name
     if len(first) < len(values):
-        found = f"{len(values)} values, of which it takes {len(first)}"
-        raise RewriteError(problem, where=where, found=found)
+        returned = f"{len(values)} values, of which it takes {len(first)}"
+        raise RewriteError(problem, where=where, found=returned)
     return rename
 
 

@@ -360,8 +360,8 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
     fits = all(m is None or m.size == size for size, m in maps)
     result = tuple(size if m is None else m.length for size, m in maps)
     if len(entry.dims) != len(shape) or not fits or result != slot.shape:
-        problem, found = "maps do not fit the shapes", f"{entry} of a source of shape {shape}"
-        raise RewriteError(problem, where=slot.name, found=found, expected=slot.shape)
+        problem, actual = "maps do not fit the shapes", f"{entry} of a source of shape {shape}"
+        raise RewriteError(problem, where=slot.name, found=actual, expected=slot.shape)
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -374,7 +374,7 @@ def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
     if name not in state:
         facts = missing(name, state)
         raise RewriteError("the state lacks an entry", where=name, expected=expected, **facts)
-    if (found := list(state[name].shape)) != expected:
+    if (actual := list(state[name].shape)) != expected:
         problem = "the state does not fit the transfer"
-        raise RewriteError(problem, where=name, found=found, expected=expected)
+        raise RewriteError(problem, where=name, found=actual, expected=expected)
     return state[name]

@@ -187,9 +187,9 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
         raise RejectedUpdate("not a dense tensor", where=want.name, found=kind)
     dtype = str(value.dtype).removeprefix("torch.")
     facts = ("shape", [*value.shape], [*want.shape]), ("dtype", dtype, want.slot.dtype)
-    for fact, found, expected in facts:
-        if found != expected:
-            raise RejectedUpdate(f"wrong {fact}", where=want.name, found=found, expected=expected)
+    for fact, actual, expected in facts:
+        if actual != expected:
+            raise RejectedUpdate(f"wrong {fact}", where=want.name, found=actual, expected=expected)
 
 
 @torch.no_grad()
@@ -235,10 +235,10 @@ def check_options(update: Update) -> None:
     for name, mask in update.rows.items():  # 4
         if (other := foreign(mask)) is not None:
             raise RejectedUpdate("row mask is not a dense tensor", where=name, found=other)
-        found, expected = list(mask.shape), list(shapes[name][:1])
-        if not expected or found != expected:
+        actual, expected = list(mask.shape), list(shapes[name][:1])
+        if not expected or actual != expected:
             problem = "row mask of another length"
-            raise RejectedUpdate(problem, where=name, found=found, expected=expected)
+            raise RejectedUpdate(problem, where=name, found=actual, expected=expected)
         if not ((mask == 0) | (mask == 1)).all():
             raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
 
