@@ -40,7 +40,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         section = parts.section(name)
         free = [b.name for b in section.blocks if b.removable]
         most = len(section.blocks)
-        least = max(most - len(free), 1)  # a section without blocks would lose its name
+        least = max(most - len(free), 1)
         if not least <= depth <= most:
             fixed = next((b for b in section.blocks if not b.removable), None)
             hint = f"{fixed.name} stays: it {fixed.reason}" if fixed else None

@@ -79,7 +79,7 @@ def widen(
         dims[dim] = DimMap.of(copies.positions(layout), layout.size, part)
         entries[leaf] = Entry(leaf, tuple(dims))
     rewritten = Rewritten.between(graph, wide.graph, entries)
-    if verify and refused:
+    if verify and refused:  # the function changes: what is left to check is that it runs
         check_law(graph, rewritten, None)
     elif verify:
         same_function(graph, rewritten)

@@ -77,7 +77,7 @@ class DimMap:
         >>> print(DimMap.of([0, 1, 2, 3, 8, 9, 10, 11], 16))
         0:4+8:12
         """
-        where = np.asarray(positions, dtype=np.int64).reshape(-1)  # an empty list has a shape, too
+        where = np.asarray(positions, dtype=np.int64).reshape(-1)
         factors = None if weights is None else np.asarray(weights, dtype=np.float64).reshape(-1)
         if factors is not None and factors.shape != where.shape:
             raise RewriteError(f"{len(factors)} weights for {len(where)} positions")

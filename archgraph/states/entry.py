@@ -70,7 +70,6 @@ class Initial:
         if self.name in _FIXED:
             return _FIXED[self.name](tensor, **args)
         digest = hashlib.sha256(f"{seed}/{self.key}".encode()).digest()
-        # Seeds of 63 bits: manual_seed takes larger ones for negative numbers.
         stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return _RANDOM[self.name](tensor, **args, generator=stream)
 

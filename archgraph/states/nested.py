@@ -43,6 +43,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
     entries = {}
     for name, entry in smaller.entries.items():
         parts = homes.get(entry.source, []) if entry.source is not None else []
+        # Of several copies of one entry (grafted blocks) none is the one that is meant.
         outer = larger.entries[parts[0]] if len(parts) == 1 else None
         if outer is None or not (outer.selects and entry.selects):
             problem = "is not a selection from one entry of the larger part"

@@ -105,6 +105,7 @@ def carry(
                 updates.append((parameter, kind, mapped[name].to(device)))
             elif source in plain:
                 updates.append((parameter, kind, plain[source]))
+    # Only now, so that a refusal leaves the new optimiser as it was.
     for parameter, kind, value in updates:
         new[1].state[parameter][kind] = value
 

@@ -221,7 +221,7 @@ def check_options(update: Update) -> None:
     Raises:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
     """
-    if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):
+    if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):  # 1
         raise RejectedUpdate("weight is not between 1e-24 and 1e24", found=update.weight)
     options = (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip))
     for kind, names in options:  # 2
