@@ -11,7 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
+from archgraph.analysis.axes import axes
+from archgraph.analysis.choice import chosen_axes
 from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.compensation import compensation
+from archgraph.rewrites.copies import Copies, copied_positions
 
 PIXELS = 8
 
@@ -27,6 +31,15 @@ def graph_of(model: nn.Module, *args: Any, train: bool = False, **kwargs: Any) -
 def parts(graph: ArchGraph) -> dict[str, list[str]]:
     """Block names by section."""
     return {s.name: [b.name for b in s.blocks] for s in ag.structure(graph).sections}
+
+
+def refusals(graph: ArchGraph, factor: float = 1.5) -> dict[str, str]:
+    """Why free axes cannot be widened by a factor, each alone; those that can are left out."""
+    solved, reasons = axes(graph), dict[str, str]()
+    for axis in solved.free:
+        index = copied_positions(*chosen_axes(solved, {axis: factor}, grow=True), 0)
+        reasons |= compensation(Copies(graph, index))[1]
+    return reasons
 
 
 class Basic(nn.Module):

@@ -84,23 +84,3 @@ def widen(
     elif verify:
         same_function(graph, rewritten)
     return rewritten
-
-
-def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[str, str]:
-    """Return why free axes cannot be widened by a factor, each alone; those that can are left out.
-
-    Example:
-        >>> import torch
-        >>> from archgraph.capture.trace import trace
-        >>> net = torch.nn.Sequential(
-        ...     torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
-        ... )
-        >>> refusals(trace(net, torch.zeros(1, 3)).graph)
-        {'0.out': 'aten.layer_norm in 1 runs over it: copies must be equally many'}
-    """
-    solved = axes(graph)
-    reasons: dict[str, str] = {}
-    for axis in solved.free:
-        index = copied_positions(*chosen_axes(solved, {axis: factor}, grow=True), seed)
-        reasons |= compensation(Copies(graph, index))[1]
-    return reasons

@@ -14,8 +14,8 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.ops.infer import infer
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.widen import refusals
 from tests.nets import image, networks
+from tests.structures import refusals
 
 # float64 round-off of a few layers of a hundred terms each
 TIGHT = 1e-10

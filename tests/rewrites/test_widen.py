@@ -12,9 +12,8 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import AxisError, RewriteError
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.widen import refusals
 from tests.rewrites.networks import mlp, traced
-from tests.structures import graph_of
+from tests.structures import graph_of, refusals
 
 
 def test_copies_share_what_goes_out():

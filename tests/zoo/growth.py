@@ -24,10 +24,10 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
 from archgraph.rewrites.laws import in_float64, relative_difference, to_float64
-from archgraph.rewrites.widen import refusals
 from archgraph.states import DimMap, State
 from archgraph.states import Entry as Source
 from tests.nets import Foreign
+from tests.structures import refusals
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Level, dropout_off, seed_of, tensors
 from tests.zoo.report import Checks, Findings
