@@ -134,7 +134,7 @@ class Forms:
         structure: Its blocks and sections.
     """
 
-    def __init__(self, graph: ArchGraph, by_widths: bool = False) -> None:
+    def __init__(self, graph: ArchGraph, by_widths: bool) -> None:
         self.graph, self.by_widths = graph, by_widths
         self.structure: Structure = structure(graph)
         self._sizes = axes(graph).attributes
@@ -182,8 +182,12 @@ class Forms:
 
 
 @per_graph
-def forms(graph: ArchGraph) -> Forms:
+def forms(graph: ArchGraph, by_widths: bool = False) -> Forms:
     """Return the forms of a graph's parts, cached with the graph.
+
+    Args:
+        graph: The graph.
+        by_widths: Whether its names mean nothing to the graph that it is compared with.
 
     Example:
         >>> import torch
@@ -192,13 +196,7 @@ def forms(graph: ArchGraph) -> Forms:
         >>> print(forms(trace(net, torch.zeros(1, 3)).graph).whole)
         linear > relu > linear
     """
-    return Forms(graph)
-
-
-@per_graph
-def forms_by_widths(graph: ArchGraph) -> Forms:
-    """Return the forms of a graph whose names mean nothing to the other graph."""
-    return Forms(graph, by_widths=True)
+    return Forms(graph, by_widths)
 
 
 class _Reading:

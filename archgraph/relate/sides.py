@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.forms import Form, forms, forms_by_widths
+from archgraph.analysis.forms import Form, forms
 from archgraph.analysis.positions import axis_refs
 from archgraph.graph.ir import ArchGraph
 
@@ -28,7 +28,7 @@ class SideGraph:
 
     def __init__(self, graph: ArchGraph, by_widths: bool) -> None:
         self.graph, self.axes = graph, axes(graph)
-        self.forms = forms_by_widths(graph) if by_widths else forms(graph)
+        self.forms = forms(graph, by_widths)
         self.sections, self.blocks = self.forms.structure.sections, self.forms.structure.blocks
         bounds = itertools.accumulate((len(s.blocks) for s in self.sections), initial=0)
         self.runs = list(itertools.starmap(range, itertools.pairwise(bounds)))

@@ -64,7 +64,7 @@ def ends_after(
 
 
 def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Yield the user's sections, as far as they stay."""
+    """Return the user's sections, as far as they stay."""
     parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]

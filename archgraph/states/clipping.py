@@ -80,7 +80,7 @@ def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()
 def _changed(
     sent: State, state: State, skip: Collection[str]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Entries that count, before and after, in double precision."""
+    """Yield entries that count, before and after, in double precision."""
     for name, after in state.items():
         inexact = after.is_floating_point() or after.is_complex()
         if inexact and name in sent and name not in skip:

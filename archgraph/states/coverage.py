@@ -208,7 +208,7 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
 def _boxes(
     bounds: Sequence[list[int]], table: Any, outer: Slices = ()
 ) -> Iterator[tuple[Slices, float]]:
-    """Cells of a table (nested lists) as boxes, equal neighbours along an axis joined."""
+    """Yield cells of a table (nested lists) as boxes; equal neighbours along an axis are joined."""
     if not bounds:
         yield outer, table
         return
