@@ -7,7 +7,8 @@ import math
 from collections.abc import Hashable, Iterable
 
 from archgraph.analysis.forms import Form, factor
-from archgraph.analysis.positions import axis_refs, flat, matching_parts, stated
+from archgraph.analysis.positions import axis_refs
+from archgraph.analysis.widths import flat, matching_parts, stated
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.relate.sides import SideGraph, Sides, level
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from archgraph.graph.ir import Constant, Value, show
 from archgraph.states.dimension_map import DimMap, composed
 from archgraph.states.state import Slot
 
+Fill: TypeAlias = Callable[..., Tensor]
+
 
 def _constant(tensor: Tensor, value: Constant) -> Tensor:
     dtype = cast(torch.dtype, getattr(torch, value.dtype))
@@ -25,7 +27,7 @@ def _constant(tensor: Tensor, value: Constant) -> Tensor:
     return tensor.copy_(data.reshape(value.shape))
 
 
-def _of_torch(*names: str) -> dict[str, Callable[..., Tensor]]:
+def _of_torch(*names: str) -> dict[str, Fill]:
     return {name: getattr(nn.init, f"{name}_") for name in names}
 
 
@@ -33,7 +35,10 @@ _RANDOM = {
     **_of_torch("uniform", "normal", "trunc_normal", "orthogonal"),
     **_of_torch("kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal"),
 }
-_FIXED = {**_of_torch("zeros", "ones", "constant", "eye", "dirac"), "value": _constant}
+_FIXED: dict[str, Fill] = {
+    **_of_torch("zeros", "ones", "constant", "eye", "dirac"),
+    "value": _constant,
+}
 #: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``, whose
 #: argument ``value`` is a constant of a graph.
 INITIALISERS = frozenset(_RANDOM) | frozenset(_FIXED)
