@@ -104,6 +104,7 @@ class Naming:
         """
         for index, layout in enumerate(dims):
             run = self.variables(layout)
+            # Concatenations come again in many leaves (DenseNet): each is gone through once.
             if id(run) in self._complete:
                 continue
             stem = f"{owner}.{sides[index]}" if index < len(sides) else f"{leaf}.{index}"

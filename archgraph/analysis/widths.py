@@ -111,7 +111,7 @@ class Widths:
         Raises:
             RewriteError: If the client is not a cut of the whole.
         """
-        self.decided(where)
+        self.decided(where)  # where several sizes would do, none is guessed
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
         after = {name: range(count) for name, count in counts.items()}
         selection = {}
