@@ -19,10 +19,10 @@ from archgraph.states.entry import Entry
 # More bands of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_BANDS = 64
 
-Edges: TypeAlias = npt.NDArray[np.int64]
-Table: TypeAlias = npt.NDArray[Any]
+_Edges: TypeAlias = npt.NDArray[np.int64]
+_Cells: TypeAlias = npt.NDArray[Any]
 # Per dimension the edges of cells (0, …, extent), and the table of the cells' values.
-Grid: TypeAlias = tuple[tuple[Edges, ...], Vector]
+Grid: TypeAlias = tuple[tuple[_Edges, ...], Vector]
 Slices: TypeAlias = tuple[slice, ...]
 
 
@@ -167,7 +167,7 @@ class Coverage(Mapping[str, Tensor]):
     def share(self, name: str) -> float:
         """Fraction of an entry's positions that anything reached, 0 to 1."""
         bounds, table = self.grid(name)
-        sizes: Table = np.asarray(1)
+        sizes: _Cells = np.asarray(1)
         for edges in bounds:
             sizes = np.multiply.outer(sizes, np.diff(edges))
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
@@ -242,7 +242,7 @@ def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Divisio
     return Division(bands, [box for box, reached in boxes if not reached], None)
 
 
-def _stretched(table: Table, bounds: Iterable[Edges]) -> Table:
+def _stretched(table: _Cells, bounds: Iterable[_Edges]) -> _Cells:
     """Repeat each cell of a table to its size, except along dimensions of a single cell."""
     for dim, edges in enumerate(bounds):
         if len(edges) > 2:
@@ -250,6 +250,6 @@ def _stretched(table: Table, bounds: Iterable[Edges]) -> Table:
     return table
 
 
-def _dense(table: Table, bounds: Iterable[Edges], shape: tuple[int, ...]) -> Tensor:
+def _dense(table: _Cells, bounds: Iterable[_Edges], shape: tuple[int, ...]) -> Tensor:
     """Expand a table of cells, each to its size."""
     return torch.from_numpy(np.array(np.broadcast_to(_stretched(table, bounds), shape)))
