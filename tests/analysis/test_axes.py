@@ -208,7 +208,7 @@ def test_patterns_roles_and_prefixes_find_axes():
         ({"shares": [0, 1]}, "not a share; .*positions="),
         ({"positions": []}, "not empty"),
         ({"positions": [1, 1]}, "distinct"),
-        ({"positions": [8]}, "outside the axis; found 8; expected 0 to 7"),
+        ({"positions": [8]}, "outside the axis; found 8, of 0 to 7"),
         ({"positions": [-1]}, "outside the axis; found -1"),
         ({"positions": 3}, "must be a list of whole numbers"),
     ],
