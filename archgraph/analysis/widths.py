@@ -14,7 +14,7 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
-from archgraph.ops import schema
+from archgraph.ops import op_schema
 from archgraph.ops.equations import StatedSizes
 
 # A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
@@ -66,7 +66,7 @@ def _written(node: Node, key: str) -> int | None:
     """Return a number that an argument has explicitly or by default."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
-        value = schema(node.op).by_name[key].default
+        value = op_schema(node.op).by_name[key].default
     return value if isinstance(value, int) else None
 
 

@@ -2,7 +2,7 @@
 
 from archgraph.ops.operands import type_of
 from archgraph.ops.operator import Growth, Operator
-from archgraph.ops.schema import canonical_args, schema
+from archgraph.ops.schema import canonical_args, op_schema
 from archgraph.ops.starts import Initialiser, Start
 from archgraph.ops.table import (
     base,
@@ -27,8 +27,8 @@ __all__ = [
     "known",
     "macs",
     "normalisation",
+    "op_schema",
     "row",
-    "schema",
     "statistics",
     "type_of",
 ]

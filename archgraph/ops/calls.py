@@ -28,11 +28,11 @@ class ViewWrite:
 
     op: str
     args: Mapping[str, Value]
-    whole: Value  # the tensor before
+    tensor: Value  # before the write
     part: Value  # what the view contains now
     shape: tuple[Size, ...]  # of the tensor
     index: int  # which result of the operator the view is
 
     def scattered(self, op: str, **position: Value) -> Call:
         """Return the call that writes the view's part into the tensor."""
-        return op, {"self": self.whole, "src": self.part, **position}
+        return op, {"self": self.tensor, "src": self.part, **position}

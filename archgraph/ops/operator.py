@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Node, Value
 from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
 from archgraph.ops.starts import Identity, Init
+from archgraph.ops.types import Args, ResultType
 from archgraph.ops.zeros import Zeros, never
 
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
 
-
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
-# From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
-TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
+TypeRule: TypeAlias = Callable[[Args], ResultType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,15 @@ class Growth:
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
-# Every position of the operand, somewhere else; every position of the result, from the same one.
+# MOVES: every position of the operand, somewhere else; ALIGNED: every position of the result, from
+# the same one of the operand.
 MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
+# Nothing is promised, not even that a number comes out.
 UNKNOWN_GROWTH = Growth(finite=False)
 
 
-def unknown(eq: Equations) -> list[Dims]:
+def unknown_axes(eq: Equations) -> list[Dims]:
     """No row: nothing that touches the operator may be cut."""
     return eq.opaque()
 
@@ -118,7 +119,7 @@ class Operator:
         layer: The layer of ``torch.nn`` that computes it.
     """
 
-    rule: AxisRule = unknown
+    rule: AxisRule = unknown_axes
     zero: Zeros = never
     macs: CountMacs | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
@@ -152,20 +153,30 @@ class Operator:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
-            # Of a rank or with arguments that the rule does not know: to pin is always right.
-            return unknown(eq)
+            # Of a rank or with arguments that the rule does not know: to pin is always right. What
+            # was unified before the error only ties axes together that are now pinned.
+            return eq.opaque()
         if self.pointwise:
             eq.follow()
         return results
 
 
-Rows: TypeAlias = dict[str, Operator]
+def rows(*parts: Mapping[str, Operator]) -> dict[str, Operator]:
+    """Put parts of the operator table together, one row per name.
 
+    Operators of which the same is known share a key: their names, with blanks between.
 
-def alike(names: Sequence[str], operator: Operator) -> Rows:
-    """Rows of operators of which the same is known.
+    Raises:
+        ValueError: If an operator has two rows.
 
-    >>> sorted(alike(("mm", "bmm"), Operator(weighted=True)))
-    ['bmm', 'mm']
+    >>> sorted(rows({"mm bmm": Operator(weighted=True)}, {"mv": Operator()}))
+    ['bmm', 'mm', 'mv']
     """
-    return dict.fromkeys(names, operator)
+    table: dict[str, Operator] = {}
+    for keys, operator in (item for part in parts for item in part.items()):
+        for name in keys.split():
+            # A dict would keep the last row without a word.
+            if name in table:
+                raise ValueError(f"operator {name} has two rows")
+            table[name] = operator
+    return table

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Node, TensorType
+from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops import zeros
 from archgraph.ops.equations import PROJECT, Dims, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, one_for_all, same_options
-from archgraph.ops.operator import Growth, Operator, Rows, alike
+from archgraph.ops.operator import Growth, Operator, rows
 from archgraph.ops.types import (
     Args,
     Scalar,
@@ -26,9 +25,6 @@ from archgraph.ops.types import (
     real,
     slid,
 )
-
-ROWS: Rows = {}
-
 
 # -- pooling --------------------------------------------------------------------------------------
 
@@ -100,8 +96,7 @@ def _adaptive_type(args: Args) -> TensorType:
 # A window of zeros has a mean and a maximum of zero.
 _pool = Operator(_pooling_axes, zeros.first)
 
-ROWS |= alike(tuple(_TRAILING), _pool)
-ROWS |= {
+_POOLS = {
     f"{kind}_pool{rank}d": replace(
         _pool,
         growth=Growth(picks=kind == "max"),
@@ -123,7 +118,7 @@ def _upsampling_layer(mode: str) -> LayerRule:
     """Return the rule of ``nn.Upsample`` to a size or by a factor."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        options: dict[str, Any] = {"mode": mode}
+        options: dict[str, Value] = {"mode": mode}
         size, factor = node.arg("output_size"), node.arg("scale_factors")
         if (size is None) == (factor is None) or node.arg("input") is None:
             return None
@@ -142,7 +137,7 @@ _UPSAMPLED = {
     "trilinear": ("3d",),
 }
 
-ROWS |= {
+_UPSAMPLINGS = {
     f"upsample_{mode}{rank}": replace(_pool, layer=_upsampling_layer(mode))
     for mode, ranks in _UPSAMPLED.items()
     for rank in ranks
@@ -194,13 +189,13 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
     return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
 
 
-ROWS |= {
-    **alike(("max_unpool2d", "max_unpool3d"), Operator(_unpooling_axes, zeros.first)),
-    **alike(
-        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
-        Operator(_sampled_axes, zeros.first),
-    ),
+_OTHERS = {
+    **{name: _pool for name in _TRAILING if name not in _POOLS | _UPSAMPLINGS},
+    "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first),
+    "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(_sampled_axes, zeros.first),
     "unfold": Operator(_windows_axes, zeros.first),
     "im2col": Operator(_patches_axes, zeros.first),
     "col2im": Operator(_from_patches_axes, zeros.first),
 }
+
+ROWS = rows(_POOLS, _UPSAMPLINGS, _OTHERS)

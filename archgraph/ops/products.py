@@ -19,13 +19,11 @@ from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
-from archgraph.ops.operator import Growth, Operator, Rows, TypeRule, alike
+from archgraph.ops.operator import Growth, Operator, TypeRule, rows
 from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
 from archgraph.ops.zeros import open_dims
-
-ROWS: Rows = {}
 
 
 # -- linear layers --------------------------------------------------------------------------------
@@ -72,7 +70,7 @@ def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
     return {"weight": ("eye", {}), "bias": ("zeros", {})}
 
 
-ROWS |= {
+_LINEAR = {
     "linear": Operator(
         _linear_axes,
         _linear_zero,
@@ -117,7 +115,7 @@ def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
     return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
 
 
-ROWS |= {
+_BILINEAR = {
     "bilinear": Operator(
         _bilinear_axes,
         macs=_bilinear_macs,
@@ -211,10 +209,10 @@ def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
     return math.prod(sizes_of(graph, node.arg("batch1"))) * sizes_of(graph, node.arg("batch2"))[-1]
 
 
-ROWS |= {
+_MATRICES = {
     "matmul": _product(Growth(bilinear=True), _matmul_type),
-    **alike(("bmm", "mm", "mv"), _product(Growth(bilinear=True))),
-    **alike(("dot", "vdot"), _product(Growth(finite=False))),
+    "bmm mm mv": _product(Growth(bilinear=True)),
+    "dot vdot": _product(Growth(finite=False)),
     "linalg_matmul": Operator(alias="matmul"),
     # A linear layer whose weight stands in the other order: columns are its outputs.
     "addmm": Operator(
@@ -225,7 +223,7 @@ ROWS |= {
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
     ),
-    **alike(("baddbmm", "addmv"), Operator(_addmm_axes, _added_zero, _matmul_macs)),
+    "baddbmm addmv": Operator(_addmm_axes, _added_zero, _matmul_macs),
     "addbmm": Operator(_addbmm_axes, _added_zero, _addbmm_macs),
 }
 
@@ -325,15 +323,15 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
     return [[*both[:dim], *both[dim + 1 :]]]
 
 
-ROWS |= {
-    **alike(("chain_matmul", "linalg_multi_dot"), Operator(_chain_axes, zeros.some)),
+_OTHERS = {
+    "chain_matmul linalg_multi_dot": Operator(_chain_axes, zeros.some),
     "inner": Operator(_inner_axes, zeros.some),
     "linalg_vecdot": Operator(_vecdot_axes, zeros.some),
     "tensordot": Operator(_tensordot_axes, zeros.some),
     "outer": Operator(_outer_axes, zeros.some),
     "ger": Operator(alias="outer"),
     "kron": Operator(_kronecker_axes, zeros.some),
-    **alike(("cross", "linalg_cross"), Operator(_cross_axes, zeros.some)),
+    "cross linalg_cross": Operator(_cross_axes, zeros.some),
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.
@@ -458,7 +456,7 @@ def _letters(
     return sizes, ellipsis
 
 
-ROWS |= {
+_EINSUM = {
     "einsum": Operator(
         _einsum_axes,
         # A product of all operands, summed: zero where one of them is.
@@ -538,7 +536,7 @@ def _attention_spelling(call: Spelling) -> Call:
     return call.op, args
 
 
-ROWS |= {
+_ATTENTION = {
     "scaled_dot_product_attention": Operator(
         _attention_axes,
         _attention_zero,
@@ -551,3 +549,5 @@ ROWS |= {
         spelling=_attention_spelling,
     )
 }
+
+ROWS = rows(_LINEAR, _BILINEAR, _MATRICES, _OTHERS, _EINSUM, _ATTENTION)

@@ -18,7 +18,7 @@ from archgraph.layout.layouts import Fixed, fixed_size, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import leaf_shape, sizes_of
-from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
 from archgraph.ops.zeros import Zeros
@@ -180,7 +180,7 @@ def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
     return rule
 
 
-ROWS: Rows = {
+ROWS = {
     "lstm": replace(_sequence(4), impossible=_projects_nothing),
     "gru": _sequence(3),
     **{f"rnn_{curve}": _sequence(1, _renewed) for curve in ("tanh", "relu")},

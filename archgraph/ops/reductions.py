@@ -10,11 +10,9 @@ from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
 from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
-from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
-from archgraph.ops.schema import schema
-from archgraph.ops.types import Args, certain, number, plain_value, real
-
-ROWS: Rows = {}
+from archgraph.ops.operator import Growth, Operator, Repeats, rows
+from archgraph.ops.schema import op_schema
+from archgraph.ops.types import Args, certain, listed, number, plain_value, real
 
 
 def _reduce(eq: Equations, exact: bool) -> list[Dims]:
@@ -64,10 +62,9 @@ def _reduction_axes(eq: Equations) -> list[Dims]:
 def _mean_type(args: Args) -> TensorType:
     """Return the type of a mean: some dimensions vanish, or have the size one."""
     (x,) = real(args.get("self"))
-    dims, keep = args.get("dim"), number(args, "keepdim", False, bool)
-    certain(type(dims) is tuple, dims, "dtype" not in args)
-    rank, numbers = len(x.shape), [plain_value(d) for d in dims or ()]
-    certain(*(type(d) is int and -rank <= d < rank for d in numbers))
+    keep, numbers = number(args, "keepdim", False, bool), [*map(plain_value, listed(args, "dim"))]
+    rank = len(x.shape)
+    certain("dtype" not in args, numbers, *(type(d) is int and -rank <= d < rank for d in numbers))
     gone = {d % rank for d in numbers}
     certain(len(gone) == len(numbers))
     shape = [1 if i in gone else s for i, s in enumerate(x.shape) if keep or i not in gone]
@@ -80,24 +77,32 @@ def _spread(node: Node) -> Repeats:
     return "uniform" if by_count else "never"
 
 
+def _renorm_axes(eq: Equations) -> list[Dims]:
+    """Every position of one dimension is scaled by its own norm over the others."""
+    x = eq.arg("self")
+    for index, layout in enumerate(x):
+        if index != eq.dim("dim", len(x)):
+            eq.total(layout, [eq.node.arg("self")], "renorm")
+    return [x]
+
+
 _reduction = Operator(_reduction_axes, zeros.first)
 
-ROWS |= {
+_REDUCTIONS = {
     "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
-    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(_sum_axes, zeros.first)),
+    "nansum linalg_vector_norm norm": Operator(_sum_axes, zeros.first),
     # Repeated positions change how many there are, not whether there are any.
     "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
     "count_nonzero": Operator(_count_axes, zeros.first),
     "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=_mean_type),
-    **alike(("amax", "amin", "max", "min"), replace(_reduction, growth=Growth(repeats="any"))),
-    **alike(
-        ("var", "std", "var_mean", "std_mean"), replace(_reduction, growth=Growth(repeats=_spread))
-    ),
-    **alike(("nanmean", "aminmax", "prod", "median", "nanmedian"), _reduction),
+    "amax amin max min": replace(_reduction, growth=Growth(repeats="any")),
+    "var std var_mean std_mean": replace(_reduction, growth=Growth(repeats=_spread)),
+    "nanmean aminmax prod median nanmedian": _reduction,
     # Of zeros alone: log of their number, true, position 0.
     "logsumexp": Operator(_reduction_axes),
     "all": Operator(_reduction_axes, growth=Growth(repeats="any")),
-    **alike(("argmax", "argmin"), Operator(_reduction_axes)),
+    "renorm": Operator(_renorm_axes, zeros.first),
+    "argmax argmin": Operator(_reduction_axes),
 }
 
 
@@ -106,7 +111,7 @@ def _along_axes(eq: Equations) -> list[Dims]:
     """Keep a dimension whole along which an operator runs in order (cumsum, flip, roll, sort)."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.ints("dims") or eq.ints("dim", (-1,))
-    if "dims" in schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
+    if "dims" in op_schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
         dims = tuple(range(len(x)))
     for d in dims:
         eq.pin([x[d % len(x)]], ORDER, PROJECT)
@@ -159,35 +164,21 @@ _FFT = tuple(
     for real in ("", "r", "h")
 )
 
-ROWS |= {
-    **alike(("cumsum", "sort", "topk"), replace(_along, growth=Growth())),
-    **alike(("roll", "flip"), _moved),
+_IN_ORDER = {
+    "cumsum sort topk": replace(_along, growth=Growth()),
+    "roll flip": _moved,
     "fliplr": Operator(spelling=_flip_spelling(1)),
     "flipud": Operator(spelling=_flip_spelling(0)),
-    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
+    "cumprod cummax cummin rot90 diff": _along,
     # Of zeros: positions, logarithms of counts.
-    **alike(("argsort", "logcumsumexp"), Operator(_along_axes)),
+    "argsort logcumsumexp": Operator(_along_axes),
     "msort": Operator(_first_axes, zeros.first),
-    **alike(("kthvalue", "mode"), Operator(_reduced_axes, zeros.first)),
-    **alike(_FFT, Operator(_transform_axes, zeros.first, growth=Growth(scales="all"))),
-    **alike(
-        ("fft_fftshift", "fft_ifftshift"),
-        Operator(_transform_axes, zeros.first, growth=Growth(scales="all", picks=True)),
+    "kthvalue mode": Operator(_reduced_axes, zeros.first),
+    " ".join(_FFT): Operator(_transform_axes, zeros.first, growth=Growth(scales="all")),
+    "fft_fftshift fft_ifftshift": Operator(
+        _transform_axes, zeros.first, growth=Growth(scales="all", picks=True)
     ),
 }
-
-
-# -- scaled by norms ------------------------------------------------------------------------------
-def _renorm_axes(eq: Equations) -> list[Dims]:
-    """Every position of one dimension is scaled by its own norm over the others."""
-    x = eq.arg("self")
-    for index, layout in enumerate(x):
-        if index != eq.dim("dim", len(x)):
-            eq.total(layout, [eq.node.arg("self")], "renorm")
-    return [x]
-
-
-ROWS |= {"renorm": Operator(_renorm_axes, zeros.first)}
 
 
 # -- losses that a model computes itself -----------------------------------------------------------
@@ -218,12 +209,13 @@ def _class_loss_axes(eq: Equations) -> list[Dims]:
     return [out, *(eq.fixed(t.shape) for t in eq.node.types[1:])]
 
 
-ROWS |= {
-    **alike(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Operator(_loss_axes)),
-    **alike(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Operator(_loss_axes)),
-    **alike(("soft_margin_loss", "poisson_nll_loss", "kl_div"), Operator(_loss_axes)),
-    **alike(
-        ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward"),
-        Operator(_class_loss_axes),
+_LOSSES = {
+    "mse_loss l1_loss smooth_l1_loss huber_loss": Operator(_loss_axes),
+    "binary_cross_entropy binary_cross_entropy_with_logits": Operator(_loss_axes),
+    "soft_margin_loss poisson_nll_loss kl_div": Operator(_loss_axes),
+    "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd nll_loss_forward": Operator(
+        _class_loss_axes
     ),
 }
+
+ROWS = rows(_REDUCTIONS, _IN_ORDER, _LOSSES)

@@ -16,12 +16,10 @@ from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, same_options
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import ALIGNED, MOVES, Growth, Operator, Rows, alike
+from archgraph.ops.operator import ALIGNED, MOVES, Growth, Operator, rows
 from archgraph.ops.pointwise import CURVE
-from archgraph.ops.starts import returns_input
+from archgraph.ops.starts import leafless_identity
 from archgraph.ops.types import Args, certain, number, real
-
-ROWS: Rows = {}
 
 # Every position of the operand, somewhere else: zeros go with it.
 _moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES)
@@ -104,21 +102,18 @@ def _squeeze_axes(eq: Equations) -> list[Dims]:
     return [[layout for d, layout in enumerate(x) if not (d in dims and layout.size == 1)]]
 
 
-ROWS |= {
+_VIEWS = {
     "input": Operator(),
     "getitem": Operator(
         _getitem_axes,
         _getitem_zero,
         pointwise=True,
-        growth=replace(MOVES, identity=returns_input),
+        growth=replace(MOVES, identity=leafless_identity),
     ),
     "reshape": replace(_view, unchanged=True, overwritten=_reshape_write, layer=_reshape_layer),
     "view": _view,
-    **alike(
-        ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
-        Operator(spelling=_reshape_spelling),
-    ),
-    **alike(("atleast_1d", "atleast_2d", "atleast_3d"), Operator(spelling=_reshape_spelling)),
+    "_unsafe_view flatten unflatten view_as reshape_as ravel": Operator(spelling=_reshape_spelling),
+    "atleast_1d atleast_2d atleast_3d": Operator(spelling=_reshape_spelling),
     "unsqueeze": replace(_moved, rule=_unsqueeze_axes, overwritten=_reshape_write),
     "squeeze": replace(_moved, rule=_squeeze_axes, overwritten=_reshape_write),
 }
@@ -181,14 +176,14 @@ def _movedim_axes(eq: Equations) -> list[Dims]:
 
 _turned = replace(_moved, rule=_turned_axes)
 
-ROWS |= {
+_ORDERS = {
     "permute": replace(_moved, rule=_permute_axes, overwritten=_permute_write),
     "transpose": replace(_moved, rule=_transpose_axes, overwritten=_transpose_write),
-    **alike(("swapaxes", "swapdims"), Operator(alias="transpose.int")),
-    **alike(("t", "numpy_T", "mT"), replace(_turned, overwritten=_own_inverse_write)),
+    "swapaxes swapdims": Operator(alias="transpose.int"),
+    "t numpy_T mT": replace(_turned, overwritten=_own_inverse_write),
     "matrix_H": _turned,
     # Conjugates of complex numbers: they are moved, but not themselves.
-    **alike(("mH", "adjoint"), Operator(_turned_axes, zeros.first, pointwise=True)),
+    "mH adjoint": Operator(_turned_axes, zeros.first, pointwise=True),
     "movedim": replace(_moved, rule=_movedim_axes),
     **{f"moveaxis.{k}": Operator(alias=f"movedim.{k}") for k in ("intlist", "int")},
 }
@@ -281,16 +276,15 @@ def _interleave_axes(eq: Equations) -> list[Dims]:
     return [out]
 
 
-ROWS |= {
+_CHANNELS_AND_COPIES = {
     "pixel_shuffle": Operator(
         _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
     ),
     "pixel_unshuffle": Operator(
         _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
     ),
-    **alike(
-        ("channel_shuffle", "native_channel_shuffle"),
-        Operator(_channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)),
+    "channel_shuffle native_channel_shuffle": Operator(
+        _channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)
     ),
     "expand": Operator(
         _expand_axes,
@@ -331,7 +325,7 @@ def _inverse_write(op: str) -> Callable[[ViewWrite], Call]:
     return lambda write: (op, {"self": write.part})
 
 
-ROWS |= {
+_COMPLEX = {
     "view_as_complex": Operator(
         _complex_axes,
         zeros.first,
@@ -343,8 +337,8 @@ ROWS |= {
     ),
     "real": replace(CURVE, overwritten=_component_write(0)),
     "imag": replace(CURVE, overwritten=_component_write(1)),
-    **alike(("_conj", "_neg_view"), replace(CURVE, overwritten=_own_inverse_write)),
-    **alike(("conj", "resolve_conj", "resolve_neg"), CURVE),
+    "_conj _neg_view": replace(CURVE, overwritten=_own_inverse_write),
+    "conj resolve_conj resolve_neg": CURVE,
 }
 
 
@@ -458,19 +452,18 @@ def _split_write(write: ViewWrite) -> Call | None:
     return write.scattered("aten.slice_scatter", dim=dim, start=start, end=end)
 
 
-ROWS |= {
+_JOINED_AND_SPLIT = {
     "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
-    **alike(("concat", "concatenate"), Operator(alias="cat")),
+    "concat concatenate": Operator(alias="cat"),
     # Its new dimension shifts the operands' dimensions before it.
     "stack": Operator(
         _stack_axes, zeros.every, growth=Growth(scales="all", repeats="any", picks=True)
     ),
-    **alike(("hstack", "vstack", "dstack", "column_stack"), Operator(_stacked_axes, zeros.every)),
+    "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every),
     "row_stack": Operator(alias="vstack"),
     "split_with_sizes": Operator(_split_axes, zeros.first, growth=MOVES, overwritten=_split_write),
-    **alike(
-        ("chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes"),
-        Operator(spelling=_split_spelling()),
+    "chunk unsafe_chunk split unsafe_split unsafe_split_with_sizes": Operator(
+        spelling=_split_spelling()
     ),
     "tensor_split": Operator(spelling=_split_spelling()),
     "hsplit": Operator(spelling=_split_spelling(1)),
@@ -518,12 +511,13 @@ def _pads_nothing(args: Mapping[str, Value]) -> bool:
     return isinstance(amounts, tuple) and all(a == 0 for a in amounts)
 
 
-ROWS |= alike(
-    ("pad", "constant_pad_nd"),
-    Operator(
+_PADDED = {
+    "pad constant_pad_nd": Operator(
         _pad_axes,
         zeros.first,  # new positions that are not zero are noted by the rule
         growth=replace(ALIGNED, picks=False),
         unchanged=_pads_nothing,
     ),
-)
+}
+
+ROWS = rows(_VIEWS, _ORDERS, _CHANNELS_AND_COPIES, _COMPLEX, _JOINED_AND_SPLIT, _PADDED)

@@ -31,8 +31,8 @@ from archgraph.graph.ir import (
     size_at,
 )
 from archgraph.module.build import build
-from archgraph.ops.constants import tensor_of
-from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.ops.constants import constant_tensor
+from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.rewrites.cut import cut
 from archgraph.states import Rewritten, State, Transfer
 
@@ -63,14 +63,14 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
         value = param.value
         if value is not None:
             dtype = _WIDE[param.dtype]
-            data = tensor_of(value).to(torch_dtype(dtype)).numpy().tobytes()
+            data = constant_tensor(value).to(torch_dtype(dtype)).numpy().tobytes()
             value = Constant(dtype, value.shape, data)
         return dataclasses.replace(param, type=wide(param.type), value=value)
 
     def wide_node(node: Node) -> Node:
         type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
         args = tuple((k, replace(v, wide_value)) for k, v in node.args)
-        makes = node.op.startswith("aten.") and schema(node.op).makes_tensor
+        makes = node.op.startswith("aten.") and op_schema(node.op).makes_tensor
         if makes and node.arg("dtype") is None and node.dtype in _WIDE:
             args = canonical_args(node.op, dict(args) | {"dtype": Atom(_WIDE[node.dtype])})
         return dataclasses.replace(node, type=type_, args=args)
@@ -96,7 +96,7 @@ def random_state(
         if param.role == "constant":
             continue
         if param.value is not None and param.role != "parameter":
-            state[param.name] = tensor_of(param.value)
+            state[param.name] = constant_tensor(param.value)
             continue
         dtype = torch_dtype(_WIDE.get(param.dtype, param.dtype))
         if not (dtype.is_floating_point or dtype.is_complex):
@@ -231,7 +231,7 @@ def masked(
     values: dict[str, torch.Tensor] = {}
     params: list[Param] = []
     for param in graph.params:
-        tensor = tensor_of(param.value) if param.role == "constant" and param.value else None
+        tensor = constant_tensor(param.value) if param.role == "constant" and param.value else None
         tensor = state[param.name].clone() if tensor is None else tensor
         mask = torch.ones(tensor.shape, dtype=torch.bool)
         for d, layout in enumerate(solved.of(param.name)):
