@@ -14,8 +14,8 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
-from archgraph.ops import op_schema
 from archgraph.ops.equations import StatedSizes
+from archgraph.ops.schema import op_schema
 
 # A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
 # and its size in the smaller one.

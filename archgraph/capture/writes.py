@@ -32,7 +32,7 @@ from archgraph.capture.tape import (
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
-from archgraph.ops.calls import ViewWrite
+from archgraph.ops.operator import ViewWrite
 from archgraph.ops.schema import Schema, op_name, op_schema, to_value
 
 _WHOLE, _PART = Ref("whole"), Ref("part")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import keyword
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 
@@ -67,180 +67,160 @@ def check(graph: ArchGraph) -> None:
     _check_leaves(graph)
     seen: dict[str, Node] = {}
     for node in graph.nodes:
-        where = f"%{node.name}"
-        _require(node.name not in seen, "two operators of one name", where)
-        _check_depth(node.scope, where)
-        _check_uses((v for _, v in node.args), seen, graph.param, where)
-        for type_ in node.types:
-            _check_type(type_, where)
-        _check_operator(node, seen, where)
+        with _at(f"%{node.name}"):
+            _require(node.name not in seen, "two operators of one name")
+            _check_depth(node.scope)
+            _check_uses((v for _, v in node.args), seen, graph)
+            for type_ in node.types:
+                _check_type(type_)
+            _check_operator(node, seen)
         seen[node.name] = node
-    types: dict[Value, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
+    types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
     types |= {Leaf(p.name): p.type for p in graph.params}
     _check_inputs(graph)
-    _check_outputs(graph, seen)
+    with _at("outputs"):
+        _check_outputs(graph, seen)
     _check_updates(graph, seen, types)
-    _unique([name for name, _ in graph.sections], "two sections of one name", "sections")
+    with _at("sections"):
+        _unique([name for name, _ in graph.sections], "two sections of one name")
     # Last: kernels run on what has been found sound above.
     _check_types(graph, types)
 
 
-def _require(
-    fact: object,
-    message: str,
-    where: str | None = None,
-    found: object = None,
-    expected: object = None,
-) -> None:
+@contextlib.contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Say where a law is broken."""
+    try:
+        yield
+    except GraphError as error:
+        raise error.within(where) from None
+
+
+def _require(fact: object, message: str, found: object = None, expected: object = None) -> None:
     if not fact:
-        raise GraphError(message, where=where, found=found, expected=expected)
+        raise GraphError(message, found=found, expected=expected)
 
 
-def _bound(
-    number: int,
-    limit: int,
-    message: str,
-    where: str | None = None,
-    found: object = None,
-    unit: str = "",
-) -> None:
-    actual = number if found is None else found
-    _require(number <= limit, message, where, actual, f"at most {limit}{unit}")
+def _bound(number: int, limit: int, message: str, found: object = None, unit: str = "") -> None:
+    _require(number <= limit, message, found or number, f"at most {limit}{unit}")
 
 
-def _unique(names: list[str], message: str, where: str) -> None:
-    _require(len(set(names)) == len(names), message, where, names)
+def _unique(names: list[str], message: str) -> None:
+    _require(len(set(names)) == len(names), message, names)
 
 
 # -- leaves -----------------------------------------------------------------------------------
 def _check_leaves(graph: ArchGraph) -> None:
     names = Counter(name for param in graph.params for name in (param.name, *param.aliases))
     for name, count in names.items():
-        _require(count == 1, "leaf defined twice", name)
-        _check_name(name)
-        # A module's attribute cannot be a tensor and a module at once.
-        for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
-            _require(owner not in names, "leaf inside another leaf", name, owner)
-    total = sum(map(_check_leaf, graph.params))
+        with _at(name):
+            _require(count == 1, "leaf defined twice")
+            _check_name(name)
+            # A module's attribute cannot be a tensor and a module at once.
+            for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
+                _require(owner not in names, "leaf inside another leaf", owner)
+    for param in graph.params:
+        with _at(param.name):
+            _check_leaf(param)
+    total = sum(math.prod(param.shape) for param in graph.params)
     _bound(total, LIMITS.elements, "leaves too large together", unit=" elements")
 
 
-def _check_depth(path: str, where: str) -> None:
-    depth = path.count(".") + 1
-    _bound(depth, LIMITS.module_depth, "too many modules inside modules", where)
+def _check_depth(path: str) -> None:
+    _bound(path.count(".") + 1, LIMITS.module_depth, "too many modules inside modules")
 
 
 def _check_name(name: str) -> None:
     """Check that a leaf's name is an attribute path of a module; generated code contains it."""
-    _check_depth(name.rpartition(".")[0], name)
-    _require(
-        all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"},
-        "leaf with an impossible name",
-        where=name,
-        expected="printable words joined by dots, without quotes and backslashes",
-    )
+    _check_depth(name.rpartition(".")[0])
+    possible = all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"}
+    expected = "printable words joined by dots, without quotes and backslashes"
+    _require(possible, "leaf with an impossible name", expected=expected)
 
 
-def _check_leaf(param: Param) -> int:
-    """Check a leaf and return its number of elements."""
-    name, type_, value = param.name, param.type, param.value
+def _check_leaf(param: Param) -> None:
+    type_, value = param.type, param.value
     sound = all(isinstance(s, int) and s >= 0 for s in type_.shape)
-    _require(sound, "leaf with an impossible size", name, type_)
+    _require(sound, "leaf with an impossible size", type_)
     elements = math.prod(param.shape)
-    _bound(elements, LIMITS.leaf_elements, "leaf too large", name, type_, " elements")
-    _check_type(type_, name)
+    _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
+    _check_type(type_)
     dtype = torch_dtype(param.dtype)
     trainable = dtype.is_floating_point or dtype.is_complex or not param.trainable
     expected = "a floating-point type, or 'frozen'"
-    _require(trainable, "parameter that cannot be trained", name, type_, expected)
-    _require(value is not None or param.role != "constant", "constant without a value", name)
+    _require(trainable, "parameter that cannot be trained", type_, expected)
+    _require(value is not None or param.role != "constant", "constant without a value")
     if value is not None:
         other = TensorType(value.shape, value.dtype)
-        _require(other == type_, "initial value of another type", name, other, type_)
+        _require(other == type_, "initial value of another type", other, type_)
         size, actual = elements * dtype.itemsize, len(value.data)
-        _require(actual == size, "initial value with the wrong number of bytes", name, actual, size)
-    return elements
+        _require(actual == size, "initial value with the wrong number of bytes", actual, size)
 
 
-def _check_type(type_: TensorType, where: str) -> None:
+def _check_type(type_: TensorType) -> None:
     """Sizes and element type of a tensor."""
     torch_dtype(type_.dtype)
-    _bound(len(type_.shape), LIMITS.rank, "too many dimensions", where)
+    _bound(len(type_.shape), LIMITS.rank, "too many dimensions")
     elements = 1
     for size in type_.shape:
         # A dimension may be empty, but no multiple of the batch is.
         factor, least = (size.factor, 1) if isinstance(size, Batch) else (size, 0)
-        _require(factor >= least, "negative size", where, type_)
-        _bound(factor, LIMITS.size, "size too large", where, type_)
-        _check_batch(size, where)
+        _require(factor >= least, "negative size", type_)
+        _bound(factor, LIMITS.size, "size too large", type_)
+        _check_batch(size)
         elements *= factor
-    _bound(elements, LIMITS.elements, "tensor too large", where, type_, " elements")
+    _bound(elements, LIMITS.elements, "tensor too large", type_, " elements")
 
 
-def _check_batch(value: Value, where: str) -> None:
+def _check_batch(value: Value) -> None:
     if isinstance(value, Batch):
         possible = 1 <= value.power <= LIMITS.batch_power and abs(value.factor) <= LIMITS.size
         expected = f"a power of 1 to {LIMITS.batch_power}, a factor of at most {LIMITS.size}"
-        _require(possible, "size that no batch has", where, value, expected)
+        _require(possible, "size that no batch has", value, expected)
 
 
 # -- operators --------------------------------------------------------------------------------
-def _check_uses(
-    values: Iterable[Value], seen: Collection[str], leaves: Collection[str], where: str
-) -> None:
+def _check_uses(values: Iterable[Value], seen: Collection[str], graph: ArchGraph) -> None:
     for item in (item for value in values for item in walk(value)):
         if isinstance(item, Ref):
-            message = "uses a result that no earlier operator makes"
-            _require(item.name in seen, message, where, item)
+            _require(item.name in seen, "uses a result that no earlier operator makes", item)
         elif isinstance(item, Leaf):
-            _require(item.name in leaves, "uses a leaf that does not exist", where, item)
-        _check_batch(item, where)
+            _require(item.name in graph.param, "uses a leaf that does not exist", item)
+        _check_batch(item)
 
 
-def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
+def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
+    args, names = dict(node.args), [name for name, _ in node.args]
+    _require(len(args) == len(names), "argument given twice", names)
     if node.op == "input":
-        return _check_input(node, where)
+        sound = args.keys() <= {"min", "max"} and all(type(v) is int for v in args.values())
+        _require(sound, "an input has no arguments but min and max, batch sizes")
+        sound = not isinstance(node.type, tuple) and (not args or node.shape[:1] == (Batch(),))
+        _require(sound, "an input is one tensor, limited only in its batch")
+        return
     if node.op == "getitem":
-        return _check_getitem(node, seen, where)
+        _require(names == ["source", "index"], "getitem takes source and index")
+        _check_getitem(node, args["source"], args["index"], seen)
+        return
     expected = "an ATen operator that changes nothing in place"
-    _require(known(node.op) and pure(node.op), "unknown operator", where, node.op, expected)
-    args = dict(node.args)
-    names = [name for name, _ in node.args]
-    _require(len(args) == len(names), "argument given twice", where, names)
-    try:
-        canonical = [name for name, _ in canonical_args(node.op, args)]
-    except GraphError as error:
-        raise error.within(where) from None
-    _require(names == canonical, "arguments not in canonical form", where, names, canonical)
+    _require(known(node.op) and pure(node.op), "unknown operator", node.op, expected)
+    canonical = [name for name, _ in canonical_args(node.op, args)]
+    _require(names == canonical, "arguments not in canonical form", names, canonical)
     types = _argument_types(node.op)
     for name, value in node.args:
         if not _fits(value, types[name], seen):
-            message, found = f"argument {name!r} has a wrong type", shortened(show(value))
-            raise GraphError(message, where=where, found=found, expected=types[name])
+            actual = shortened(show(value))
+            _require(False, f"argument {name!r} has a wrong type", actual, types[name])
 
 
-def _check_input(node: Node, where: str) -> None:
-    limits = dict(node.args)
-    sound = limits.keys() <= {"min", "max"} and len(limits) == len(node.args)
-    sound = sound and all(type(v) is int for v in limits.values())
-    _require(sound, "an input has no arguments but min and max, batch sizes", where)
-    sound = not isinstance(node.type, tuple) and (not limits or node.shape[:1] == (Batch(),))
-    _require(sound, "an input is one tensor, limited only in its batch", where)
-
-
-def _check_getitem(node: Node, seen: Mapping[str, Node], where: str) -> None:
-    names = [name for name, _ in node.args]
-    _require(names == ["source", "index"], "getitem takes source and index", where)
-    source, index = (value for _, value in node.args)
+def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, Node]) -> None:
     results = seen[source.name].type if isinstance(source, Ref) else None
     if not isinstance(results, tuple):
-        message, expected = "getitem takes one of several results", "an operator with several"
-        raise GraphError(message, where=where, found=show(source), expected=f"{expected} results")
+        expected = "an operator with several results"
+        raise GraphError("getitem takes one of several results", found=source, expected=expected)
     if type(index) is not int or not -len(results) <= index < len(results):
-        expected = f"0 to {len(results) - 1}"
-        raise GraphError("no such result", where=where, found=show(index), expected=expected)
-    if node.type != results[index]:
-        _other_type(node, results[index])
+        raise GraphError("no such result", found=index, expected=f"0 to {len(results) - 1}")
+    _same_type(node, results[index])
 
 
 @functools.cache
@@ -313,67 +293,67 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
 def _check_inputs(graph: ArchGraph) -> None:
     inputs = sorted(n.name for n in graph.nodes if n.op == "input")
     names = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
-    message = "forward's arguments and the input operators differ"
-    _require(names == inputs, message, found=names, expected=inputs)
-    keys = [key for key, _ in graph.inputs]
-    for key in keys:
-        possible = key.isidentifier() and not keyword.iskeyword(key) and key != "self"
-        _require(possible, "argument of forward must be an identifier", "inputs", key)
-    _unique(keys, "two arguments of one name", "inputs")
-    for _, value in graph.inputs:
-        _check_tree(value, "inputs", (Leaf, Batch, Atom, Mode))
+    _require(names == inputs, "forward's arguments and the input operators differ", names, inputs)
+    with _at("inputs"):
+        _unique([key for key, _ in graph.inputs], "two arguments of one name")
+        for key, value in graph.inputs:
+            possible = key.isidentifier() and not keyword.iskeyword(key) and key != "self"
+            _require(possible, "argument of forward must be an identifier", key)
+            _check_tree(value, (Leaf, Batch, Atom, Mode))
     values = [v for n in graph.nodes for _, v in n.args]
     values += [graph.outputs, *(v for _, v in graph.updates)]
     size = next((i for v in values for i in walk(v) if isinstance(i, Batch)), None)
     batched = any(n.op == "input" and n.shape[:1] == (Batch(),) for n in graph.nodes)
     message = "a size depends on the batch, but no input has a batch axis"
-    _require(size is None or batched, message, found=size)
+    _require(size is None or batched, message, size)
 
 
-def _check_tree(value: Value, where: str, forbidden: tuple[type, ...]) -> None:
+def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
     """Check what is passed in or handed back: names of its parts must be possible and unique."""
     for item in nested(value):
-        _require(not isinstance(item, forbidden), "impossible here", where, item)
+        _require(not isinstance(item, forbidden), "impossible here", item)
         if isinstance(item, Record):
             keys = [key for key, _ in item.fields]
-            _unique(keys, "two results of one name", where)
+            _unique(keys, "two results of one name")
+            # A dict may have any keys, a named tuple only those that collections.namedtuple takes.
             for name in (item.name, *keys) if item.name else ():
                 possible = name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
                 expected = "an identifier without a leading underscore"
-                _require(possible, "name that a named tuple cannot have", where, name, expected)
+                _require(possible, "name that a named tuple cannot have", name, expected)
 
 
 def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
-    _check_uses((graph.outputs,), seen, graph.param, "outputs")
-    _check_tree(graph.outputs, "outputs", (Atom,))
+    _check_uses((graph.outputs,), seen, graph)
+    _check_tree(graph.outputs, (Atom,))
     for item in walk(graph.outputs):
         several = isinstance(item, Ref) and isinstance(seen[item.name].type, tuple)
-        _require(not several, "several results where one is meant", "outputs", item)
+        _require(not several, "several results where one is meant", item)
     for training, mode in ((True, "training"), (False, "evaluation")):
         items = walk(in_mode(graph.outputs, training))
         tensors = any(isinstance(i, (Ref, Leaf)) for i in items)
-        _require(tensors, f"the graph returns no tensor in {mode}", "outputs")
+        _require(tensors, f"the graph returns no tensor in {mode}")
 
 
 def _check_updates(
-    graph: ArchGraph, seen: Mapping[str, Node], types: Mapping[Value, ResultType]
+    graph: ArchGraph, seen: Mapping[str, Node], types: Mapping[Ref | Leaf, ResultType]
 ) -> None:
+    _unique([buffer for buffer, _ in graph.updates], "buffer updated twice")
     buffers = {p.name: p for p in graph.params if p.role == "buffer"}
     for buffer, value in graph.updates:
-        _require(buffer in buffers, "update of something that is not a buffer", buffer)
-        where, expected = f"update {buffer}", buffers[buffer]
-        _check_uses((value,), seen, graph.param, where)
-        for item in (in_mode(value, training) for training in (True, False)):
-            type_ = types.get(item)
-            fits = isinstance(type_, TensorType) and type_.shape == expected.type.shape
-            # None: this mode leaves the buffer alone.
-            actual = show(item) if type_ is None else _printed(type_)
-            _require(fits or item is None, "update of another shape", where, actual, expected)
-    _unique([buffer for buffer, _ in graph.updates], "buffer updated twice", "updates")
+        with _at(f"update {buffer}"):
+            _require(buffer in buffers, "update of something that is not a buffer")
+            _check_uses((value,), seen, graph)
+            for item in (in_mode(value, training) for training in (True, False)):
+                type_ = types[item] if isinstance(item, (Ref, Leaf)) else None
+                fits = isinstance(type_, TensorType) and type_.shape == buffers[buffer].type.shape
+                actual = show(item) if type_ is None else _printed(type_)
+                # None: this mode leaves the buffer alone.
+                message, expected = "update of another shape", buffers[buffer]
+                _require(fits or item is None, message, actual, expected)
 
 
 # -- types ------------------------------------------------------------------------------------
-def _check_types(graph: ArchGraph, types: Mapping[Value, ResultType]) -> None:
+def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
     runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
     for node in graph.nodes:
@@ -386,13 +366,14 @@ def _check_types(graph: ArchGraph, types: Mapping[Value, ResultType]) -> None:
                 continue
             args = {k: pattern(in_mode(v, training), types) for k, v in node.args}
             type_ = None if _walks(node.op, args) else call_type(node, args)
-            if type_ is not None and type_ != node.type:
-                _other_type(node, type_)
+            with _at(f"%{node.name}"):
+                _same_type(node, node.type if type_ is None else type_)
 
 
-def _other_type(node: Node, expected: ResultType) -> NoReturn:
-    message, where = f"{node.op} gives another type than written", f"%{node.name}"
-    raise GraphError(message, where=where, found=_printed(node.type), expected=_printed(expected))
+def _same_type(node: Node, expected: ResultType) -> None:
+    if node.type != expected:
+        message, actual = f"{node.op} gives another type than written", _printed(node.type)
+        raise GraphError(message, found=actual, expected=_printed(expected))
 
 
 def _printed(types: ResultType) -> str:

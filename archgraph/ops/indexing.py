@@ -7,9 +7,17 @@ from collections.abc import Callable
 from archgraph.graph.ir import Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Equations
-from archgraph.ops.operator import MOVES, AxisRule, Growth, Operator, rows
+from archgraph.ops.operator import (
+    MOVES,
+    AxisRule,
+    Call,
+    Growth,
+    Operator,
+    Spelling,
+    ViewWrite,
+    rows,
+)
 
 
 # -- runs of positions ----------------------------------------------------------------------------
@@ -36,23 +44,25 @@ def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
 def _slice_axes(eq: Equations) -> list[Dims]:
     """Relate the axes of a slice: the dimension is cut before and after the run of positions."""
     x, dim = eq.along()
-    layout = x[dim]
-    parts = _run(eq, layout, eq.node.shape[dim])
-    step = eq.integer("step", 1)
-    if parts is None and isinstance(layout.size, int) and layout.size == eq.node.shape[dim] * step:
+    layout, size, step = x[dim], eq.node.shape[dim], eq.integer("step", 1)
+    part: Layout = Fixed(size)
+    if (parts := _run(eq, layout, size)) is not None:
+        part = parts[1]
+        eq.states("start", parts[0])
+        eq.states("end", concatenation(parts[:2]))
+    elif (
+        isinstance(layout.size, int)
+        and layout.size == size * step
+        and (factors := eq.solver.split_product(layout, step))
+    ):
         # Every step-th position: one of each run of `step`, so that whole runs may go.
-        factors = eq.solver.split_product(layout, step)
-        if factors is not None:
-            eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
-            eq.states("end", layout)
-            return [[*x[:dim], factors[0], *x[dim + 1 :]]]
-    if parts is None:
-        strided = eq.integer("step", 1) != 1 or not isinstance(layout.size, int)
+        part = factors[0]
+        eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
+        eq.states("end", layout)
+    else:
+        strided = step != 1 or not isinstance(layout.size, int)
         eq.pin([layout], "strided slice" if strided else "sliced across its factors", PROJECT)
-        return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
-    eq.states("start", parts[0])
-    eq.states("end", concatenation(parts[:2]))
-    return [[*x[:dim], parts[1], *x[dim + 1 :]]]
+    return [[*x[:dim], part, *x[dim + 1 :]]]
 
 
 def _slice_spelling(call: Spelling) -> Call:

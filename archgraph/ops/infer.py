@@ -62,14 +62,14 @@ def infer_call(
     Raises:
         GraphError: If its arguments do not fit.
     """
-    types: dict[Value, ResultType] = {Ref(name): results[name] for name in node.uses()}
+    types: dict[Ref | Leaf, ResultType] = {Ref(name): results[name] for name in node.uses()}
     types |= {Leaf(name): leaves[name] for name in node.leaves()}
     args = {k: pattern(in_mode(v, True), types) for k, v in node.args}
     if node.op == "getitem":
         source, (_, index) = args["source"], args["index"]
         if type(source) is not tuple or not -len(source) <= index < len(source):
             raise GraphError("no such result", where=place(node), found=index)
-        return source[index]  # type: ignore[no-any-return]  # the pattern of a tuple of types
+        return source[index]
     result = call_type(node, args)
     if result is None:
         raise GraphError(f"{node.op} gives no type without data", where=place(node))
@@ -94,7 +94,7 @@ def place(node: Node) -> str:
 
 
 # -- one operator -----------------------------------------------------------------------------
-def pattern(value: Value, types: Mapping[Value, ResultType]) -> Any:
+def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
     """Return a value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
     match value:
         case Ref() | Leaf():

@@ -6,13 +6,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Node, Value
-from archgraph.ops.calls import Call, Spelling, ViewWrite
+from archgraph.graph.ir import ArchGraph, Node, Size, Value
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
 from archgraph.ops.starts import Identity, Init
 from archgraph.ops.types import Args, ResultType
 from archgraph.ops.zeros import Zeros, never
+
+# An operator's name and its arguments.
+Call: TypeAlias = "tuple[str, dict[str, Value]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A call before it has its canonical form."""
+
+    op: str
+    args: dict[str, Value]
+    sizes: Mapping[str, tuple[Size, ...]]  # shapes of tensor arguments
+    shapes: tuple[tuple[Size, ...], ...]  # of the results
+
+
+@dataclass(frozen=True, slots=True)
+class ViewWrite:
+    """A write into a view that an operator made of a tensor, in canonical form."""
+
+    op: str
+    args: Mapping[str, Value]
+    tensor: Value  # before the write
+    part: Value  # what the view contains now
+    shape: tuple[Size, ...]  # of the tensor
+    index: int  # which result of the operator the view is
+
+    def scattered(self, op: str, **position: Value) -> Call:
+        """Return the call that writes the view's part into the tensor."""
+        return op, {"self": self.tensor, "src": self.part, **position}
+
 
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
@@ -71,7 +100,8 @@ class Growth:
 # the same one of the operand.
 MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
-# Nothing is promised, not even that a number comes out.
+# The same of several operands; the result has a dimension that they lack, or counts them elsewhere.
+COPIES = Growth(scales="all", repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
 
 

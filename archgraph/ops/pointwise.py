@@ -13,10 +13,9 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Ref, TensorType, Value, in_mode
 from archgraph.layout.layouts import Fixed, fixed_size
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
-from archgraph.ops.operator import ALIGNED, Growth, Operator, rows
+from archgraph.ops.operator import ALIGNED, Call, Growth, Operator, Spelling, rows
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.starts import SMALL, Init, Initialiser, leafless_identity
 from archgraph.ops.types import Args, broadcast, certain, plain_value, real
@@ -66,6 +65,7 @@ def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
             eq.span(var, f"{eq.node.op.split('.')[1]} of zero")
 
 
+# Next to zero: what jumps there (`sign`) is not zero, what divides there has no value.
 _SMALL, _NEGLIGIBLE = 1e-100, 1e-20
 
 
@@ -100,13 +100,7 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         arguments: dict[str, object] = {}
         for name, item in constants:
             if isinstance(item, Atom):
-                dtype = torch_dtype(item.name)
-                real, complex_ = dtype.is_floating_point, dtype.is_complex
-                wide = torch.float64 if real else torch.complex128 if complex_ else dtype
-                zero = torch.zeros(1, dtype=wide)
-                if real or complex_:
-                    zero += at
-                arguments[name] = zero
+                arguments[name] = _near_zero(torch_dtype(item.name), at)
             else:
                 assert isinstance(item, tuple)
                 arguments[name] = from_atom(item[0]) if isinstance(item[0], Atom) else item[0]
@@ -121,6 +115,13 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         elif at == 0:  # next to it: on the side that the function is not made for
             return math.inf
     return 0.0 if worst <= _NEGLIGIBLE else worst
+
+
+def _near_zero(dtype: torch.dtype, at: float) -> torch.Tensor:
+    """Return one number, in double precision so that it does not vanish; integers are zero."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(1, dtype=dtype)
+    return torch.full((1,), at, dtype=torch.complex128 if dtype.is_complex else torch.float64)
 
 
 # ATen's pointwise operators need no row of their own: PyTorch's tag gives them this one.

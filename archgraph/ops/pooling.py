@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,41 +29,15 @@ from archgraph.ops.types import (
 
 # -- pooling --------------------------------------------------------------------------------------
 
-# How many dimensions are pixels; of all others the leading two are not.
-_TRAILING = {
-    f"{kind}{rank}d{suffix}": rank
-    for rank in (1, 2, 3)
-    for kind in (
-        "max_pool",
-        "avg_pool",
-        "adaptive_avg_pool",
-        "adaptive_max_pool",
-        "reflection_pad",
-        "replication_pad",
-        "upsample_nearest",
-    )
-    for suffix in (("", "_with_indices") if kind == "max_pool" else ("",))
-}
-_TRAILING |= {"upsample_linear1d": 1, "upsample_trilinear3d": 3}
-_TRAILING |= {f"upsample_{kind}2d": 2 for kind in ("bilinear", "bicubic")}
-_TRAILING |= {f"_upsample_{kind}2d_aa": 2 for kind in ("bilinear", "bicubic")}
-
 
 def _pooling_axes(eq: Equations) -> list[Dims]:
     """Leading dimensions pass; pooled ones are no channels."""
     x = eq.of(eq.node.args[0][1])
-    results = []
-    for t in eq.node.types:
-        out: Dims = []
-        trailing = _TRAILING.get(eq.node.op.split(".")[1], len(x) - 2)
-        for index, (layout, size) in enumerate(zip(x, t.shape, strict=True)):
-            if index < len(x) - trailing:
-                out.append(layout)
-            else:
-                eq.pin([layout], "pooled over")
-                out.append(Fixed(size))
-        results.append(out)
-    return results
+    # As many dimensions as the operator's name says: the batch may be missing.
+    _, rank, _ = re.split(r"([123])d", eq.node.op)
+    lead = len(x) - int(rank)
+    eq.pin(x[lead:], "pooled over")
+    return [[*x[:lead], *eq.fixed(t.shape[lead:])] for t in eq.node.types]
 
 
 def _window_type(rank: int) -> Callable[[Args], TensorType]:
@@ -129,17 +104,11 @@ def _upsampling_layer(mode: str) -> LayerRule:
     return rule
 
 
-_UPSAMPLED = {
-    "nearest": ("1d", "2d", "3d"),
-    "linear": ("1d",),
-    "bilinear": ("2d",),
-    "bicubic": ("2d",),
-    "trilinear": ("3d",),
-}
+_MODES = {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}
 
 _UPSAMPLINGS = {
-    f"upsample_{mode}{rank}": replace(_pool, layer=_upsampling_layer(mode))
-    for mode, ranks in _UPSAMPLED.items()
+    f"upsample_{mode}{rank}d": replace(_pool, layer=_upsampling_layer(mode))
+    for mode, ranks in _MODES.items()
     for rank in ranks
 }
 
@@ -190,7 +159,11 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
 
 
 _OTHERS = {
-    **{name: _pool for name in _TRAILING if name not in _POOLS | _UPSAMPLINGS},
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": _pool,
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": _pool,
+    "reflection_pad1d reflection_pad2d reflection_pad3d": _pool,
+    "replication_pad1d replication_pad2d replication_pad3d": _pool,
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": _pool,
     "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first),
     "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(_sampled_axes, zeros.first),
     "unfold": Operator(_windows_axes, zeros.first),

@@ -20,7 +20,7 @@ from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import leaf_shape, sizes_of
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
-from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
+from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
 from archgraph.ops.zeros import Zeros
 
 # A cell's weights, by the name that its layer has for them; a sequence has them in `params`.
@@ -142,9 +142,7 @@ def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
         rows = gates * units
         shapes: list[SymbolicShape] = [(rows, inside), (rows, hidden), *[(rows,)] * (2 * biased)]
         shapes += [(hidden, units)] if hidden != units else []
-        params = args.get("params")
-        certain(type(params) is tuple)
-        weights = real(x, *(params or ()))[1:]
+        weights = real(x, *listed(args, "params"))[1:]
         certain([w.shape for w in weights] == shapes)
         return (TensorType((*x.shape[:2], hidden), x.dtype), *states)
 
@@ -309,25 +307,24 @@ class _Writing:
 
     def stack(self) -> Stack | None:
         """Return the layer, if its operators are those of the path."""
-        if any(len(_leaves(run)) < 2 for run in self.runs):
+        states = self.states()
+        if states is None or any(len(_leaves(run)) < 2 for run in self.runs):
             return None
         options = self.options()
-        states = self.states()
-        results = self.compared(options) if states is not None else None
-        if results is None or self.at < len(self.nodes):
-            return None
-        output, last = results
-        steps = self.steps(output, last)
-        if steps is None:
+        results = self.compared(options)
+        # Operators that are left over are other work of the path.
+        steps = self.steps(*results) if results is not None and self.at == len(self.nodes) else None
+        if results is None or steps is None:
             return None
         kind = _KINDS[self.first.op][0]
-        inputs = (self.first.arg("input"), *(states or ()))
+        # The layer's own order of weights: by layer, direction, then kind, as a run has them.
         names: Any = kind(**options, device="meta")._flat_weights_names
         leaves = [leaf for run in self.runs for leaf in _leaves(run)]
         if len(names) != len(leaves):
             return None
+        inputs = (self.first.arg("input"), *states)
         layer = TorchLayer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
-        return Stack(layer, output, last, steps)
+        return Stack(layer, *results, steps)
 
     def states(self) -> tuple[Value, ...] | None:
         """Return the argument with the first states: none if they are zeros; None if unclear."""
@@ -339,12 +336,16 @@ class _Writing:
             if node is None and len(self.runs) == 1:
                 states.append(value)
             elif node is not None and node.op == "aten.slice.Tensor":
+                # A layer of several takes its part of what the module is called with.
                 states.append(node.arg("self"))
             elif node is None or node.op != "aten.zeros":
                 return None
-        if len(states) not in (0, len(first)):
+        if not states:
+            return ()
+        # Some zeros, some not: torch.nn takes all first states or none.
+        if len(states) < len(first):
             return None
-        return ((tuple(states) if len(states) > 1 else states[0]),) if states else ()
+        return (tuple(states) if len(states) > 1 else states[0],)
 
     def compared(
         self, options: Mapping[str, Any]
@@ -352,23 +353,29 @@ class _Writing:
         """Return the results, sequence and last states; None where an operator differs."""
         sequence: Value = self.first.arg("input")
         kinds = len(_first_states(self.first))
-        last: list[list[Value]] = [[] for _ in range(kinds)]
-        for layer in range(self.layers):
+        last: list[list[Value]] = []
+        for start in range(0, len(self.runs), self.ways):
             outs: list[Value] = []
-            for way in range(self.ways):
-                run = self.runs[layer * self.ways + way]
-                inside = self.flipped(sequence, way)
-                if not self.called(run, inside):
+            for way, run in enumerate(self.runs[start : start + self.ways]):
+                if not self.called(run, self.flipped(sequence, way)):
                     return None
-                parts = [self.item(run, index) for index in range(kinds + 1)]
-                for states, part in zip(last, parts[1:], strict=True):
-                    states.append(part)
-                outs.append(self.flipped(parts[0], way))
-            if options.get("dropout") and layer + 1 < self.layers:
-                sequence = self.dropped(outs, options["dropout"])
+                # What nothing reads has no operator: None stands for it.
+                out, *states = (
+                    self.next("getitem", source=Ref(run.name), index=index)
+                    for index in range(kinds + 1)
+                )
+                last.append(states)
+                outs.append(self.flipped(out, way))
+            if options.get("dropout") and start + self.ways < len(self.runs):
+                # A capture drops numbers with time first, in the order in which torch.nn draws.
+                joined = self.joined([self.turned(out) for out in outs], -1)
+                dropped = self.next(
+                    "aten.dropout", input=joined, p=options["dropout"], train=TRAINING
+                )
+                sequence = self.turned(dropped)
             else:
                 sequence = self.joined(outs, -1)
-        ends = tuple(_name(self.joined(states, 0)) for states in last)
+        ends = tuple(_name(self.joined(states, 0)) for states in zip(*last, strict=True))
         return _name(sequence), ends
 
     def steps(
@@ -417,10 +424,6 @@ class _Writing:
         alike = all(run.arg(k) == first.arg(k) for k in ("has_biases", "batch_first"))
         return alike and self.next(run.op, input=sequence) == Ref(run.name)
 
-    def item(self, run: Node, index: int) -> Value:
-        """Return one result of a call, if anything reads it."""
-        return self.next("getitem", source=Ref(run.name), index=index)
-
     def flipped(self, value: Value, way: int) -> Value:
         """Return a sequence, turned around for the second direction."""
         return self.next("aten.flip", self=value, dims=(self.time,)) if way else value
@@ -429,12 +432,8 @@ class _Writing:
         """Return what several layers or directions give, side by side."""
         if len(parts) == 1:
             return parts[0]
+        # A default is not written.
         return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
-
-    def dropped(self, outs: Sequence[Value], p: Value) -> Value:
-        """Return the dropout between two layers, over memory with time first."""
-        joined = self.joined([self.turned(out) for out in outs], -1)
-        return self.turned(self.next("aten.dropout", input=joined, p=p, train=TRAINING))
 
     def turned(self, value: Value) -> Value:
         """Return a sequence with its first two dimensions swapped, if it has the batch first."""

@@ -8,9 +8,8 @@ from dataclasses import replace
 from archgraph.graph.ir import Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
-from archgraph.ops.operator import Growth, Operator, Repeats, rows
+from archgraph.ops.operator import MOVES, Call, Growth, Operator, Repeats, Spelling, rows
 from archgraph.ops.schema import op_schema
 from archgraph.ops.types import Args, certain, listed, number, plain_value, real
 
@@ -20,18 +19,17 @@ def _reduce(eq: Equations, exact: bool) -> list[Dims]:
     value = eq.node.arg("dim", eq.node.arg("axis"))
     stated = value if isinstance(value, tuple) else ((value,) if value is not None else ())
     dims = {d % len(x) for d in stated if isinstance(d, int)} or set(range(len(x)))
+    what = eq.node.op.split(".")[1]
     for d in dims:
         if exact:
-            eq.total(x[d], [eq.node.args[0][1]], eq.node.op.split(".")[1])
+            eq.total(x[d], [eq.node.args[0][1]], what)
         else:
-            eq.span(x[d], eq.node.op.split(".")[1])
-    out: Dims = []
-    for d, layout in enumerate(x):
-        if d not in dims:
-            out.append(layout)
-        elif len(eq.node.shape) == len(x):
-            out.append(Fixed(1))
-    return [out] * len(eq.node.types)
+            eq.span(x[d], what)
+    keep = len(eq.node.shape) == len(x)
+    # All results (a maximum and its position) have one shape.
+    return [
+        [Fixed(1) if d in dims else x[d] for d in range(len(x)) if keep or d not in dims]
+    ] * len(eq.node.types)
 
 
 # -- reductions to which zeros add nothing --------------------------------------------------------
@@ -140,7 +138,7 @@ def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
 
 
 _along = Operator(_along_axes, zeros.first)
-_moved = replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True))
+_moved = replace(_along, growth=MOVES)
 
 
 # -- Fourier transforms ---------------------------------------------------------------------------
@@ -195,18 +193,14 @@ def _loss_axes(eq: Equations) -> list[Dims]:
 def _class_loss_axes(eq: Equations) -> list[Dims]:
     """Scores per class at x[1], addressed by the target's values."""
     x = eq.arg("self")
-    classes = x[1] if len(x) > 1 else x[0]
-    eq.pin([classes], "indexed by values")
+    eq.pin([*(x[1:2] or x), *eq.arg("weight")], "indexed by values")
     rest = [*x[:1], *x[2:]] if len(x) > 1 else []
-    if eq.has("weight"):
-        eq.pin(eq.arg("weight"), "indexed by values")
+    statistics = [eq.fixed(t.shape) for t in eq.node.types[1:]]
     if eq.integer("reduction", 1) == 0 and len(eq.node.shape) == len(rest):
-        out: Dims = rest
-    else:
-        out = []
-        for layout in rest:
-            eq.span(layout, "cross entropy")
-    return [out, *(eq.fixed(t.shape) for t in eq.node.types[1:])]
+        return [rest, *statistics]
+    for layout in rest:
+        eq.span(layout, "cross entropy")
+    return [[], *statistics]
 
 
 _LOSSES = {

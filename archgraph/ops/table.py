@@ -24,10 +24,9 @@ from archgraph.ops import (
     reductions,
     shapes,
 )
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.layers import TorchLayer
 from archgraph.ops.operands import nested
-from archgraph.ops.operator import Growth, Operator, rows
+from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import SMALL, Initialiser, Shapes
