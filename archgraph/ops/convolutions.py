@@ -80,6 +80,7 @@ def _convolution_type(args: Args) -> TensorType:
     certain(len(x.shape) == len(w.shape), rank >= 1)
     groups = number(args, "groups", 1, int)
     (inside, *sizes), (out, each, *kernel) = positive(x.shape[1:]), positive(w.shape)
+    # All facts of one call are computed: this one before what divides by it.
     certain(groups >= 1)
     certain(inside == each * groups, out % groups == 0)
     optional(args, ("bias",), (out,), x.dtype)

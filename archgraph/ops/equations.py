@@ -258,9 +258,11 @@ class Equations:
         """
         dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)
         self.contractions.append((layout, self.node.name, dims))
-        dirty = [self.axes_in(self.dirt_of(operand)) for operand, _ in operands]
-        # One factor that is zero at the masked positions is enough, so that all must be dirty.
-        self._span_axes(layout, {v: None for v in dirty[0] if all(v in d for d in dirty)}, what)
+        dirt = [self.dirt_of(operand) for operand, _ in operands]
+        # One factor that is zero at the masked positions is enough.
+        if all(dirt):
+            first, *others = map(self.axes_in, dirt)
+            self._span_axes(layout, {v: None for v in first if all(v in o for o in others)}, what)
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
         """Operands together are summed over a layout: exact where all of them are zero."""
@@ -270,6 +272,7 @@ class Equations:
                 self._span_axes(layout, self.axes_in(self.dirt_of(operand)), what)
 
     def _span_axes(self, layout: Layout, dirty: Mapping[Var, None], what: str) -> None:
+        # Most often nothing is dirty: then the layout, which may be long, is not resolved.
         for var in self.axes_in([layout]) if dirty else ():
             if var in dirty:
                 self.span(var, what)

@@ -53,7 +53,7 @@ def _layer_norm(mode: FakeTensorMode, input: Tensor, shape: Sequence[int], *_: o
         return torch.empty_like(input, memory_format=torch.contiguous_format), mean, deviation
 
 
-def _view(mode: FakeTensorMode, input: FakeTensor, shape: Sequence[int]) -> Tensor:
+def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Tensor:
     """Make a view of contiguous memory in one step: torch's function goes from axis to axis."""
     with mode:
         sizes = infer_size(shape, input.numel())

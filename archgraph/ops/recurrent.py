@@ -6,6 +6,7 @@ keeps the same units in every gate. With a projection the hidden state has an ax
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -311,7 +312,7 @@ class _Writing:
         if states is None or any(len(_leaves(run)) < 2 for run in self.runs):
             return None
         options = self.options()
-        results = self.compared(options)
+        results = self.compared(options, states)
         # Operators that are left over are other work of the path.
         steps = self.steps(*results) if results is not None and self.at == len(self.nodes) else None
         if results is None or steps is None:
@@ -322,12 +323,12 @@ class _Writing:
         leaves = [leaf for run in self.runs for leaf in _leaves(run)]
         if len(names) != len(leaves):
             return None
-        inputs = (self.first.arg("input"), *states)
+        inputs = (self.first.arg("input"), *([tuple(states)] if len(states) > 1 else states))
         layer = TorchLayer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
         return Stack(layer, *results, steps)
 
-    def states(self) -> tuple[Value, ...] | None:
-        """Return the argument with the first states: none if they are zeros; None if unclear."""
+    def states(self) -> list[Value] | None:
+        """Return the first states of all layers: empty if they are zeros; None if unclear."""
         inside = {n.name: n for n in self.nodes}
         first = _first_states(self.first)
         states: list[Value] = []
@@ -340,15 +341,11 @@ class _Writing:
                 states.append(node.arg("self"))
             elif node is None or node.op != "aten.zeros":
                 return None
-        if not states:
-            return ()
-        # Some zeros, some not: torch.nn takes all first states or none.
-        if len(states) < len(first):
-            return None
-        return (tuple(states) if len(states) > 1 else states[0],)
+        # torch.nn takes all first states or none.
+        return states if len(states) in (0, len(first)) else None
 
     def compared(
-        self, options: Mapping[str, Any]
+        self, options: Mapping[str, Any], states: Sequence[Value]
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
         """Return the results, sequence and last states; None where an operator differs."""
         sequence: Value = self.first.arg("input")
@@ -357,14 +354,14 @@ class _Writing:
         for start in range(0, len(self.runs), self.ways):
             outs: list[Value] = []
             for way, run in enumerate(self.runs[start : start + self.ways]):
-                if not self.called(run, self.flipped(sequence, way)):
+                if not self.called(run, self.flipped(sequence, way), states):
                     return None
                 # What nothing reads has no operator: None stands for it.
-                out, *states = (
+                out, *ends = (
                     self.next("getitem", source=Ref(run.name), index=index)
                     for index in range(kinds + 1)
                 )
-                last.append(states)
+                last.append(ends)
                 outs.append(self.flipped(out, way))
             if options.get("dropout") and start + self.ways < len(self.runs):
                 # A capture drops numbers with time first, in the order in which torch.nn draws.
@@ -375,8 +372,8 @@ class _Writing:
                 sequence = self.turned(dropped)
             else:
                 sequence = self.joined(outs, -1)
-        ends = tuple(_name(self.joined(states, 0)) for states in zip(*last, strict=True))
-        return _name(sequence), ends
+        joint = tuple(_name(self.joined(ends, 0)) for ends in zip(*last, strict=True))
+        return _name(sequence), joint
 
     def steps(
         self, output: str | None, last: Sequence[str | None]
@@ -415,12 +412,19 @@ class _Writing:
         self.at += 1
         return Ref(node.name)
 
-    def called(self, run: Node, sequence: Value) -> bool:
+    def called(self, run: Node, sequence: Value, states: Sequence[Value]) -> bool:
         """Return whether the next operators are the first states and the call of one layer."""
-        for _ in _first_states(run):
-            if self.next("aten.slice.Tensor") is None:
-                self.next("aten.zeros")
-        first = self.first
+        first, number = self.first, self.runs.index(run)
+        for value, source in itertools.zip_longest(_first_states(run), states):
+            if source is None:
+                self.next("aten.zeros")  # unless another layer's are used again
+                if not isinstance(value, Ref) or self.graph.node[value.name].op != "aten.zeros":
+                    return False
+            elif value != source:
+                # torch.nn gives each layer and direction the states at its own number.
+                bounds = {"dim": None, "start": number, "end": number + 1}
+                if self.next("aten.slice.Tensor", self=source, **bounds) != value:
+                    return False
         alike = all(run.arg(k) == first.arg(k) for k in ("has_biases", "batch_first"))
         return alike and self.next(run.op, input=sequence) == Ref(run.name)
 
@@ -437,7 +441,9 @@ class _Writing:
 
     def turned(self, value: Value) -> Value:
         """Return a sequence with its first two dimensions swapped, if it has the batch first."""
-        return self.next("aten.transpose.int", self=value) if self.time else value
+        if not self.time:
+            return value
+        return self.next("aten.transpose.int", self=value, dim0=0, dim1=1)
 
 
 def _leaves(run: Node) -> list[Leaf]:

@@ -417,8 +417,8 @@ def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
 def _split_write(write: ViewWrite) -> Call | None:
     """One part of several, where all have a size that is a number."""
     sizes = write.args["split_sizes"]
-    cuts = [s for s in sizes if isinstance(s, int)] if isinstance(sizes, tuple) else []
-    if not cuts or cuts != list(sizes):
+    cuts = tuple(s for s in sizes if isinstance(s, int)) if isinstance(sizes, tuple) else ()
+    if not cuts or cuts != sizes:
         return None
     start, end = (sum(cuts[:part]) for part in (write.index, write.index + 1))
     dim = write.args.get("dim", 0)

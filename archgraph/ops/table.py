@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 
@@ -33,22 +34,21 @@ from archgraph.ops.starts import SMALL, Initialiser, Shapes
 
 # The families of operators, one file each. Keys of their rows are names without namespace; without
 # overload where all overloads are alike.
-_FAMILIES = (
-    convolutions,
-    creation,
-    embeddings,
-    indexing,
-    noise,
-    norms,
-    opaque,
-    pointwise,
-    pooling,
-    products,
-    recurrent,
-    reductions,
-    shapes,
+ROWS = rows(
+    convolutions.ROWS,
+    creation.ROWS,
+    embeddings.ROWS,
+    indexing.ROWS,
+    noise.ROWS,
+    norms.ROWS,
+    opaque.ROWS,
+    pointwise.ROWS,
+    pooling.ROWS,
+    products.ROWS,
+    recurrent.ROWS,
+    reductions.ROWS,
+    shapes.ROWS,
 )
-ROWS = rows(*(family.ROWS for family in _FAMILIES))
 
 
 def base(op: str) -> str:
@@ -97,21 +97,17 @@ def growth(op: str) -> Growth:
 
 def known(op: str) -> bool:
     """Return whether a graph from a file may contain the operator."""
-    if op in ("input", "getitem"):
-        return True
-    try:
-        op_schema(op)
-    except GraphError:
-        return False
-    return True
+    with contextlib.suppress(GraphError):
+        return op in ("input", "getitem") or bool(op_schema(op))
+    return False
 
 
 # -- calls ------------------------------------------------------------------------------------
 def canonical(call: Spelling) -> Call:
     """Return one spelling for calls that say the same thing, with every silent size written out."""
-    exact = ROWS.get(call.op.removeprefix("aten."))
-    if exact is not None and exact.alias:
-        target = f"aten.{exact.alias}"
+    if alias := ROWS.get(call.op.removeprefix("aten."), Operator()).alias:
+        target = f"aten.{alias}"
+        # Arguments correspond by position; names differ (swapaxes' `axis0` is transpose's `dim0`).
         names = dict(zip(op_schema(call.op).by_name, op_schema(target).by_name, strict=False))
         args = {names[k]: v for k, v in call.args.items()}
         sizes = {names[k]: v for k, v in call.sizes.items()}
@@ -128,8 +124,7 @@ def is_identity(op: str, args: Mapping[str, Value]) -> bool:
 
 def functional(op: str) -> str:
     """Return an in-place operator's functional form of another name; empty for all others."""
-    exact = ROWS.get(op.removeprefix("aten."))
-    return exact.functional if exact is not None else ""
+    return ROWS.get(op.removeprefix("aten."), Operator()).functional
 
 
 def draws(op: str) -> bool:
