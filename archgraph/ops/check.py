@@ -279,12 +279,12 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
         inner = kind[5:-1]
         if isinstance(value, tuple):
             return all(_fits(item, inner, seen) for item in value)
-        # One number stands for a list of it, as in ``stride=2``; one tensor does not.
+        # PyTorch takes one number for a list of it, as in ``stride=2``, but not one tensor.
         return inner in ("int", "float", "bool") and _fits(value, inner, seen)
     if kind == "Tensor":
         if isinstance(value, Ref):
             return not isinstance(seen[value.name].type, tuple)
-        # A number stands for a tensor of no dimensions.
+        # PyTorch takes a number for a tensor without dimensions.
         return isinstance(value, Leaf) or _is_number(value)
     return kind in _PLAIN and _PLAIN[kind](value)
 
@@ -309,7 +309,7 @@ def _check_inputs(graph: ArchGraph) -> None:
 
 
 def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
-    """Check what is passed in or handed back: names of its parts must be possible and unique."""
+    """Check what forward takes or returns: names of its parts must be possible and unique."""
     for item in nested(value):
         _require(not isinstance(item, forbidden), "impossible here", item)
         if isinstance(item, Record):

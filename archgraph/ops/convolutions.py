@@ -1,4 +1,4 @@
-"""Convolutions, also transposed: a kernel slides over an image, whose axes are channels alone."""
+"""Convolutions, also transposed: a kernel slides over an image, of which only channels are axes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
 def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Return the dirt of a convolution: a masked output has a kernel of zeros.
 
-    The channel stands before the dimensions of the kernel.
+    The channels come before the dimensions of the kernel.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
@@ -184,7 +184,7 @@ _transposed = replace(
     rule=_transposed_axes,
     macs=_transposed_macs,
     sides={**OUT_IN, "weight": ("in", "out", "kernel", "kernel", "kernel")},
-    # No identity: it stands where images grow, and a block that is repeated keeps their size.
+    # Without an identity: it is used where images grow, and a repeated block keeps their size.
     growth=Growth(affine={"weight": 1, "bias": 0}),
     type=None,
 )

@@ -167,13 +167,13 @@ class Equations:
         return out
 
     def pin(self, dims: Sequence[Layout], why: str = "", free: str = "") -> None:
-        """Forbid to cut the axes of some layouts, for a reason; say what would free them."""
+        """Forbid cuts of the axes of some layouts, for a reason; say what would free them."""
         reason = f"{why} ({self.place()})" + (f"; {free}" if free else "")
         for layout in dims:
             self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
-        """Return where the current operator stands, for reasons."""
+        """Return the current operator as reasons name it."""
         node = self.node
         where = f" at {node.source}" if node.source else ""
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
@@ -225,7 +225,7 @@ class Equations:
         return [*parts, rest]
 
     def taint(self, dims: Sequence[Layout]) -> None:
-        """Note that the current operator writes something else than zeros along new axes."""
+        """Note that the current operator writes other values than zeros along new axes."""
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
@@ -241,7 +241,7 @@ class Equations:
         self.dirt[self.node.name] = settled
 
     def follow(self) -> None:
-        """Hand on what the operand of a pointwise operator was: scores, attention weights."""
+        """Mark the result of a pointwise operator as its operand is: scores, attention weights."""
         for used in self.node.uses():
             if used in self.scores:
                 self.scores.setdefault(self.node.name, self.scores[used])
@@ -249,7 +249,7 @@ class Equations:
                 self.attends.add(self.node.name)
 
     def contract(self, layout: Layout, operands: Sequence[tuple[Value, int]], what: str) -> None:
-        """Products of operands are summed over a layout: exact where one of them is zero.
+        """Note that products are summed over a layout: exact where one of the factors is zero.
 
         Args:
             layout: What is summed over.
@@ -265,7 +265,7 @@ class Equations:
             self._span_axes(layout, {v: None for v in first if all(v in o for o in others)}, what)
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
-        """Operands together are summed over a layout: exact where all of them are zero."""
+        """Note that operands are summed over a layout: exact where all of them are zero."""
         self.runs.append((layout, self.node.name, what))
         for operand in operands:
             if self.dirt_of(operand):
@@ -286,7 +286,7 @@ class Equations:
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
-        """No channel axis anywhere in a shape."""
+        """Return layouts without a channel axis for a shape."""
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
@@ -295,7 +295,7 @@ class Equations:
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 
     def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
-        """Forbid to cut anything that touches the operator; return its results' layouts."""
+        """Forbid cuts of all that touches the operator; return its results' layouts."""
         for dims in self.layouts():
             self.pin(dims, why, PROJECT)
         return [self.fixed(t.shape) for t in self.node.types]

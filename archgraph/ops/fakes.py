@@ -1,4 +1,4 @@
-"""Shapes of operators that torch's stand-in tensors otherwise compute by a long decomposition."""
+"""Shapes of operators that fake tensors otherwise compute by a long decomposition."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Au
 
 
 def _sequence(long: Callable[..., Any]) -> Callable[..., Any]:
-    """Results of a recurrent layer: the decomposition runs every step."""
+    """Make the results of a recurrent layer at once: the decomposition runs every step."""
 
     def way(input: Tensor, hx: Any, params: object, *options: Any) -> Any:
         if not isinstance(input, FakeTensor):
@@ -93,7 +93,7 @@ def _sequence(long: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def short_ways() -> Iterator[None]:
-    """Let stand-in tensors of symbolic shape pass these operators without their decompositions."""
+    """Let fake tensors of symbolic shape pass these operators without their decompositions."""
     ways = get_fast_op_impls()
     # A later torch may bring its own: those stay.
     added = {op: way for op, way in _WAYS.items() if op not in ways}

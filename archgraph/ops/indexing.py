@@ -126,7 +126,7 @@ def _slice_scatter_axes(eq: Equations) -> list[Dims]:
 
 # -- single positions -----------------------------------------------------------------------------
 def _select_axes(eq: Equations) -> list[Dims]:
-    """One position of a dimension, which therefore stays whole."""
+    """Pin the dimension of which one position is selected."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is selected")
     return [[*x[:dim], *x[dim + 1 :]]]
@@ -141,14 +141,14 @@ def _select_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _unbind_axes(eq: Equations) -> list[Dims]:
-    """Every position of a dimension on its own."""
+    """Pin the dimension whose positions become results of their own."""
     x, dim = eq.along()
     eq.pin([x[dim]], "its positions are taken apart")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
 
 
 def _unbind_write(write: ViewWrite) -> Call:
-    """One position of several that were taken apart."""
+    """Write into one position of several that were taken apart."""
     return write.scattered("aten.select_scatter", dim=write.args.get("dim", 0), index=write.index)
 
 

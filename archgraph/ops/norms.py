@@ -32,9 +32,9 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
         dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
         dirt += open_dims([d for i, d in enumerate(dims) if i in mean])
     rest = [d for i, d in enumerate(dims) if i not in channels]
-    if "bias" in affine:
+    if "bias" in affine:  # constant along the dimensions that it lacks
         dirt += open_dims(rest)
-    elif open_dims(rest):
+    elif open_dims(rest):  # zero where x is, unless a mean over masked positions is taken off
         over = eq.axes_in([d for i, d in enumerate(dims) if i in mean and i not in channels])
         across = eq.axes_in(rest)
         dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
@@ -76,7 +76,8 @@ def _batch_norm_type(args: Args) -> TensorType:
     for name in ("momentum", "eps"):
         number(args, name, None, float)
     certain(all(statistics) or (training and not any(statistics)))
-    certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))  # no statistics of one number
+    # A single number has no statistics.
+    certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))
     return x
 
 

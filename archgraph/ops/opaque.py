@@ -1,7 +1,7 @@
 """Operators that mix positions in ways that no cut follows.
 
 What they compute depends on which and how many positions there are, or on their order across
-dimensions, so that every axis that they touch stays whole.
+dimensions, so that no axis that they touch can be cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPAQUE = (*(f"linalg_{k}" for k in _LINALG), *_OTHERS)
 
 
 def opaque_axes(eq: Equations) -> list[Dims]:
-    """Whole operands, whole results."""
+    """Forbid cuts of operands and results."""
     return eq.opaque("the operator is opaque")
 
 

@@ -106,7 +106,7 @@ UNKNOWN_GROWTH = Growth(finite=False)
 
 
 def unknown_axes(eq: Equations) -> list[Dims]:
-    """No row: nothing that touches the operator may be cut."""
+    """Forbid cuts of all that touches the operator: it has no row."""
     return eq.opaque()
 
 
@@ -118,11 +118,11 @@ class Operator:
         rule: Equation between the layouts of its arguments and results.
         zero: At which masked positions its results are zero.
         macs: Multiply–accumulates for one example.
-        init: Initialiser by argument name, for leaves given as that argument.
+        init: Initialiser of a leaf, by argument name.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
         variances: Those of them that cannot be negative.
-        sides: What the dimensions of a leaf are called, by the argument that it is given as.
+        sides: What the dimensions of a leaf are called, by argument name.
         weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.

@@ -1,4 +1,4 @@
-"""Windows over images: pooling, interpolation, sampling, patches. Pixels are no channels."""
+"""Windows over images: pooling, interpolation, sampling, patches. Pixels are not channels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from archgraph.ops.types import (
 
 
 def _pooling_axes(eq: Equations) -> list[Dims]:
-    """Leading dimensions pass; pooled ones are no channels."""
+    """Pass the leading dimensions; those that are pooled over are not channels."""
     x = eq.of(eq.node.args[0][1])
     # As many dimensions as the operator's name says: the batch may be missing.
     _, rank, _ = re.split(r"([123])d", eq.node.op)
@@ -41,7 +41,7 @@ def _pooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _window_type(rank: int) -> Callable[[Args], TensorType]:
-    """[n, c, …]: windows of a size slide over the last dimensions."""
+    """Return the rule of [n, c, …], over whose last dimensions windows of a size slide."""
 
     def rule(args: Args) -> TensorType:
         (x,) = real(args.get("self"))
@@ -115,7 +115,7 @@ _UPSAMPLINGS = {
 
 # -- values put back, sampling --------------------------------------------------------------------
 def _unpooling_axes(eq: Equations) -> list[Dims]:
-    """Values put back where a pooling took them: both operands share the leading dimensions."""
+    """Share the leading dimensions: values return to where a pooling took them."""
     x, where = eq.arg("self"), eq.arg("indices")
     trailing = len(eq.ints("output_size")) or 2
     eq.agree(x[:-trailing], where[:-trailing])
@@ -124,7 +124,7 @@ def _unpooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _sampled_axes(eq: Equations) -> list[Dims]:
-    """Channels pass; pixels and the grid's coordinates stay whole."""
+    """Pass the channels; pixels and the grid's coordinates cannot be cut."""
     x, grid = eq.arg("input"), eq.arg("grid")
     eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
     return [[*x[:2], *eq.fixed(eq.node.shape[2:])]]
@@ -132,7 +132,7 @@ def _sampled_axes(eq: Equations) -> list[Dims]:
 
 # -- windows as positions -------------------------------------------------------------------------
 def _windows_axes(eq: Equations) -> list[Dims]:
-    """Sliding windows of a dimension, which stays whole."""
+    """Cut nothing from a dimension that windows slide over."""
     x = eq.arg("self")
     dim = eq.dim("dimension", len(x))
     eq.pin([x[dim]], "cut into windows", PROJECT)

@@ -39,7 +39,7 @@ def _linear_axes(eq: Equations) -> list[Dims]:
 def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Return the dirt of a linear layer: a masked output has a row of zeros.
 
-    A weight that is a vector has one output and no axis for it.
+    A vector as weight has a single output, without an axis.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
@@ -104,7 +104,7 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
 
 
 def _bilinear_macs(graph: ArchGraph, node: Node) -> int:
-    """Two nested sums for every number of the result."""
+    """Count the MACs of a bilinear layer: two nested sums for every number of the result."""
     _, left, right = sizes_of(graph, node.arg("weight"))
     return numel(node.shape) * (left * right + right)
 
@@ -214,7 +214,7 @@ _MATRICES = {
     "bmm mm mv": _product(Growth(bilinear=True)),
     "dot vdot": _product(Growth(finite=False)),
     "linalg_matmul": Operator(alias="matmul"),
-    # A linear layer whose weight stands in the other order: columns are its outputs.
+    # A linear layer with a transposed weight: its columns are the outputs.
     "addmm": Operator(
         _addmm_axes,
         _added_zero,
@@ -380,7 +380,7 @@ def _einsum_axes(eq: Equations) -> list[Dims]:
     axes: dict[_Sign, Layout] = {}
     for part, dims in zip(parts, layouts, strict=True):
         for sign, layout in zip(part, dims, strict=True):
-            # A dimension of size one stretches, whatever stands there in other operands.
+            # A dimension of size one stretches to that of the other operands.
             if sign not in axes or axes[sign].size == 1:
                 axes[sign] = layout
             elif layout.size != 1:
@@ -411,7 +411,7 @@ def _einsum_roles(
 
 
 def _einsum_macs(graph: ArchGraph, node: Node) -> int:
-    """Operands are multiplied from left to right, each sum taken as soon as it can be."""
+    """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
     shapes = [sizes_of(graph, v) for v in _operands(node)]
     parts, right = _equation(node, map(len, shapes))
     sizes: dict[_Sign, int] = {}
@@ -477,7 +477,7 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _attention_macs(graph: ArchGraph, node: Node) -> int:
-    """Scores, and the values that they weigh."""
+    """Count the MACs of attention: scores, and the values that they weigh."""
     q, k, v = (sizes_of(graph, node.arg(n)) for n in ("query", "key", "value"))
     scores = math.prod(q[:-1]) * k[-2]
     return scores * (q[-1] + v[-1])
@@ -515,7 +515,7 @@ _ATTENTION = {
         _attention_macs,
         attends=("query", "attn_mask"),
         rates=("dropout_p", "scale"),
-        # Bilinear in queries and keys, but a softmax stands behind: repeated tokens change it.
+        # Bilinear in queries and keys, but a softmax follows: repeated tokens change it.
         growth=Growth(),
         type=_attention_type,
         spelling=_attention_spelling,

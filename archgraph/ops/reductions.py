@@ -106,7 +106,7 @@ _REDUCTIONS = {
 
 # -- in order -------------------------------------------------------------------------------------
 def _along_axes(eq: Equations) -> list[Dims]:
-    """Keep a dimension whole along which an operator runs in order (cumsum, flip, roll, sort)."""
+    """Pin a dimension along which an operator runs in order (cumsum, flip, roll, sort)."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.ints("dims") or eq.ints("dim", (-1,))
     if "dims" in op_schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
@@ -117,14 +117,14 @@ def _along_axes(eq: Equations) -> list[Dims]:
 
 
 def _first_axes(eq: Equations) -> list[Dims]:
-    """Keep the first dimension whole: an operator runs along it in order."""
+    """Pin the first dimension, along which an operator runs in order."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[:1], ORDER, PROJECT)
     return [x]
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Keep a dimension whole that is run through in order; one position stays (kthvalue, mode)."""
+    """Pin a dimension that is run through in order, to one position (kthvalue, mode)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
@@ -143,7 +143,7 @@ _moved = replace(_along, growth=MOVES)
 
 # -- Fourier transforms ---------------------------------------------------------------------------
 def _transform_axes(eq: Equations) -> list[Dims]:
-    """Keep whole the dimensions that a Fourier transform runs along; each of the others passes."""
+    """Pin the dimensions that a Fourier transform runs along; pass the others."""
     x = eq.of(eq.node.args[0][1])
     dims, sizes = eq.ints("dim"), eq.ints("s")
     if not dims:  # the last ones, as many as there are sizes; without sizes all

@@ -287,7 +287,7 @@ _CHANNELS_AND_COPIES = {
     "broadcast_to": Operator(alias="expand"),
     "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED),
     "tile": Operator(spelling=_tile_spelling),
-    # Copies stand beside each other, so that positions are not its operand's.
+    # Copies of a position follow one another, so that positions are not its operand's.
     "repeat_interleave": Operator(_interleave_axes, zeros.first, growth=COPIES),
 }
 

@@ -77,7 +77,7 @@ def row(op: str) -> Operator:
 def _listed(op: str) -> Operator | None:
     """Return the row of an overload itself, or the one that all overloads of its operator share."""
     listed = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
-    # An alias is a spelling, which the graph lacks: what is known stands in the other row.
+    # A graph contains no aliases: what is known is in the row of the operator itself.
     return next((row for row in listed if row is not None and not row.alias), None)
 
 
