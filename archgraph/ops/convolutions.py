@@ -128,16 +128,10 @@ def _convolution_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     transposed = "output_padding" in arguments
     channels = (first, second * groups) if transposed else (second * groups, first)
     options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), channels, strict=True))
-    options |= {
-        "kernel_size": tuple(kernel),
-        "stride": _each(node.arg("stride"), rank, 1),
-        "padding": padding if isinstance(padding, str) else _each(padding, rank, 0),
-        "dilation": _each(node.arg("dilation"), rank, 1),
-        "groups": groups,
-        "bias": leaves["bias"] is not None,
-    }
-    if transposed:
-        options["output_padding"] = _each(node.arg("output_padding"), rank, 0)
+    options |= {"kernel_size": tuple(kernel), "groups": groups, "bias": leaves["bias"] is not None}
+    options["padding"] = padding if isinstance(padding, str) else _each(padding, rank, 0)
+    numbers = {"stride": 1, "dilation": 1} | ({"output_padding": 0} if transposed else {})
+    options |= {name: _each(node.arg(name), rank, one) for name, one in numbers.items()}
     kind = (_TRANSPOSED if transposed else _CONVOLUTIONS)[rank - 1]
     return TorchLayer(kind, options, leaves, (image,))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import nn
@@ -40,23 +39,20 @@ def _pooling_axes(eq: Equations) -> list[Dims]:
     return [[*x[:lead], *eq.fixed(t.shape[lead:])] for t in eq.node.types]
 
 
-def _window_type(rank: int) -> Callable[[Args], TensorType]:
-    """Return the rule of [n, c, …], over whose last dimensions windows of a size slide."""
-
-    def rule(args: Args) -> TensorType:
-        (x,) = real(args.get("self"))
-        certain(len(x.shape) == rank + 2, 0 not in x.shape)
-        certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
-        _, *sizes = positive(x.shape[1:])
-        kernel = ints(args, "kernel_size", rank, 0)
-        strides = kernel if not args.get("stride") else ints(args, "stride", rank, 0)
-        padding, dilation = ints(args, "padding", rank, 0), ints(args, "dilation", rank, 1)
-        certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
-        ceil = number(args, "ceil_mode", False, bool)
-        spatial = slid(sizes, kernel, strides, padding, dilation, ceil)
-        return TensorType((*x.shape[:2], *spatial), x.dtype)
-
-    return rule
+def _window_type(args: Args) -> TensorType:
+    """[n, c, h, w]: windows of a size slide over the last two dimensions."""
+    (x,) = real(args.get("self"))
+    certain(len(x.shape) == 4, 0 not in x.shape)
+    certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
+    _, *sizes = positive(x.shape[1:])
+    kernel = ints(args, "kernel_size", 2, 0)
+    # An empty list of strides means that windows do not overlap.
+    strides = kernel if not args.get("stride") else ints(args, "stride", 2, 0)
+    padding, dilation = ints(args, "padding", 2, 0), ints(args, "dilation", 2, 1)
+    certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
+    ceil = number(args, "ceil_mode", False, bool)
+    spatial = slid(sizes, kernel, strides, padding, dilation, ceil)
+    return TensorType((*x.shape[:2], *spatial), x.dtype)
 
 
 def _adaptive_type(args: Args) -> TensorType:
@@ -81,8 +77,8 @@ _POOLS = {
     )
     for rank in (1, 2, 3)
     for kind, name, rule in (
-        ("max", "Max", _window_type(rank)),
-        ("avg", "Avg", _window_type(rank)),
+        ("max", "Max", _window_type),
+        ("avg", "Avg", _window_type),
         ("adaptive_avg", "AdaptiveAvg", _adaptive_type),
     )
 }
