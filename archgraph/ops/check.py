@@ -96,13 +96,13 @@ def _at(where: str) -> Iterator[None]:
         raise error.within(where) from None
 
 
-def _require(fact: object, message: str, found: object = None, expected: object = None) -> None:
+def _require(fact: object, message: str, actual: object = None, expected: object = None) -> None:
     if not fact:
-        raise GraphError(message, found=found, expected=expected)
+        raise GraphError(message, found=actual, expected=expected)
 
 
-def _bound(number: int, limit: int, message: str, found: object = None, unit: str = "") -> None:
-    _require(number <= limit, message, found or number, f"at most {limit}{unit}")
+def _bound(number: int, limit: int, message: str, actual: object = None, unit: str = "") -> None:
+    _require(number <= limit, message, actual or number, f"at most {limit}{unit}")
 
 
 def _unique(names: list[str], message: str) -> None:

@@ -22,7 +22,7 @@ from archgraph.ops.operands import leaf_shape, sizes_of
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
-from archgraph.ops.zeros import Zeros
+from archgraph.ops.zeros import Zeros, open_dims
 
 # A cell's weights, by the name that its layer has for them; a sequence has them in `params`.
 _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
@@ -86,7 +86,7 @@ def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
     A unit whose weights are zero is zero after each step, whatever it was before.
     """
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
-    return [(*(d for d in dims[:-1] if not isinstance(d, Fixed)), *weights) for dims in results]
+    return [open_dims(dims[:-1]) + weights for dims in results]
 
 
 def _start(gates: int) -> Init:
