@@ -29,7 +29,7 @@ from archgraph.graph.ir import (
     refs,
 )
 from archgraph.graph.passes import reachable
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.ops.table import base, growth, row
 
 _WORDS = 8  # operators of a form that are named in full
@@ -319,7 +319,7 @@ class _Reading:
         for key, value, sizes in self._sorted(name):
             if key in left_out or (key in _OPERANDS and number is not None and value == number):
                 continue
-            if sizes and isinstance(schema(node.op).by_name[key].default, int):
+            if sizes and isinstance(op_schema(node.op).by_name[key].default, int):
                 continue  # a number of groups, which is not written where it is one
             text = self._show(value, sizes, ref, leaf)
             if text:

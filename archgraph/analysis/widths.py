@@ -16,6 +16,7 @@ from archgraph.graph.ir import ArchGraph, Batch, Node, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum
 from archgraph.ops import schema
 from archgraph.ops.equations import StatedSizes
+from archgraph.ops.schema import op_schema
 
 # A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
 # and its size in the smaller one.
@@ -61,7 +62,7 @@ def _written(node: Node, key: str) -> int | None:
     """Return a number that an argument has explicitly or by default."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
-        value = schema(node.op).by_name[key].default
+        value = op_schema(node.op).by_name[key].default
     return value if isinstance(value, int) else None
 
 

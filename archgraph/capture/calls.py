@@ -12,7 +12,7 @@ from archgraph.capture.places import users_line
 from archgraph.capture.tape import INSERTED, PLAIN, REGION, CapturedSizes, Region, View
 from archgraph.graph.ir import Value
 from archgraph.ops import table
-from archgraph.ops.calls import Spelling
+from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import op_name
 
 Reader = Callable[[Any, str], Value]  # an argument and the type that its schema gives

@@ -27,7 +27,7 @@ from archgraph.graph.ir import (
 )
 from archgraph.graph.passes import reachable
 from archgraph.ops import table
-from archgraph.ops.schema import canonical_args, schema
+from archgraph.ops.schema import canonical_args, op_schema
 
 _ENDS = (("min", max), ("max", min))  # of a range: which of two holds for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
@@ -215,7 +215,7 @@ def _joined(left: Node, right: Node) -> Node:
         args = tuple((k, narrower(values)) for k, narrower, values in limits if values)
         return dataclasses.replace(left, args=args)
     aten = left.op.startswith("aten.")
-    defaults = {a.name: a.default for a in schema(left.op).args} if aten else {}
+    defaults = {a.name: a.default for a in op_schema(left.op).args} if aten else {}
     together = {
         k: _join(ours.get(k, defaults.get(k)), theirs.get(k, defaults.get(k)))
         for k in {**ours, **theirs}

@@ -16,7 +16,7 @@ import torch
 
 from archgraph.capture import calls
 from archgraph.capture.tape import Tape
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 
 _ATEN: Any = torch.ops.aten
 _SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
@@ -138,7 +138,7 @@ class _Stack:
         value = stacked.meta["val"].narrow(0, at, 1)
         constant = self.tape.constants.get(stacked)
         known = constant.value if constant is not None else None
-        if stacked.target in _ZEROS or (known is not None and not tensor_of(known).any()):
+        if stacked.target in _ZEROS or (known is not None and not constant_tensor(known).any()):
             shape = self.tape.sizes.shape(value, calls.where(self.node))
             return self.insert(_ATEN.zeros.default, (shape,), value, dtype=value.dtype)
         return self.insert(_ATEN.slice.Tensor, (stacked, 0, at, at + 1), value)

@@ -21,8 +21,9 @@ from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, No
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
-from archgraph.ops.infer import ResultType, infer_call
+from archgraph.ops.infer import infer_call
 from archgraph.ops.schema import canonical_args, to_value
+from archgraph.ops.types import ResultType
 
 
 @dataclass(frozen=True)

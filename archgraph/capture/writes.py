@@ -32,8 +32,8 @@ from archgraph.capture.tape import (
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
-from archgraph.ops.calls import ViewWrite
-from archgraph.ops.schema import Schema, op_name, schema, to_value
+from archgraph.ops.operator import ViewWrite
+from archgraph.ops.schema import Schema, op_name, op_schema, to_value
 
 _WHOLE, _PART = Ref("whole"), Ref("part")
 
@@ -173,7 +173,7 @@ class _Writing:
             new = self.expanded(args[1], val, node)
         else:
             new = self.call(
-                schema(op).overload, *_arguments(target, schema(op), args, kwargs), node
+                op_schema(op).overload, *_arguments(target, op_schema(op), args, kwargs), node
             )
         # Memory keeps its dtype where the functional form would promote.
         if new.meta["val"].dtype != val.dtype:
@@ -277,7 +277,7 @@ class _Writing:
             value = source.meta["val"]
         stand_for = {_WHOLE: source, _PART: part}
         kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in rewritten[1].items()}
-        overload = schema(rewritten[0]).overload
+        overload = op_schema(rewritten[0]).overload
         new = calls.insert(self.graph, overload, (), kwargs, like=node, val=value)
         new.meta[LITERAL] = True
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
@@ -321,7 +321,7 @@ _EXPAND = torch.ops.aten.expand.default
 def _pure(target: Any) -> Any:
     """Return the pure form of a call: ``unsqueeze`` for ``unsqueeze_``."""
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-        return schema(calls.operator_name(target)).overload
+        return op_schema(calls.operator_name(target)).overload
     return target
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
-from archgraph.ops import growth, row
+from archgraph.ops.table import growth, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
 # for the same thing everywhere, so no operator has to be known.

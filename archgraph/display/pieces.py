@@ -9,7 +9,8 @@ from typing import Literal
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode, walk
-from archgraph.ops import row, zeros
+from archgraph.ops import zeros
+from archgraph.ops.table import row
 
 Detail = Literal["section", "block", "node"]
 

@@ -21,7 +21,7 @@ from archgraph.federation import (
 )
 from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.graph.passes import specialise
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row, statistics
 
 
@@ -102,7 +102,7 @@ def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
     for node in graph.nodes:
         flag = row(node.op).training_flag
         names = [name for name in node.leaves() if name in running]
-        if flag is not None and names and "momentum" in schema(node.op).by_name:
+        if flag is not None and names and "momentum" in op_schema(node.op).by_name:
             # Momentum 1 replaces the old statistics by those of the batch.
             node = node.with_args(**{flag: True, "momentum": 1.0})
             measured += names

@@ -26,9 +26,9 @@ from archgraph.graph.ir import (
 from archgraph.graph.passes import prune, renumber
 from archgraph.limits import LIMITS
 from archgraph.ops import table
-from archgraph.ops.calls import Spelling
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer_call
+from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import canonical_args
 
 

@@ -382,41 +382,41 @@ class Solver:
             xs.append(parts[1])
 
     def cut(self, x: Layout, first: int) -> tuple[Layout, Layout] | None:
-        """Cut a layout into two terms, the first of this size; None if it cannot be cut."""
+        """Cut a layout into two terms, the first of this size; None if it cannot be cut.
+
+        1. At either end there is nothing to cut.
+        2. A fixed part can be cut anywhere; an axis becomes the sum of two.
+        3. A sum is cut inside the term in which the size ends, or before it.
+        4. A product is cut along its outermost factor, where whole rows are taken.
+        """
         x = self.resolve(x)
-        if first == 0:
+        if first == 0:  # 1.
             return Fixed(0), x
         if first == x.size:
             return x, Fixed(0)
-        if not isinstance(x.size, int):
+        if not isinstance(x.size, int):  # along the batch
             return None
         match x:
-            case Fixed():
+            case Fixed():  # 2.
                 return Fixed(first), Fixed(x.size - first)
             case Var():
                 parts = (self.new(first), self.new(x.size - first))
                 self.bind(x, concatenation(parts))
                 return parts
-            case Sum(terms):
-                need = first
-                for position, t in enumerate(terms):
-                    if fixed_size(t) <= need:
-                        need -= fixed_size(t)
-                        continue
-                    parts_ = self.cut(t, need)
-                    if parts_ is None:
-                        return None
+            case Sum(terms):  # 3.
+                position = 0
+                while fixed_size(terms[position]) <= first:
+                    first -= fixed_size(terms[position])
+                    position += 1
+                if (inner := self.cut(terms[position], first)) is not None:
                     head, rest = terms[:position], terms[position + 1 :]
-                    return concatenation((*head, parts_[0])), concatenation((parts_[1], *rest))
-            case Prod(factors):
-                inside = product(factors[1:])
-                count = divide(first, inside.size)
-                if not isinstance(count, int):
-                    return None
-                outer = self.cut(factors[0], count)
-                if outer is None:
-                    return None
-                return product((outer[0], inside)), product((outer[1], inside))
+                    return concatenation((*head, inner[0])), concatenation((inner[1], *rest))
+            case Prod((outermost, *rest)):  # 4.
+                row = product(rest)
+                count = divide(first, row.size)
+                outer = self.cut(outermost, count) if isinstance(count, int) else None
+                if outer is not None:
+                    return product((outer[0], row)), product((outer[1], row))
         return None
 
     def regroup(self, dims: Sequence[Layout], sizes: Sequence[Size]) -> list[Layout] | None:

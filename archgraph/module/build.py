@@ -22,7 +22,7 @@ from archgraph.module.code import Blocks, Forward, are_numbers, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
 from archgraph.module.plan import ModulePlan, ancestors, is_under, joined
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 from archgraph.ops.recurrent import single_layers
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
@@ -118,7 +118,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     for param in graph.params:
         if param.role == "constant":
             assert param.value is not None
-            leaves[param.name] = tensor_of(param.value).to(device)
+            leaves[param.name] = constant_tensor(param.value).to(device)
             continue
         leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":

@@ -33,7 +33,7 @@ from archgraph.module.plan import (
     makes_tensor,
 )
 from archgraph.ops import table
-from archgraph.ops.schema import from_atom, schema
+from archgraph.ops.schema import from_atom, op_schema
 
 
 class Output(dict[str, Any]):
@@ -362,7 +362,7 @@ class _Body:
             arguments[name] = self.fx.call_function(contiguous, (arguments[name],))
         if makes_tensor(node):
             arguments["device"] = self.device()
-        row = schema(node.op)
+        row = op_schema(node.op)
         positional, keywords = row.call_args(arguments)
         return self.fx.call_function(row.overload, tuple(positional), keywords)
 

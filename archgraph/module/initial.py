@@ -6,7 +6,7 @@ import torch
 
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.starts import Initialiser
 from archgraph.ops.table import initialiser
@@ -30,7 +30,7 @@ def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) -> torch.Tensor:
     if param.value is not None:
-        return tensor_of(param.value)
+        return constant_tensor(param.value)
     dtype = torch_dtype(param.dtype)
     if how is None or not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(param.shape, dtype=dtype)

@@ -31,7 +31,7 @@ from archgraph.graph.passes import specialise
 from archgraph.ops import table
 from archgraph.ops.layers import TorchLayer
 from archgraph.ops.recurrent import Stack, stack
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 
 DEVICE = "device"  # of new tensors
 # What a block is called with: results, leaves, values that a mode decides, the batch size, DEVICE.
@@ -318,7 +318,7 @@ def child(node: Node, path: str) -> str | None:
 
 def makes_tensor(node: Node) -> bool:
     """Return whether an operator makes a tensor on a device, which is an argument."""
-    return node.op != "getitem" and schema(node.op).makes_tensor
+    return node.op != "getitem" and op_schema(node.op).makes_tensor
 
 
 def _layers(

@@ -1,34 +1,6 @@
-"""The operator table: one row per operator; nothing else asks what kind of layer something is."""
+"""The operator table: one row per operator; nothing else asks what kind of layer something is.
 
-from archgraph.ops.operands import type_of
-from archgraph.ops.operator import Growth, Operator
-from archgraph.ops.schema import canonical_args, schema
-from archgraph.ops.starts import Initialiser, Start
-from archgraph.ops.table import (
-    base,
-    growth,
-    initialiser,
-    known,
-    macs,
-    normalisation,
-    row,
-    statistics,
-)
-
-__all__ = [
-    "Growth",
-    "Initialiser",
-    "Operator",
-    "Start",
-    "base",
-    "canonical_args",
-    "growth",
-    "initialiser",
-    "known",
-    "macs",
-    "normalisation",
-    "row",
-    "schema",
-    "statistics",
-    "type_of",
-]
+``table``: the rows, and what they say of a graph; ``operator``: what a row may say; ``equations``:
+what its rule of axes sees. ``schema``, ``infer`` and ``check``: arguments, types and laws. Each
+family of operators has a file.
+"""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import keyword
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
 
 import torch
 
@@ -31,18 +33,13 @@ from archgraph.graph.ir import (
 )
 from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
-from archgraph.ops.infer import (
-    ResultType,
-    pattern,
-    place,
-    result_type,
-    shortened,
-    tensor_types,
-)
+from archgraph.ops.infer import call_type, pattern, shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
-from archgraph.ops.operator import unknown
-from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.ops.operands import nested
+from archgraph.ops.operator import unknown_axes
+from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.ops.table import known, row
+from archgraph.ops.types import Args, ResultType
 
 
 @takes_graph
@@ -70,222 +67,168 @@ def check(graph: ArchGraph) -> None:
     _check_leaves(graph)
     seen: dict[str, Node] = {}
     for node in graph.nodes:
-        where = f"%{node.name}"
-        if node.name in seen:
-            raise GraphError("two operators of one name", where=where)
-        _check_depth(node.scope, where)
-        _check_uses((v for _, v in node.args), seen, graph.param, where)
-        for type_ in node.types:
-            _check_type(type_, where)
-        _check_operator(node, seen, where)
+        with _at(f"%{node.name}"):
+            _require(node.name not in seen, "two operators of one name")
+            _check_depth(node.scope)
+            _check_uses((v for _, v in node.args), seen, graph)
+            for type_ in node.types:
+                _check_type(type_)
+            _check_operator(node, seen)
         seen[node.name] = node
+    types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
+    types |= {Leaf(p.name): p.type for p in graph.params}
     _check_inputs(graph)
-    _check_outputs(graph, seen)
-    _check_updates(graph, seen)
-    _unique([name for name, _ in graph.sections], "two sections of one name", "sections")
-    _check_types(graph)
+    with _at("outputs"):
+        _check_outputs(graph, seen)
+    _check_updates(graph, seen, types)
+    with _at("sections"):
+        _unique([name for name, _ in graph.sections], "two sections of one name")
+    # Last: kernels run on what has been found sound above.
+    _check_types(graph, types)
 
 
-def _bound(
-    number: int,
-    limit: int,
-    message: str,
-    where: str | None = None,
-    found: object = None,
-    unit: str = "",
-) -> None:
-    if number > limit:
-        found = number if found is None else found
-        raise GraphError(message, where=where, found=found, expected=f"at most {limit}{unit}")
+@contextlib.contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Say where a law is broken."""
+    try:
+        yield
+    except GraphError as error:
+        raise error.within(where) from None
 
 
-def _unique(names: list[str], message: str, where: str) -> None:
-    if len(set(names)) != len(names):
-        raise GraphError(message, where=where, found=names)
+def _require(fact: object, message: str, actual: object = None, expected: object = None) -> None:
+    if not fact:
+        raise GraphError(message, found=actual, expected=expected)
+
+
+def _bound(number: int, limit: int, message: str, actual: object = None, unit: str = "") -> None:
+    _require(number <= limit, message, actual or number, f"at most {limit}{unit}")
+
+
+def _unique(names: list[str], message: str) -> None:
+    _require(len(set(names)) == len(names), message, names)
 
 
 # -- leaves -----------------------------------------------------------------------------------
 def _check_leaves(graph: ArchGraph) -> None:
-    names: set[str] = set()
-    total = 0
-    for param in graph.params:
-        for name in (param.name, *param.aliases):
-            if name in names:
-                raise GraphError("leaf defined twice", where=name)
-            names.add(name)
+    names = Counter(name for param in graph.params for name in (param.name, *param.aliases))
+    for name, count in names.items():
+        with _at(name):
+            _require(count == 1, "leaf defined twice")
             _check_name(name)
-        total += _check_leaf(param)
+            # A module's attribute cannot be a tensor and a module at once.
+            for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
+                _require(owner not in names, "leaf inside another leaf", owner)
+    for param in graph.params:
+        with _at(param.name):
+            _check_leaf(param)
+    total = sum(math.prod(param.shape) for param in graph.params)
     _bound(total, LIMITS.elements, "leaves too large together", unit=" elements")
-    for name in names:
-        parts = name.split(".")
-        for i in range(1, len(parts)):
-            if (owner := ".".join(parts[:i])) in names:
-                raise GraphError("leaf inside another leaf", where=name, found=owner)
 
 
-def _check_depth(path: str, where: str) -> None:
-    depth = path.count(".") + 1
-    _bound(depth, LIMITS.module_depth, "too many modules inside modules", where)
+def _check_depth(path: str) -> None:
+    _bound(path.count(".") + 1, LIMITS.module_depth, "too many modules inside modules")
 
 
 def _check_name(name: str) -> None:
     """Check that a leaf's name is an attribute path of a module; generated code contains it."""
-    _check_depth(name.rpartition(".")[0], name)
-    parts = name.split(".")
-    possible = all(parts) and name.isprintable() and not set(name) & {'"', "\\"}
-    if not possible:
-        raise GraphError(
-            "leaf with an impossible name",
-            where=name,
-            expected="printable words joined by dots, without quotes and backslashes",
-        )
+    _check_depth(name.rpartition(".")[0])
+    possible = all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"}
+    expected = "printable words joined by dots, without quotes and backslashes"
+    _require(possible, "leaf with an impossible name", expected=expected)
 
 
-def _check_leaf(param: Param) -> int:
-    """Check a leaf and return its number of elements."""
-    if not all(isinstance(s, int) and s >= 0 for s in param.type.shape):
-        raise GraphError("leaf with an impossible size", where=param.name, found=param.type)
+def _check_leaf(param: Param) -> None:
+    type_, value = param.type, param.value
+    sound = all(isinstance(s, int) and s >= 0 for s in type_.shape)
+    _require(sound, "leaf with an impossible size", type_)
     elements = math.prod(param.shape)
-    _bound(elements, LIMITS.leaf_elements, "leaf too large", param.name, param.type, " elements")
-    _check_type(param.type, param.name)
+    _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
+    _check_type(type_)
     dtype = torch_dtype(param.dtype)
-    if param.trainable and not (dtype.is_floating_point or dtype.is_complex):
-        raise GraphError(
-            "parameter that cannot be trained",
-            where=param.name,
-            found=param.type,
-            expected="a floating-point type, or 'frozen'",
-        )
-    value = param.value
-    if param.role == "constant" and value is None:
-        raise GraphError("constant without a value", where=param.name)
-    if value is not None and (value.shape != param.shape or value.dtype != param.dtype):
-        raise GraphError(
-            "initial value of another type",
-            where=param.name,
-            found=f"{value.dtype}{list(value.shape)}",
-            expected=str(param.type),
-        )
-    if value is not None and len(value.data) != elements * dtype.itemsize:
-        raise GraphError(
-            "initial value with the wrong number of bytes",
-            where=param.name,
-            found=len(value.data),
-            expected=elements * dtype.itemsize,
-        )
-    return elements
+    trainable = dtype.is_floating_point or dtype.is_complex or not param.trainable
+    expected = "a floating-point type, or 'frozen'"
+    _require(trainable, "parameter that cannot be trained", type_, expected)
+    _require(value is not None or param.role != "constant", "constant without a value")
+    if value is not None:
+        other = TensorType(value.shape, value.dtype)
+        _require(other == type_, "initial value of another type", other, type_)
+        size, actual = elements * dtype.itemsize, len(value.data)
+        _require(actual == size, "initial value with the wrong number of bytes", actual, size)
 
 
-def _check_type(type_: TensorType, where: str) -> None:
+def _check_type(type_: TensorType) -> None:
     """Sizes and element type of a tensor."""
     torch_dtype(type_.dtype)
-    _bound(len(type_.shape), LIMITS.rank, "too many dimensions", where)
+    _bound(len(type_.shape), LIMITS.rank, "too many dimensions")
     elements = 1
     for size in type_.shape:
-        factor = size.factor if isinstance(size, Batch) else size
-        if factor < 0 or (isinstance(size, Batch) and factor == 0):
-            raise GraphError("negative size", where=where, found=type_)
-        _bound(factor, LIMITS.size, "size too large", where, type_)
-        _check_batch(size, where)
+        # A dimension may be empty, but no multiple of the batch is.
+        factor, least = (size.factor, 1) if isinstance(size, Batch) else (size, 0)
+        _require(factor >= least, "negative size", type_)
+        _bound(factor, LIMITS.size, "size too large", type_)
+        _check_batch(size)
         elements *= factor
-    _bound(elements, LIMITS.elements, "tensor too large", where, type_, " elements")
+    _bound(elements, LIMITS.elements, "tensor too large", type_, " elements")
 
 
-def _check_batch(value: Value, where: str) -> None:
-    if isinstance(value, Batch) and not (
-        1 <= value.power <= LIMITS.batch_power and abs(value.factor) <= LIMITS.size
-    ):
-        raise GraphError(
-            "size that no batch has",
-            where=where,
-            found=value,
-            expected=f"a power of 1 to {LIMITS.batch_power}, a factor of at most {LIMITS.size}",
-        )
+def _check_batch(value: Value) -> None:
+    if isinstance(value, Batch):
+        possible = 1 <= value.power <= LIMITS.batch_power and abs(value.factor) <= LIMITS.size
+        expected = f"a power of 1 to {LIMITS.batch_power}, a factor of at most {LIMITS.size}"
+        _require(possible, "size that no batch has", value, expected)
 
 
 # -- operators --------------------------------------------------------------------------------
-def _check_uses(
-    values: Iterable[Value], seen: Collection[str], leaves: Collection[str], where: str
-) -> None:
-    for value in values:
-        for item in walk(value):
-            if isinstance(item, Ref) and item.name not in seen:
-                raise GraphError(
-                    "uses a result that no earlier operator makes", where=where, found=item
-                )
-            if isinstance(item, Leaf) and item.name not in leaves:
-                raise GraphError("uses a leaf that does not exist", where=where, found=item.name)
-            _check_batch(item, where)
+def _check_uses(values: Iterable[Value], seen: Collection[str], graph: ArchGraph) -> None:
+    for item in (item for value in values for item in walk(value)):
+        if isinstance(item, Ref):
+            _require(item.name in seen, "uses a result that no earlier operator makes", item)
+        elif isinstance(item, Leaf):
+            _require(item.name in graph.param, "uses a leaf that does not exist", item)
+        _check_batch(item)
 
 
-def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
+def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
+    args, names = dict(node.args), [name for name, _ in node.args]
+    _require(len(args) == len(names), "argument given twice", names)
     if node.op == "input":
-        limits = dict(node.args)
-        named = limits.keys() <= {"min", "max"} and len(limits) == len(node.args)
-        if not named or not all(type(v) is int for v in limits.values()):
-            raise GraphError("an input has no arguments but min and max, batch sizes", where=where)
-        if isinstance(node.type, tuple) or (limits and node.shape[:1] != (Batch(),)):
-            raise GraphError("an input is one tensor, limited only in its batch", where=where)
+        sound = args.keys() <= {"min", "max"} and all(type(v) is int for v in args.values())
+        _require(sound, "an input has no arguments but min and max, batch sizes")
+        sound = not isinstance(node.type, tuple) and (not args or node.shape[:1] == (Batch(),))
+        _require(sound, "an input is one tensor, limited only in its batch")
         return
     if node.op == "getitem":
-        _check_getitem(node, seen, where)
+        _require(names == ["source", "index"], "getitem takes source and index")
+        _check_getitem(node, args["source"], args["index"], seen)
         return
-    if not known(node.op) or not pure(node.op):
-        raise GraphError(
-            "unknown operator",
-            where=where,
-            found=node.op,
-            expected="an ATen operator that changes nothing in place",
-        )
-    given = dict(node.args)
-    if len(given) != len(node.args):
-        raise GraphError("argument given twice", where=where, found=[k for k, _ in node.args])
-    try:
-        canonical = canonical_args(node.op, given)
-    except GraphError as error:
-        raise error.within(where) from None
-    found, expected = [k for k, _ in node.args], [k for k, _ in canonical]
-    if found != expected:
-        raise GraphError(
-            "arguments not in canonical form", where=where, found=found, expected=expected
-        )
+    expected = "an ATen operator that changes nothing in place"
+    _require(known(node.op) and pure(node.op), "unknown operator", node.op, expected)
+    canonical = [name for name, _ in canonical_args(node.op, args)]
+    _require(names == canonical, "arguments not in canonical form", names, canonical)
     types = _argument_types(node.op)
     for name, value in node.args:
         if not _fits(value, types[name], seen):
-            raise GraphError(
-                f"argument {name!r} has a wrong type",
-                where=where,
-                found=shortened(show(value)),
-                expected=types[name],
-            )
+            actual = shortened(show(value))
+            _require(False, f"argument {name!r} has a wrong type", actual, types[name])
 
 
-def _check_getitem(node: Node, seen: Mapping[str, Node], where: str) -> None:
-    if [k for k, _ in node.args] != ["source", "index"]:
-        raise GraphError("getitem takes source and index", where=where)
-    source, index = (v for _, v in node.args)
-    made = seen[source.name].type if isinstance(source, Ref) else None
-    if not isinstance(made, tuple):
-        raise GraphError(
-            "getitem takes one of several results",
-            where=where,
-            found=show(source),
-            expected="an operator with several results",
-        )
-    if type(index) is not int or not -len(made) <= index < len(made):
-        raise GraphError(
-            "no such result", where=where, found=show(index), expected=f"0 to {len(made) - 1}"
-        )
-    if node.type != made[index]:
-        _other_type(node, made[index])
+def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, Node]) -> None:
+    results = seen[source.name].type if isinstance(source, Ref) else None
+    if not isinstance(results, tuple):
+        expected = "an operator with several results"
+        raise GraphError("getitem takes one of several results", found=source, expected=expected)
+    if type(index) is not int or not -len(results) <= index < len(results):
+        raise GraphError("no such result", found=index, expected=f"0 to {len(results) - 1}")
+    _same_type(node, results[index])
 
 
 @functools.cache
 def pure(op: str) -> bool:
     """Return whether an operator is a kernel from tensors to tensors, not of the interpreter."""
-    found = schema(op).overload._schema
-    name = f"{found.name}.{found.overload_name}".rstrip(".")
-    kinds = {str(r.type) for r in found.returns}
+    schema = op_schema(op).overload._schema
+    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
+    kinds = {str(r.type) for r in schema.returns}
     return bool(
         kinds
         and kinds <= {"Tensor", "List[Tensor]"}
@@ -298,14 +241,7 @@ def pure(op: str) -> bool:
 @functools.cache
 def _argument_types(op: str) -> Mapping[str, str]:
     """Types of an operator's arguments; enumerations under their own name."""
-    return {a.name: str(a.real_type) for a in schema(op).overload._schema.arguments}
-
-
-def _is_tensor(value: Value, seen: Mapping[str, Node]) -> bool:
-    if isinstance(value, Ref):
-        return not isinstance(seen[value.name].type, tuple)
-    # A number stands for a tensor of no dimensions.
-    return isinstance(value, Leaf) or _is_number(value)
+    return {a.name: str(a.real_type) for a in op_schema(op).overload._schema.arguments}
 
 
 def _is_number(value: Value) -> bool:
@@ -313,16 +249,12 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_integer(value: Value) -> bool:
-    if isinstance(value, Batch):
-        return True
-    return type(value) is int and abs(value) <= LIMITS.integer
+    small = type(value) is int and abs(value) <= LIMITS.integer
+    return small or isinstance(value, Batch)
 
 
 def _is_enumeration(kind: type) -> Callable[[Value], bool]:
-    def test(value: Value) -> bool:
-        return isinstance(value, Atom) and isinstance(getattr(torch, value.name, None), kind)
-
-    return test
+    return lambda v: isinstance(v, Atom) and isinstance(getattr(torch, v.name, None), kind)
 
 
 _PLAIN: dict[str, Callable[[Value], bool]] = {
@@ -347,151 +279,105 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
         inner = kind[5:-1]
         if isinstance(value, tuple):
             return all(_fits(item, inner, seen) for item in value)
+        # PyTorch takes one number for a list of it, as in ``stride=2``, but not one tensor.
         return inner in ("int", "float", "bool") and _fits(value, inner, seen)
     if kind == "Tensor":
-        return _is_tensor(value, seen)
+        if isinstance(value, Ref):
+            return not isinstance(seen[value.name].type, tuple)
+        # PyTorch takes a number for a tensor without dimensions.
+        return isinstance(value, Leaf) or _is_number(value)
     return kind in _PLAIN and _PLAIN[kind](value)
 
 
 # -- inputs, outputs, updates -----------------------------------------------------------------
 def _check_inputs(graph: ArchGraph) -> None:
     inputs = sorted(n.name for n in graph.nodes if n.op == "input")
-    named = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
-    if named != inputs:
-        raise GraphError(
-            "forward's arguments and the input operators differ", found=named, expected=inputs
-        )
-    keys = [k for k, _ in graph.inputs]
-    for key in keys:
-        if not key.isidentifier() or keyword.iskeyword(key) or key == "self":
-            raise GraphError("argument of forward must be an identifier", where="inputs", found=key)
-    _unique(keys, "two arguments of one name", "inputs")
-    for _, value in graph.inputs:
-        _check_tree(value, "inputs", (Leaf, Batch, Atom, Mode))
-    sizes = [
-        i
-        for values in (
-            *((v for _, v in n.args) for n in graph.nodes),
-            (graph.outputs, *(v for _, v in graph.updates)),
-        )
-        for v in values
-        for i in walk(v)
-        if isinstance(i, Batch)
-    ]
+    names = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
+    _require(names == inputs, "forward's arguments and the input operators differ", names, inputs)
+    with _at("inputs"):
+        _unique([key for key, _ in graph.inputs], "two arguments of one name")
+        for key, value in graph.inputs:
+            possible = key.isidentifier() and not keyword.iskeyword(key) and key != "self"
+            _require(possible, "argument of forward must be an identifier", key)
+            _check_tree(value, (Leaf, Batch, Atom, Mode))
+    values = [v for n in graph.nodes for _, v in n.args]
+    values += [graph.outputs, *(v for _, v in graph.updates)]
+    size = next((i for v in values for i in walk(v) if isinstance(i, Batch)), None)
     batched = any(n.op == "input" and n.shape[:1] == (Batch(),) for n in graph.nodes)
-    if sizes and not batched:
-        raise GraphError(
-            "a size depends on the batch, but no input has a batch axis", found=sizes[0]
-        )
+    message = "a size depends on the batch, but no input has a batch axis"
+    _require(size is None or batched, message, size)
 
 
-def _check_tree(value: Value, where: str, forbidden: tuple[type, ...] = ()) -> None:
-    """Check what is passed in or handed back: names of its parts must be possible and unique."""
-    for item in _trees(value):
-        if isinstance(item, forbidden):
-            raise GraphError("impossible here", where=where, found=show(item))
-        if not isinstance(item, Record):
-            continue
-        keys = [k for k, _ in item.fields]
-        _unique(keys, "two results of one name", where)
-        for name in (item.name, *keys) if item.name else ():
-            if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-                raise GraphError(
-                    "name that a named tuple cannot have",
-                    where=where,
-                    found=name,
-                    expected="an identifier without a leading underscore",
-                )
-
-
-def _trees(value: Value) -> Iterator[Value]:
-    """Yield a value and all values inside it."""
-    yield value
-    inner = value if isinstance(value, tuple) else ()
-    if isinstance(value, Mode):
-        inner = (value.train, value.eval)
-    elif isinstance(value, Record):
-        inner = tuple(v for _, v in value.fields)
-    for item in inner:
-        yield from _trees(item)
+def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
+    """Check what forward takes or returns: names of its parts must be possible and unique."""
+    for item in nested(value):
+        _require(not isinstance(item, forbidden), "impossible here", item)
+        if isinstance(item, Record):
+            keys = [key for key, _ in item.fields]
+            _unique(keys, "two results of one name")
+            # A dict may have any keys, a named tuple only those that collections.namedtuple takes.
+            for name in (item.name, *keys) if item.name else ():
+                possible = name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
+                expected = "an identifier without a leading underscore"
+                _require(possible, "name that a named tuple cannot have", name, expected)
 
 
 def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
-    _check_uses((graph.outputs,), seen, graph.param, "outputs")
-    _check_tree(graph.outputs, "outputs", (Atom,))
+    _check_uses((graph.outputs,), seen, graph)
+    _check_tree(graph.outputs, (Atom,))
     for item in walk(graph.outputs):
-        if isinstance(item, Ref) and isinstance(seen[item.name].type, tuple):
-            raise GraphError("several results where one is meant", where="outputs", found=item)
-    for training in (True, False):
-        made = walk(in_mode(graph.outputs, training))
-        if not any(isinstance(i, (Ref, Leaf)) for i in made):
-            mode = "training" if training else "evaluation"
-            raise GraphError(f"the graph returns no tensor in {mode}", where="outputs")
+        several = isinstance(item, Ref) and isinstance(seen[item.name].type, tuple)
+        _require(not several, "several results where one is meant", item)
+    for training, mode in ((True, "training"), (False, "evaluation")):
+        items = walk(in_mode(graph.outputs, training))
+        tensors = any(isinstance(i, (Ref, Leaf)) for i in items)
+        _require(tensors, f"the graph returns no tensor in {mode}")
 
 
-def _check_updates(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
-    assigned: set[str] = set()
+def _check_updates(
+    graph: ArchGraph, seen: Mapping[str, Node], types: Mapping[Ref | Leaf, ResultType]
+) -> None:
+    _unique([buffer for buffer, _ in graph.updates], "buffer updated twice")
+    buffers = {p.name: p for p in graph.params if p.role == "buffer"}
     for buffer, value in graph.updates:
-        if buffer not in graph.param or graph.param[buffer].role != "buffer":
-            raise GraphError("update of something that is not a buffer", where=buffer)
-        if buffer in assigned:
-            raise GraphError("buffer updated twice", where=buffer)
-        assigned.add(buffer)
-        where = f"update {buffer}"
-        _check_uses((value,), seen, graph.param, where)
-        shape = graph.param[buffer].type.shape
-        for training in (True, False):
-            item = in_mode(value, training)
-            if item is None:
-                continue
-            found: Any = show(item)
-            if isinstance(item, (Ref, Leaf)):
-                held = (seen if isinstance(item, Ref) else graph.param)[item.name].type
-                if isinstance(held, TensorType) and held.shape == shape:
-                    continue
-                found = held if isinstance(held, TensorType) else "several results"
-            raise GraphError(
-                "update of another shape", where=where, found=found, expected=graph.param[buffer]
-            )
+        with _at(f"update {buffer}"):
+            _require(buffer in buffers, "update of something that is not a buffer")
+            _check_uses((value,), seen, graph)
+            for item in (in_mode(value, training) for training in (True, False)):
+                type_ = types[item] if isinstance(item, (Ref, Leaf)) else None
+                fits = isinstance(type_, TensorType) and type_.shape == buffers[buffer].type.shape
+                actual = show(item) if type_ is None else _printed(type_)
+                # None: this mode leaves the buffer alone.
+                message, expected = "update of another shape", buffers[buffer]
+                _require(fits or item is None, message, actual, expected)
 
 
 # -- types ------------------------------------------------------------------------------------
-def _check_types(graph: ArchGraph) -> None:
+def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
-    types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
-    types |= {Leaf(p.name): p.type for p in graph.params}
     runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
     for node in graph.nodes:
-        if node.op in ("input", "getitem"):
+        if node.op in ("input", "getitem") or not computable(node.op):
             continue
-        flat = [v for _, v in node.args]
-        moded = any(isinstance(i, Mode) for v in flat for i in _trees(v))
+        moded = any(isinstance(i, Mode) for _, v in node.args for i in nested(v))
+        # What both modes compute alike has one type; what neither reaches is still checked.
         for training in (True, False) if moded else (True,):
             if moded and node.name not in runs[training] and node.name in runs[not training]:
                 continue
-            args = tuple((k, pattern(in_mode(v, training), types)) for k, v in node.args)
-            if not computable(node.op) or _walks(node.op, args):
-                continue
-            try:
-                found = result_type(node.op, args)
-            except GraphError as error:
-                raise error.within(place(node)) from error
-            if found is not None and found != node.type:
-                _other_type(node, found)
+            args = {k: pattern(in_mode(v, training), types) for k, v in node.args}
+            type_ = None if _walks(node.op, args) else call_type(node, args)
+            with _at(f"%{node.name}"):
+                _same_type(node, node.type if type_ is None else type_)
 
 
-def _other_type(node: Node, found: ResultType) -> NoReturn:
-    def shown(types: ResultType) -> str:
-        return shortened(
-            f"({', '.join(map(str, types))})" if isinstance(types, tuple) else str(types)
-        )
+def _same_type(node: Node, expected: ResultType) -> None:
+    if node.type != expected:
+        message, actual = f"{node.op} gives another type than written", _printed(node.type)
+        raise GraphError(message, found=actual, expected=_printed(expected))
 
-    raise GraphError(
-        f"{node.op} gives another type than written",
-        where=f"%{node.name}",
-        found=shown(node.type),
-        expected=shown(found),
-    )
+
+def _printed(types: ResultType) -> str:
+    return shortened(f"({', '.join(map(str, types))})" if isinstance(types, tuple) else str(types))
 
 
 @functools.cache
@@ -501,12 +387,10 @@ def computable(op: str) -> bool:
     Others are kernels of one backend or of autograd; some read their arguments' data, which meta
     tensors do not have. Their written type stands, and what touches them is pinned.
     """
-    return row(op).rule is not unknown or torch.Tag.core in schema(op).overload.tags
+    return row(op).rule is not unknown_axes or torch.Tag.core in op_schema(op).overload.tags
 
 
-def _walks(op: str, args: tuple[tuple[str, Any], ...]) -> bool:
+def _walks(op: str, args: Args) -> bool:
     """Return whether inference would go through a long dimension position by position."""
-    if row(op).rule is not opaque_axes:
-        return False
-    found = (s for t in tensor_types(v for _, v in args) for s in t.shape)
-    return any(size_at(s, 1) > LIMITS.steps for s in found)
+    sizes = (s for t in tensor_types(args.values()) for s in t.shape)
+    return row(op).rule is opaque_axes and any(size_at(s, 1) > LIMITS.steps for s in sizes)

@@ -16,24 +16,21 @@ def constant(tensor: torch.Tensor) -> Constant:
     Raises:
         GraphError: If it is larger than a graph may hold.
 
-    >>> tensor_of(constant(torch.tensor([1.0, 2.0])))
+    >>> constant_tensor(constant(torch.tensor([1.0, 2.0])))
     tensor([1., 2.])
     """
     size = tensor.numel() * tensor.element_size()
     if size > LIMITS.constant_bytes:
-        raise GraphError(
-            "constant is too large for a graph",
-            found=f"{tuple(tensor.shape)}, {size} bytes",
-            expected=f"at most {LIMITS.constant_bytes} bytes",
-            hint="make it a buffer of the state",
-        )
+        message = "constant is too large for a graph: make it a buffer of the state"
+        limit = f"at most {LIMITS.constant_bytes}"
+        raise GraphError(message, found=f"{size} bytes", expected=limit)
     # A copy, since one element may stand in any stride and still count as contiguous.
     tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if size else b""
     return Constant(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw)
 
 
-def tensor_of(value: Constant) -> torch.Tensor:
+def constant_tensor(value: Constant) -> torch.Tensor:
     """Return a constant as a fresh tensor."""
     dtype = torch_dtype(value.dtype)
     if not value.data:

@@ -1,4 +1,4 @@
-"""Convolutions, also transposed: a kernel slides over an image, whose axes are channels alone."""
+"""Convolutions, also transposed: a kernel slides over an image, of which only channels are axes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
-from archgraph.layout.layouts import Fixed, divide, fixed_size, product
+from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
 from archgraph.ops.operands import leaf_shape, numel, sizes_of
-from archgraph.ops.operator import Growth, Operator, Rows, alike
-from archgraph.ops.schema import schema
+from archgraph.ops.operator import Growth, Operator
+from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity
 from archgraph.ops.types import Args, certain, ints, number, optional, positive, real, slid
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
@@ -40,11 +40,8 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
         inside = divide(w[0].size, groups)
         eq.unify(w[0], product((Fixed(groups), eq.new(inside or w[0].size))))
     else:
-        assert isinstance(groups, int)
-        group = eq.new(groups)
+        group, _ = eq.grouped(w[0], eq.integer("groups"), "groups")
         eq.unify(x[channel], product((group, w[1])))
-        eq.unify(w[0], product((group, eq.new(fixed_size(w[0]) // groups))))
-        eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, w[1], 1, channel)
     eq.vectors(w[0], "bias")
@@ -64,7 +61,7 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
 def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Return the dirt of a convolution: a masked output has a kernel of zeros.
 
-    The channel stands before the dimensions of the kernel.
+    The channels come before the dimensions of the kernel.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
@@ -83,6 +80,7 @@ def _convolution_type(args: Args) -> TensorType:
     certain(len(x.shape) == len(w.shape), rank >= 1)
     groups = number(args, "groups", 1, int)
     (inside, *sizes), (out, each, *kernel) = positive(x.shape[1:]), positive(w.shape)
+    # All facts of one call are computed: this one before what divides by it.
     certain(groups >= 1)
     certain(inside == each * groups, out % groups == 0)
     optional(args, ("bias",), (out,), x.dtype)
@@ -123,23 +121,17 @@ def _convolution_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     leaves, image = weight_and_bias(node), node.arg("input")
     first, second, *kernel = leaf_shape(graph, leaves["weight"]) or (0, 0)
     rank, groups = len(kernel), node.arg("groups", 1)
-    arguments = schema(node.op).by_name
+    arguments = op_schema(node.op).by_name
     padding = node.arg("padding", arguments["padding"].default)
     if not 1 <= rank <= 3 or not isinstance(groups, int):
         return None
     transposed = "output_padding" in arguments
     channels = (first, second * groups) if transposed else (second * groups, first)
     options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), channels, strict=True))
-    options |= {
-        "kernel_size": tuple(kernel),
-        "stride": _each(node.arg("stride"), rank, 1),
-        "padding": padding if isinstance(padding, str) else _each(padding, rank, 0),
-        "dilation": _each(node.arg("dilation"), rank, 1),
-        "groups": groups,
-        "bias": leaves["bias"] is not None,
-    }
-    if transposed:
-        options["output_padding"] = _each(node.arg("output_padding"), rank, 0)
+    options |= {"kernel_size": tuple(kernel), "groups": groups, "bias": leaves["bias"] is not None}
+    options["padding"] = padding if isinstance(padding, str) else _each(padding, rank, 0)
+    numbers = {"stride": 1, "dilation": 1} | ({"output_padding": 0} if transposed else {})
+    options |= {name: _each(node.arg(name), rank, one) for name, one in numbers.items()}
     kind = (_TRANSPOSED if transposed else _CONVOLUTIONS)[rank - 1]
     return TorchLayer(kind, options, leaves, (image,))
 
@@ -166,10 +158,8 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
     eq.unify(x[channel], w[0])
     inside, out = w[0], w[1]
     if groups > 1:
-        group, inside = eq.new(groups), eq.new(fixed_size(w[0]) // groups)
-        eq.unify(w[0], product((group, inside)))
+        group, inside = eq.grouped(w[0], groups, "groups")
         out = product((group, w[1]))
-        eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, inside, 0, channel)
     eq.vectors(out, "bias")
@@ -188,7 +178,7 @@ _transposed = replace(
     rule=_transposed_axes,
     macs=_transposed_macs,
     sides={**OUT_IN, "weight": ("in", "out", "kernel", "kernel", "kernel")},
-    # No identity: it stands where images grow, and a block that is repeated keeps their size.
+    # Without an identity: it is used where images grow, and a repeated block keeps their size.
     growth=Growth(affine={"weight": 1, "bias": 0}),
     type=None,
 )
@@ -205,8 +195,8 @@ def _any_macs(graph: ArchGraph, node: Node) -> int:
     return (_transposed_macs if node.arg("transposed") is True else _convolution_macs)(graph, node)
 
 
-ROWS: Rows = {
-    **alike(("conv1d", "conv2d", "conv3d"), _convolution),
-    **alike(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
+ROWS = {
+    "conv1d conv2d conv3d": _convolution,
+    "conv_transpose1d conv_transpose2d conv_transpose3d": _transposed,
     "convolution": replace(_convolution, rule=_any_axes, macs=_any_macs, type=None, layer=None),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from archgraph.ops import zeros
 from archgraph.ops.equations import Dims, Equations
-from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.operator import Operator
 from archgraph.ops.pointwise import same_layout
 
 
@@ -29,21 +29,18 @@ _zeros = replace(_factory, zero=zeros.always)  # `empty` too: numbers that are u
 _like = Operator(same_layout, pointwise=True)
 _zeros_like = replace(_like, zero=zeros.always, fill=0)
 
-ROWS: Rows = {
-    **alike(("zeros", "empty"), _zeros),
-    **alike(("new_zeros", "new_empty"), replace(_zeros, fill=0)),
+ROWS = {
+    "zeros empty": _zeros,
+    "new_zeros new_empty": replace(_zeros, fill=0),
     "new_ones": replace(_factory, fill=1),
     "new_full": replace(_factory, fill="argument"),
-    **alike(("ones", "full", "rand", "randn", "randint", "randperm"), _factory),
-    **alike(("arange", "range", "eye", "linspace", "logspace", "scalar_tensor"), _factory),
-    **alike(
-        ("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
-        _factory,
-    ),
-    **alike(("zeros_like", "empty_like"), _zeros_like),
+    "ones full rand randn randint randperm": _factory,
+    "arange range eye linspace logspace scalar_tensor": _factory,
+    "hann_window hamming_window blackman_window bartlett_window kaiser_window": _factory,
+    "zeros_like empty_like": _zeros_like,
     "ones_like": replace(_like, fill=1),
     "full_like": replace(_like, fill="argument"),
-    **alike(("rand_like", "randn_like", "randint_like"), _like),
+    "rand_like randn_like randint_like": _like,
     "fill": _like,
     "zero": Operator(functional="aten.zeros_like"),
 }

@@ -10,7 +10,7 @@ from archgraph.graph.ir import ArchGraph, Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, arguments_of, weighted
-from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import Initialiser
 from archgraph.ops.types import Args, Uncertain, certain, real
 from archgraph.ops.zeros import open_dims
@@ -89,7 +89,7 @@ def _one_hot_axes(eq: Equations) -> list[Dims]:
     return [[*eq.arg("self"), Fixed(eq.node.shape[-1])]]
 
 
-ROWS: Rows = {
+ROWS = {
     "embedding": _embedding,
     "embedding_bag": _bag,
     "one_hot": Operator(_one_hot_axes),

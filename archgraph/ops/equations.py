@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
-from archgraph.layout.layouts import Fixed, Layout, Solver, Var, leaves
-from archgraph.ops.schema import schema
+from archgraph.layout.layouts import Fixed, Layout, Solver, Var, fixed_size, leaves, product
+from archgraph.ops.schema import op_schema
 
 Dims: TypeAlias = list[Layout]
 Dirt: TypeAlias = tuple[Layout, ...]
@@ -94,7 +94,7 @@ class Equations:
         """Return an argument, or what the operator's schema says where it is not given."""
         value = self.node.arg(name)
         if value is None and self.node.op.startswith("aten."):
-            argument = schema(self.node.op).by_name.get(name)
+            argument = op_schema(self.node.op).by_name.get(name)
             value = argument.default if argument is not None else None
         return default if value is None else value
 
@@ -118,6 +118,13 @@ class Equations:
         """Return the layouts of ``self``, and the dimension that the operator runs along."""
         x = self.arg("self")
         return x, self.dim("dim", len(x))
+
+    def grouped(self, layout: Layout, groups: int, argument: str) -> tuple[Layout, Layout]:
+        """Split a layout into groups and the positions of each; an argument states their number."""
+        group, inside = self.new(groups), self.new(fixed_size(layout) // groups)
+        self.unify(layout, product((group, inside)))
+        self.states(argument, group)
+        return group, inside
 
     def new(self, size: Size) -> Layout:
         """Return a fresh axis."""
@@ -151,7 +158,7 @@ class Equations:
             for operand in operands:
                 index = position - rank + len(operand)
                 if index < 0 or operand[index].size == 1:
-                    continue
+                    continue  # the operand is constant along it
                 if result.size == 1:
                     result = operand[index]
                 else:
@@ -160,13 +167,13 @@ class Equations:
         return out
 
     def pin(self, dims: Sequence[Layout], why: str = "", free: str = "") -> None:
-        """Forbid to cut the axes of some layouts, for a reason; say what would free them."""
+        """Forbid cuts of the axes of some layouts, for a reason; say what would free them."""
         reason = f"{why} ({self.place()})" + (f"; {free}" if free else "")
         for layout in dims:
             self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
-        """Return where the current operator stands, for reasons."""
+        """Return the current operator as reasons name it."""
         node = self.node
         where = f" at {node.source}" if node.source else ""
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
@@ -180,8 +187,9 @@ class Equations:
 
     def axes_in(self, dims: Sequence[Layout]) -> dict[Var, None]:
         """Return the axes that layouts are made of, as known now."""
-        found = (v for d in dims for v in leaves(self.resolve(d)))
-        return dict.fromkeys(v for v in found if isinstance(v, Var))
+        parts = (v for d in dims for v in leaves(self.resolve(d)))
+        # A dict, as an ordered set: what follows must not depend on hashes.
+        return dict.fromkeys(v for v in parts if isinstance(v, Var))
 
     def dirt_of(self, value: Value) -> Dirt:
         """Return layouts at whose masked positions a value need not be zero; leaves are masked."""
@@ -195,11 +203,10 @@ class Equations:
 
     def operands(self) -> list[Value]:
         """Return all tensor arguments, those in lists too, in order."""
-        found: list[Value] = []
-        for _, value in self.node.args:
-            items = value if isinstance(value, tuple) else (value,)
-            found += [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
-        return found
+        values = (v for _, v in self.node.args)
+        items = (i for v in values for i in (v if isinstance(v, tuple) else (v,)))
+        # A Mode is one operand: its branches share their layouts.
+        return [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
 
     def layouts(self) -> list[Dims]:
         """Return the layouts of all tensor arguments, in order."""
@@ -218,23 +225,23 @@ class Equations:
         return [*parts, rest]
 
     def taint(self, dims: Sequence[Layout]) -> None:
-        """Note that the current operator writes something else than zeros along new axes."""
+        """Note that the current operator writes other values than zeros along new axes."""
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
         """Keep of each result's dirt what its own dimensions have."""
         tainted, self._tainted = tuple(self._tainted), []
-        kept: list[Dirt] = []
+        settled: list[Dirt] = []
         for dims, layouts in zip(results, dirt, strict=True):
-            all_ = layouts + tainted
-            if all_:
-                own = self.axes_in(dims)
-                all_ = tuple(v for v in self.axes_in(all_) if v in own)
-            kept.append(all_)
-        self.dirt[self.node.name] = kept
+            dirty = layouts + tainted
+            if dirty:
+                axes = self.axes_in(dims)
+                dirty = tuple(v for v in self.axes_in(dirty) if v in axes)
+            settled.append(dirty)
+        self.dirt[self.node.name] = settled
 
     def follow(self) -> None:
-        """Hand on what the operand of a pointwise operator was: scores, attention weights."""
+        """Mark the result of a pointwise operator as its operand is: scores, attention weights."""
         for used in self.node.uses():
             if used in self.scores:
                 self.scores.setdefault(self.node.name, self.scores[used])
@@ -242,7 +249,7 @@ class Equations:
                 self.attends.add(self.node.name)
 
     def contract(self, layout: Layout, operands: Sequence[tuple[Value, int]], what: str) -> None:
-        """Products of operands are summed over a layout: exact where one of them is zero.
+        """Note that products are summed over a layout: exact where one of the factors is zero.
 
         Args:
             layout: What is summed over.
@@ -251,23 +258,21 @@ class Equations:
         """
         dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)
         self.contractions.append((layout, self.node.name, dims))
-        dirty: dict[Var, None] | None = None
-        for operand, _ in operands:
-            own = self.dirt_of(operand)
-            if not own:
-                return
-            found = self.axes_in(own)
-            dirty = {v: None for v in (found if dirty is None else dirty) if v in found}
-        self._span_axes(layout, dirty or {}, what)
+        dirt = [self.dirt_of(operand) for operand, _ in operands]
+        # One factor that is zero at the masked positions is enough.
+        if all(dirt):
+            first, *others = map(self.axes_in, dirt)
+            self._span_axes(layout, {v: None for v in first if all(v in o for o in others)}, what)
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
-        """Operands together are summed over a layout: exact where all of them are zero."""
+        """Note that operands are summed over a layout: exact where all of them are zero."""
         self.runs.append((layout, self.node.name, what))
         for operand in operands:
             if self.dirt_of(operand):
                 self._span_axes(layout, self.axes_in(self.dirt_of(operand)), what)
 
     def _span_axes(self, layout: Layout, dirty: Mapping[Var, None], what: str) -> None:
+        # Most often nothing is dirty: then the layout, which may be long, is not resolved.
         for var in self.axes_in([layout]) if dirty else ():
             if var in dirty:
                 self.span(var, what)
@@ -281,7 +286,7 @@ class Equations:
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
-        """No channel axis anywhere in a shape."""
+        """Return layouts without a channel axis for a shape."""
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
@@ -290,7 +295,7 @@ class Equations:
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 
     def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
-        """Forbid to cut anything that touches the operator; return its results' layouts."""
+        """Forbid cuts of all that touches the operator; return its results' layouts."""
         for dims in self.layouts():
             self.pin(dims, why, PROJECT)
         return [self.fixed(t.shape) for t in self.node.types]

@@ -1,43 +1,46 @@
-"""Shapes of operators that torch's stand-in tensors otherwise compute by a long decomposition."""
+"""Shapes of operators that fake tensors otherwise compute by a long decomposition."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch._prims_common import (
     infer_size,
     is_contiguous_or_false,
     make_contiguous_strides_for,
 )
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_impls import _view_meta, get_fast_op_impls
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_ATEN = torch.ops.aten
+Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def _training(
-    mode: Any, input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    training: bool, *rest: float,
+    mode: FakeTensorMode, input: Tensor, weight: object, bias: object, mean: object,
+    variance: object, training: bool, *rest: float,
 ) -> Results:  # fmt: skip
     """Make the result and batch statistics of a batch norm.
 
     The decomposition takes eleven operators.
     """
     with mode:
+        # No statistics in evaluation: the kernel returns empty tensors, too.
         size = input.shape[1] if training else 0
         return torch.empty_like(input), input.new_empty((size,)), input.new_empty((size,))
 
 
-def _evaluation(mode: Any, input: torch.Tensor, *rest: Any) -> Results:
+def _evaluation(mode: FakeTensorMode, input: Tensor, *rest: object) -> Results:
     return _training(mode, input, None, None, None, None, False)
 
 
-def _layer_norm(mode: Any, input: torch.Tensor, shape: Any, *rest: Any) -> Results:
+def _layer_norm(mode: FakeTensorMode, input: Tensor, shape: Sequence[int], *_: object) -> Results:
     """Make the result and statistics of a layer norm: the decomposition takes a dozen operators.
 
     The result is contiguous, as kernels make it; that of the decomposition is only sometimes.
@@ -50,7 +53,7 @@ def _layer_norm(mode: Any, input: torch.Tensor, shape: Any, *rest: Any) -> Resul
         return torch.empty_like(input, memory_format=torch.contiguous_format), mean, deviation
 
 
-def _view(mode: Any, input: FakeTensor, shape: Any) -> Any:
+def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Tensor:
     """Make a view of contiguous memory in one step: torch's function goes from axis to axis."""
     with mode:
         sizes = infer_size(shape, input.numel())
@@ -60,8 +63,7 @@ def _view(mode: Any, input: FakeTensor, shape: Any) -> Any:
         return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
-_ATEN: Any = torch.ops.aten
-_WAYS: dict[Any, Callable[..., Any]] = {
+_WAYS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _ATEN._native_batch_norm_legit.default: _training,
     _ATEN._native_batch_norm_legit_no_training.default: _evaluation,
     _ATEN.native_layer_norm.default: _layer_norm,
@@ -73,9 +75,9 @@ _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Au
 
 
 def _sequence(long: Callable[..., Any]) -> Callable[..., Any]:
-    """Results of a recurrent layer: the decomposition runs every step."""
+    """Make the results of a recurrent layer at once: the decomposition runs every step."""
 
-    def way(input: torch.Tensor, hx: Any, params: Any, *options: Any) -> Any:
+    def way(input: Tensor, hx: Any, params: object, *options: Any) -> Any:
         if not isinstance(input, FakeTensor):
             return long(input, hx, params, *options)
         *_, bidirectional, first = options
@@ -91,19 +93,21 @@ def _sequence(long: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def short_ways() -> Iterator[None]:
-    """Let stand-in tensors of symbolic shape pass these operators without their decompositions."""
+    """Let fake tensors of symbolic shape pass these operators without their decompositions."""
     ways = get_fast_op_impls()
+    # A later torch may bring its own: those stay.
     added = {op: way for op, way in _WAYS.items() if op not in ways}
     ways.update(added)
-    kept = {op: dict(op.py_kernels) for op in _SEQUENCES}
-    for op, kernels in kept.items():
+    before = {op: dict(op.py_kernels) for op in _SEQUENCES}
+    for op, kernels in before.items():
         op.py_kernels.update({key: _sequence(kernels[key]) for key in _KEYS if key in kernels})
+        # What an operator calls is remembered by dispatch key.
         op._dispatch_cache.clear()
     try:
         yield
     finally:
         for op in added:
             del ways[op]
-        for op, kernels in kept.items():
+        for op, kernels in before.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from archgraph.graph.ir import Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Equations
-from archgraph.ops.operator import MOVES, Growth, Operator, Rows, alike
-
-ROWS: Rows = {}
+from archgraph.ops.operator import (
+    MOVES,
+    AxisRule,
+    Call,
+    Growth,
+    Operator,
+    Spelling,
+    ViewWrite,
+    rows,
+)
 
 
 # -- runs of positions ----------------------------------------------------------------------------
@@ -36,22 +44,25 @@ def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
 def _slice_axes(eq: Equations) -> list[Dims]:
     """Relate the axes of a slice: the dimension is cut before and after the run of positions."""
     x, dim = eq.along()
-    layout = x[dim]
-    parts = _run(eq, layout, eq.node.shape[dim])
-    step = eq.integer("step", 1)
-    if parts is None and isinstance(layout.size, int) and layout.size == eq.node.shape[dim] * step:
-        factors = eq.solver.split_product(layout, step)  # every step-th: one place of each run
-        if factors is not None:
-            eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
-            eq.states("end", layout)
-            return [[*x[:dim], factors[0], *x[dim + 1 :]]]
-    if parts is None:
-        strided = eq.integer("step", 1) != 1 or not isinstance(layout.size, int)
+    layout, size, step = x[dim], eq.node.shape[dim], eq.integer("step", 1)
+    part: Layout = Fixed(size)
+    if (parts := _run(eq, layout, size)) is not None:
+        part = parts[1]
+        eq.states("start", parts[0])
+        eq.states("end", concatenation(parts[:2]))
+    elif (
+        isinstance(layout.size, int)
+        and layout.size == size * step
+        and (factors := eq.solver.split_product(layout, step))
+    ):
+        # Every step-th position: one of each run of `step`, so that whole runs may go.
+        part = factors[0]
+        eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
+        eq.states("end", layout)
+    else:
+        strided = step != 1 or not isinstance(layout.size, int)
         eq.pin([layout], "strided slice" if strided else "sliced across its factors", PROJECT)
-        return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
-    eq.states("start", parts[0])
-    eq.states("end", concatenation(parts[:2]))
-    return [[*x[:dim], parts[1], *x[dim + 1 :]]]
+    return [[*x[:dim], part, *x[dim + 1 :]]]
 
 
 def _slice_spelling(call: Spelling) -> Call:
@@ -85,10 +96,15 @@ def _narrow_spelling(call: Spelling) -> Call:
     return "aten.slice.Tensor", args
 
 
-def _slice_write(write: ViewWrite) -> Call:
-    """Write into a run of positions."""
-    bounds = {k: write.args[k] for k in ("dim", "start", "end", "step") if k in write.args}
-    return write.scattered("aten.slice_scatter", **bounds)
+def _write_by(op: str, *names: str) -> Callable[[ViewWrite], Call]:
+    """Write into a view by an operator that takes its position in the same arguments.
+
+    >>> from archgraph.graph.ir import Ref
+    >>> write = ViewWrite("aten.select.int", {"index": 2}, Ref("x"), Ref("y"), (4, 3), 0)
+    >>> _write_by("aten.select_scatter", "dim", "index")(write)
+    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'index': 2})
+    """
+    return lambda write: write.scattered(op, **{k: v for k, v in write.args.items() if k in names})
 
 
 def _slice_scatter_axes(eq: Equations) -> list[Dims]:
@@ -110,21 +126,10 @@ def _slice_scatter_axes(eq: Equations) -> list[Dims]:
 
 # -- single positions -----------------------------------------------------------------------------
 def _select_axes(eq: Equations) -> list[Dims]:
-    """One position of a dimension, which therefore stays whole."""
+    """Pin the dimension of which one position is selected."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is selected")
     return [[*x[:dim], *x[dim + 1 :]]]
-
-
-def _select_write(write: ViewWrite) -> Call:
-    """One position.
-
-    >>> from archgraph.graph.ir import Ref
-    >>> args = {"dim": 1, "index": 2}
-    >>> _select_write(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
-    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
-    """
-    return write.scattered("aten.select_scatter", dim=write.args["dim"], index=write.args["index"])
 
 
 def _select_scatter_axes(eq: Equations) -> list[Dims]:
@@ -136,29 +141,34 @@ def _select_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _unbind_axes(eq: Equations) -> list[Dims]:
-    """Every position of a dimension on its own."""
+    """Pin the dimension whose positions become results of their own."""
     x, dim = eq.along()
     eq.pin([x[dim]], "its positions are taken apart")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
 
 
 def _unbind_write(write: ViewWrite) -> Call:
-    """One position of several that were taken apart."""
+    """Write into one position of several that were taken apart."""
     return write.scattered("aten.select_scatter", dim=write.args.get("dim", 0), index=write.index)
 
 
-ROWS |= {
+_POSITIONS = {
     "slice": Operator(
         _slice_axes,
         zeros.first,
         growth=MOVES,
         spelling=_slice_spelling,
         unchanged=True,
-        overwritten=_slice_write,
+        overwritten=_write_by("aten.slice_scatter", "dim", "start", "end", "step"),
     ),
     "narrow": Operator(spelling=_narrow_spelling),
     "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True),
-    "select": Operator(_select_axes, zeros.first, growth=MOVES, overwritten=_select_write),
+    "select": Operator(
+        _select_axes,
+        zeros.first,
+        growth=MOVES,
+        overwritten=_write_by("aten.select_scatter", "dim", "index"),
+    ),
     "select_scatter": Operator(_select_scatter_axes, zeros.every, real=True),
     "unbind": Operator(_unbind_axes, zeros.first, growth=MOVES, overwritten=_unbind_write),
 }
@@ -177,9 +187,8 @@ def _index_axes(eq: Equations) -> list[Dims]:
     """Leading dimensions addressed by index tensors; the others pass."""
     x = eq.arg("self")
     indices, used = _indexed(eq)
-    if not used:
-        return eq.opaque()
-    if any(eq.operand_dtype(indices[i]) == "bool" for i in used):  # as many results as it has ones
+    # A mask gives as many results as it has ones.
+    if not used or any(eq.operand_dtype(indices[i]) == "bool" for i in used):
         return eq.opaque()
     for i in used:
         eq.pin([x[i]], "indexed by values")
@@ -219,29 +228,20 @@ def _take_along_axes(eq: Equations) -> list[Dims]:
 
 
 # -- positions written by value -------------------------------------------------------------------
-def _scatter_axes(eq: Equations) -> list[Dims]:
-    """Positions written along one dimension; the others agree with index and source."""
-    (x, dim), where = eq.along(), eq.arg("index")
-    for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
-        eq.pin([x[dim], written[dim]], "indexed by values")
-        for unequal in _beside(eq, x, written, dim):
-            eq.pin(unequal, "written in part")
-    return [x]
+def _written_axes(*names: str) -> AxisRule:
+    """Positions written along one dimension; the others agree with index and source, by name."""
 
+    def rule(eq: Equations) -> list[Dims]:
+        x, dim = eq.along()
+        eq.pin([x[dim]], "indexed by values")
+        for source in (eq.arg(name) for name in names if eq.has(name)):
+            eq.pin([source[dim]], "indexed by values")
+            # The index may be shorter than the tensor: positions behind it stay as they were.
+            for unequal in _beside(eq, x, source, dim):
+                eq.pin(unequal, "written in part")
+        return [x]
 
-def _index_add_axes(eq: Equations) -> list[Dims]:
-    """Slices written along one dimension; the others agree with the source."""
-    (x, dim), source = eq.along(), eq.arg("source")
-    eq.pin([x[dim], source[dim]], "indexed by values")
-    _beside(eq, x, source, dim)
-    return [x]
-
-
-def _index_fill_axes(eq: Equations) -> list[Dims]:
-    """Slices of one dimension set to a number."""
-    x = eq.arg("self")
-    eq.pin([x[eq.dim("dim", len(x))]], "indexed by values")
-    return [x]
+    return rule
 
 
 def _index_put_axes(eq: Equations) -> list[Dims]:
@@ -251,7 +251,7 @@ def _index_put_axes(eq: Equations) -> list[Dims]:
     masks = [eq.operand_dtype(indices[i]) == "bool" for i in used]
     if not used or (any(masks) and len(used) > 1):
         return eq.opaque()
-    # a mask addresses as many dimensions as it has, and what it picks is one
+    # A mask addresses as many dimensions as it has, and what it picks is one.
     count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
     picked = 1 if any(masks) else max(len(eq.of(indices[i])) for i in used)
     lead, rest = x[: used[0]], x[used[0] + count :]
@@ -287,24 +287,22 @@ def _constant_along(eq: Equations, name: str, back: int) -> bool:
     """Return whether an argument is constant along a dimension, counted from the last (1)."""
     value = eq.node.arg(name)
     while isinstance(value, Ref):
-        shape = eq.graph.node[value.name].shape
-        if len(shape) < back or shape[-back] == 1:
+        node = eq.graph.node[value.name]
+        if len(node.shape) < back or node.shape[-back] == 1:
             return True
-        if not eq.graph.node[value.name].op.startswith("aten.expand"):
-            return False
-        value = eq.graph.node[value.name].arg("self")
+        value = node.arg("self") if node.op.startswith("aten.expand") else None
     return False
 
 
-ROWS |= {
+_BY_VALUE = {
     "index": Operator(_index_axes, zeros.first, growth=Growth()),
     "index_select": Operator(_index_select_axes, zeros.first, growth=Growth()),
     "gather": Operator(_gather_axes, zeros.first, growth=Growth()),
     "take_along_dim": Operator(_take_along_axes, zeros.first),
     # What is written, and what it is written into, both have to be zero.
-    **alike(("scatter", "scatter_add", "scatter_reduce"), Operator(_scatter_axes, zeros.every)),
-    **alike(("index_add", "index_copy"), Operator(_index_add_axes, zeros.every)),
-    "index_fill": Operator(_index_fill_axes),
+    "scatter scatter_add scatter_reduce": Operator(_written_axes("index", "src"), zeros.every),
+    "index_add index_copy": Operator(_written_axes("source"), zeros.every),
+    "index_fill": Operator(_written_axes()),
     "index_put": Operator(_index_put_axes, zeros.every),
     "masked_scatter": Operator(_masked_scatter_axes, zeros.every),
 }
@@ -333,12 +331,6 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
     return [[*rest, eq.resolve(x[a])]]
 
 
-def _diagonal_write(write: ViewWrite) -> Call:
-    """Write into a diagonal."""
-    position = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
-    return write.scattered("aten.diagonal_scatter", **position)
-
-
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
     """Make an axis both sides of a square that is zero off its diagonal."""
     x = eq.arg("self")
@@ -354,9 +346,15 @@ def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
     return [out]
 
 
-ROWS |= {
-    **alike(("tril", "triu"), Operator(_triangle_axes, zeros.first, growth=Growth())),
-    "diagonal": Operator(_diagonal_axes, zeros.first, overwritten=_diagonal_write),
+_DIAGONALS = {
+    "tril triu": Operator(_triangle_axes, zeros.first, growth=Growth()),
+    "diagonal": Operator(
+        _diagonal_axes,
+        zeros.first,
+        overwritten=_write_by("aten.diagonal_scatter", "offset", "dim1", "dim2"),
+    ),
     "linalg_diagonal": Operator(_diagonal_axes, zeros.first),
     "diag_embed": Operator(_diagonal_matrix_axes, zeros.first),
 }
+
+ROWS = rows(_POSITIONS, _BY_VALUE, _DIAGONALS)

@@ -22,19 +22,21 @@ from archgraph.graph.ir import (
     Leaf,
     Node,
     Ref,
+    Size,
     TensorType,
     Value,
     in_mode,
     size_at,
 )
 from archgraph.limits import LIMITS
-from archgraph.ops.schema import from_atom, schema, torch_dtype
+from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import row
-from archgraph.ops.types import Scalar, Uncertain
+from archgraph.ops.types import Args, ResultType, Scalar, Uncertain
 
-ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
-
-_PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
+# Arguments by name as a key of a cache.
+_Key: TypeAlias = tuple[tuple[str, object], ...]
+# Two sizes tell a multiple of the batch from a constant; not 1, which broadcasts.
+_PROBES = (2, 3)
 
 
 # -- graphs and operators in them --------------------------------------------------------------
@@ -62,20 +64,28 @@ def infer_call(
     """
     types: dict[Ref | Leaf, ResultType] = {Ref(name): results[name] for name in node.uses()}
     types |= {Leaf(name): leaves[name] for name in node.leaves()}
-    args = tuple((k, pattern(in_mode(v, True), types)) for k, v in node.args)
+    args = {k: pattern(in_mode(v, True), types) for k, v in node.args}
     if node.op == "getitem":
-        given = dict(args)
-        source, (_, index) = given["source"], given["index"]
+        source, (_, index) = args["source"], args["index"]
         if type(source) is not tuple or not -len(source) <= index < len(source):
             raise GraphError("no such result", where=place(node), found=index)
         return source[index]
+    result = call_type(node, args)
+    if result is None:
+        raise GraphError(f"{node.op} gives no type without data", where=place(node))
+    return result
+
+
+def call_type(node: Node, args: Args) -> ResultType | None:
+    """Return the type of an operator's result, from patterns of its arguments.
+
+    Raises:
+        GraphError: If they do not fit.
+    """
     try:
-        found = result_type(node.op, args)
+        return result_type(node.op, tuple(args.items()))
     except GraphError as error:
         raise error.within(place(node)) from error
-    if found is None:
-        raise GraphError(f"{node.op} gives no type without data", where=place(node))
-    return found
 
 
 def place(node: Node) -> str:
@@ -97,7 +107,7 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
             return Scalar(type(value), value)
 
 
-def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
+def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
     """Return the types among patterns."""
     for value in values:
         if isinstance(value, TensorType):
@@ -107,7 +117,7 @@ def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
+def result_type(op: str, args: _Key) -> ResultType | None:
     """Return the type of an operator's result; None where it cannot be computed without data.
 
     Args:
@@ -124,16 +134,14 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None
     return kernel_type(op, args)
 
 
-def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
+def kernel_type(op: str, args: _Key) -> ResultType | None:
     """Return the type of an operator's result, from its meta kernel."""
-    _check_count(op, args)
-    results = []
-    for batch in _PROBES:
-        try:
-            results.append(_run(op, args, batch))
-        except NotImplementedError:  # the operator has no meta kernel
-            return None
-    return _symbolic(results[0], results[1])
+    _check_count(op, dict(args))
+    try:
+        low, high = (_run(op, args, batch) for batch in _PROBES)
+    except NotImplementedError:  # the operator has no meta kernel
+        return None
+    return _symbolic(low, high)
 
 
 def shortened(text: str, limit: int = 60) -> str:
@@ -141,30 +149,29 @@ def shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _check_count(op: str, args: tuple[tuple[str, Any], ...]) -> None:
+def _check_count(op: str, args: dict[str, object]) -> None:
     """Bound the number of results before they are made: by sizes given, else by the dimension."""
-    if schema(op).returns != -1:
+    if op_schema(op).returns != -1:
         return
-    given = dict(args)
-    tensors = list(tensor_types(given.values()))
-    dim = given.pop("dim", None)
+    tensors = list(tensor_types(args.values()))
+    dim = args.pop("dim", None)
     axis = dim.value if isinstance(dim, Scalar) else 0
-    listed = [len(v) for v in given.values() if type(v) is tuple]
-    counts = [v.value for v in given.values() if isinstance(v, Scalar) and v.kind is int]
-    if tensors and not listed and isinstance(axis, int):
+    sizes = [len(v) for v in args.values() if type(v) is tuple]
+    counts = [v.value for v in args.values() if isinstance(v, Scalar) and v.kind is int]
+    if tensors and not sizes and isinstance(axis, int):
         shape = tensors[0].shape
         counts += [size_at(shape[axis], 1)] if -len(shape) <= axis < len(shape) else []
-    if (count := max([*listed, *counts], default=0)) > LIMITS.results:
+    if (count := max([*sizes, *counts], default=0)) > LIMITS.results:
         raise GraphError("too many results", found=count, expected=f"at most {LIMITS.results}")
 
 
-def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
-    def lower(value: Any) -> Any:
+def _run(op: str, args: _Key, batch: int) -> object:
+    def lower(value: object) -> object:
         match value:
             case TensorType():
                 shape = [size_at(s, batch) for s in value.shape]
                 return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
-            case Scalar():
+            case Scalar():  # a tuple, too: before those
                 return value.value
             case tuple():
                 return [lower(item) for item in value]
@@ -175,41 +182,43 @@ def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
             case _:
                 return value
 
-    found = schema(op)
+    schema = op_schema(op)
     try:
-        given = {k: lower(v) for k, v in args}
-        if found.makes_tensor:
-            given["device"] = torch.device("meta")
-        positional, named = found.call_args(given)
+        values = {k: lower(v) for k, v in args}
+        if schema.makes_tensor:
+            values["device"] = torch.device("meta")
+        positional, keyword = schema.call_args(values)
         with torch.no_grad():
-            return found.overload(*positional, **named)
+            return schema.overload(*positional, **keyword)
     except NotImplementedError:  # no meta kernel: the caller's to answer, no fault of arguments
         raise
     except Exception as error:  # whatever a kernel says about arguments that do not fit
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
-        raise GraphError(
-            f"{op} does not fit its arguments: {lines[0]}", found=shortened(shapes, 120) or None
-        ) from error
+        message = f"{op} does not fit its arguments: {reason}"
+        raise GraphError(message, found=shortened(shapes, 120) or None) from error
 
 
-def _symbolic(a: Any, b: Any) -> ResultType:
+def _symbolic(low: object, high: object) -> ResultType:
     """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
-    if not isinstance(a, (torch.Tensor, list, tuple)):
-        raise GraphError("an operator that does not return a tensor", found=type(a).__name__)
-    if not isinstance(a, torch.Tensor):
-        kinds = tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
-        if not all(isinstance(k, TensorType) for k in kinds):
-            raise GraphError("results are not tensors", found=str(kinds))
-        return kinds  # type: ignore[return-value]  # tested on the line before
-    if a.dim() != b.dim():
+    if isinstance(low, (list, tuple)) and isinstance(high, (list, tuple)):
+        return tuple(_tensor_type(x, y) for x, y in zip(low, high, strict=True))
+    return _tensor_type(low, high)
+
+
+def _tensor_type(low: object, high: object) -> TensorType:
+    if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
+        raise GraphError("results are not tensors", found=type(low).__name__)
+    if low.dim() != high.dim():
         raise GraphError("a number of dimensions depends on the batch size")
-    shape: list[Any] = []
-    for x, y in zip(map(int, a.shape), map(int, b.shape), strict=True):
-        low, high = _PROBES
-        powers = range(1, LIMITS.batch_power + 1)
-        power = 0 if x == y else next((p for p in powers if x * high**p == y * low**p), None)
-        if power is None or x % low**power:
+    shape: list[Size] = []
+    for x, y in zip(map(int, low.shape), map(int, high.shape), strict=True):
+        # x = factor · 2^power and y = factor · 3^power; a power of 0 is a constant.
+        for power in range(LIMITS.batch_power + 1):
+            factor, rest = divmod(x, _PROBES[0] ** power)
+            if rest == 0 and y == factor * _PROBES[1] ** power:
+                shape.append(Batch(factor, power) if power else x)
+                break
+        else:
             raise GraphError("a size is not a multiple of the batch size", found=f"{x} and {y}")
-        shape.append(Batch(x // low**power, power) if power else x)
-    return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))
+    return TensorType(tuple(shape), str(low.dtype).removeprefix("torch."))

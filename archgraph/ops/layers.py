@@ -16,7 +16,7 @@ from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, Value
 from archgraph.ops.operands import leaf_shape
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def arguments_of(node: Node, *names: str) -> dict[str, Any]:
 
 def weight_and_bias(node: Node) -> dict[str, Value]:
     """Return the arguments of an operator that are a weight and a bias, if it has them."""
-    return {name: node.arg(name) for name in ("weight", "bias") if name in schema(node.op).by_name}
+    return {
+        name: node.arg(name) for name in ("weight", "bias") if name in op_schema(node.op).by_name
+    }
 
 
 def one_for_all(value: Value) -> Value:

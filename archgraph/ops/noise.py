@@ -9,7 +9,7 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Node, TensorType
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.operator import Operator
 from archgraph.ops.pointwise import COPY, SAME, same_layout
 from archgraph.ops.types import Args, certain, number, real
 
@@ -46,16 +46,16 @@ _dropout = replace(_rate, growth=SAME)
 # Noise replaces what its operand was, also where that was zero.
 _noise = Operator(same_layout, pointwise=True)
 
-ROWS: Rows = {
+ROWS = {
     "dropout": replace(_dropout, type=_dropout_type, layer=_dropout_layer(nn.Dropout)),
     "feature_dropout": replace(_dropout, layer=_dropout_layer(None)),
     "alpha_dropout": replace(_dropout, layer=_dropout_layer(nn.AlphaDropout)),
     "feature_alpha_dropout": replace(_rate, layer=_dropout_layer(nn.FeatureAlphaDropout)),
     "native_dropout": _rate,
     # A probability, a rate or an input of zero gives zeros.
-    **alike(("bernoulli", "poisson", "rrelu"), COPY),
+    "bernoulli poisson rrelu": COPY,
     "bernoulli.float": replace(COPY, functional="aten.bernoulli.p"),
     "normal": replace(_noise, functional="aten.normal_functional"),
-    **alike(("bernoulli.p", "normal_functional", "uniform"), _noise),
-    **alike(("exponential", "geometric", "log_normal", "cauchy"), _noise),
+    "bernoulli.p normal_functional uniform": _noise,
+    "exponential geometric log_normal cauchy": _noise,
 }

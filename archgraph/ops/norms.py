@@ -9,18 +9,16 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, TensorType
-from archgraph.layout.layouts import Layout, fixed_size, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Growth, Operator, Rows, alike
-from archgraph.ops.schema import schema
+from archgraph.ops.operator import Growth, Operator, rows
+from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity, Init, Initialiser
-from archgraph.ops.types import Args, certain, number, optional, plain_value, positive, real
+from archgraph.ops.types import Args, certain, listed, number, optional, plain_value, positive, real
 from archgraph.ops.weighted import OUT
 from archgraph.ops.zeros import open_dims
 
-ROWS: Rows = {}
 _AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("zeros")}
 
 
@@ -34,9 +32,9 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
         dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
         dirt += open_dims([d for i, d in enumerate(dims) if i in mean])
     rest = [d for i, d in enumerate(dims) if i not in channels]
-    if "bias" in affine:
+    if "bias" in affine:  # constant along the dimensions that it lacks
         dirt += open_dims(rest)
-    elif open_dims(rest):
+    elif open_dims(rest):  # zero where x is, unless a mean over masked positions is taken off
         over = eq.axes_in([d for i, d in enumerate(dims) if i in mean and i not in channels])
         across = eq.axes_in(rest)
         dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
@@ -45,7 +43,7 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
     """Dimensions that the affine part has, and those whose mean is taken off."""
-    names = schema(eq.node.op).by_name
+    names = op_schema(eq.node.op).by_name
     if "normalized_shape" in names:
         tail = range(rank - len(eq.ints("normalized_shape")), rank)
         return tail, set(tail)
@@ -78,7 +76,8 @@ def _batch_norm_type(args: Args) -> TensorType:
     for name in ("momentum", "eps"):
         number(args, name, None, float)
     certain(all(statistics) or (training and not any(statistics)))
-    certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))  # no statistics of one number
+    # A single number has no statistics.
+    certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))
     return x
 
 
@@ -148,7 +147,7 @@ _batch_norm = Operator(
     layer=_statistics_layer(_BATCH_NORMS, "training", counts=True),
 )
 
-ROWS |= {
+_OVER_BATCHES = {
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit": replace(
         _batch_norm, growth=Growth(finite=False), type=None, layer=None
@@ -188,10 +187,8 @@ def _with_statistics_axes(eq: Equations) -> list[Dims]:
 def _layer_norm_type(args: Args) -> TensorType:
     """Return the input's type; weights have the shape of its last dimensions."""
     (x,) = real(args.get("input"))
-    stated = args.get("normalized_shape")
-    certain(type(stated) is tuple, stated)
-    shape = tuple(map(plain_value, stated or ()))
-    certain(len(shape) <= len(x.shape), x.shape[len(x.shape) - len(shape) :] == shape)
+    shape = tuple(map(plain_value, listed(args, "normalized_shape")))
+    certain(shape, len(shape) <= len(x.shape), x.shape[len(x.shape) - len(shape) :] == shape)
     positive(shape)
     optional(args, ("weight", "bias"), shape, x.dtype)
     return x
@@ -215,11 +212,9 @@ def _group_norm_axes(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
     x = eq.arg("input")
     groups = eq.integer("num_groups", 1)
-    inside: Layout = x[1]
+    inside = x[1]
     if groups > 1:
-        group, inside = eq.new(groups), eq.new(fixed_size(x[1]) // groups)
-        eq.unify(x[1], product((group, inside)))
-        eq.states("num_groups", group)
+        _, inside = eq.grouped(inside, groups, "num_groups")
     else:
         eq.states("num_groups", groups)
     eq.span(inside, "group norm")
@@ -248,7 +243,7 @@ _layer_norm = Operator(
     growth=Growth(affine=OUT, repeats="uniform"),
 )
 
-ROWS |= {
+_OVER_EXAMPLES = {
     "layer_norm": replace(
         _layer_norm, type=_layer_norm_type, layer=_last_dimensions_layer(nn.LayerNorm)
     ),
@@ -278,6 +273,8 @@ def _weight_norm_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [eq.dirt_of(eq.node.arg("v")), *(open_dims(d) for d in results[1:])]
 
 
-ROWS |= alike(
-    ("_weight_norm", "_weight_norm_interface"), Operator(_weight_norm_axes, _weight_norm_zero)
-)
+_OF_WEIGHTS = {
+    "_weight_norm _weight_norm_interface": Operator(_weight_norm_axes, _weight_norm_zero),
+}
+
+ROWS = rows(_OVER_BATCHES, _OVER_EXAMPLES, _OF_WEIGHTS)

@@ -1,13 +1,13 @@
 """Operators that mix positions in ways that no cut follows.
 
 What they compute depends on which and how many positions there are, or on their order across
-dimensions, so that every axis that they touch stays whole.
+dimensions, so that no axis that they touch can be cut.
 """
 
 from __future__ import annotations
 
 from archgraph.ops.equations import Dims, Equations
-from archgraph.ops.operator import Operator, Rows, alike
+from archgraph.ops.operator import Operator
 
 _LINALG = """
     norm matrix_norm inv inv_ex det slogdet solve solve_ex cholesky cholesky_ex qr svd eigh pinv
@@ -27,8 +27,8 @@ OPAQUE = (*(f"linalg_{k}" for k in _LINALG), *_OTHERS)
 
 
 def opaque_axes(eq: Equations) -> list[Dims]:
-    """Whole operands, whole results."""
+    """Forbid cuts of operands and results."""
     return eq.opaque("the operator is opaque")
 
 
-ROWS: Rows = alike(OPAQUE, Operator(opaque_axes))
+ROWS = {" ".join(OPAQUE): Operator(opaque_axes)}

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Size, TensorType, Value, in_mode, size_at
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Mode,
+    Record,
+    Ref,
+    Size,
+    TensorType,
+    Value,
+    in_mode,
+    size_at,
+)
 
 
 def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
@@ -37,3 +48,19 @@ def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
 def numel(shape: Sequence[Size]) -> int:
     """Return how many numbers a tensor has, for a batch of one."""
     return math.prod(size_at(s, 1) for s in shape)
+
+
+def nested(value: Value) -> Iterator[Value]:
+    """Yield a value and all values inside it, containers included."""
+    yield value
+    match value:
+        case tuple():
+            inner = value
+        case Mode():
+            inner = (value.train, value.eval)
+        case Record():
+            inner = tuple(item for _, item in value.fields)
+        case _:
+            return
+    for item in inner:
+        yield from nested(item)

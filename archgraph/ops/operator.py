@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
-from archgraph.ops.calls import Call, Spelling, ViewWrite
+from archgraph.graph.ir import ArchGraph, Node, Size, Value
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
 from archgraph.ops.starts import Identity, Init
+from archgraph.ops.types import Args, ResultType
 from archgraph.ops.zeros import Zeros, never
+
+# An operator's name and its arguments.
+Call: TypeAlias = "tuple[str, dict[str, Value]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A call before it has its canonical form."""
+
+    op: str
+    args: dict[str, Value]
+    sizes: Mapping[str, tuple[Size, ...]]  # shapes of tensor arguments
+    shapes: tuple[tuple[Size, ...], ...]  # of the results
+
+
+@dataclass(frozen=True, slots=True)
+class ViewWrite:
+    """A write into a view that an operator made of a tensor, in canonical form."""
+
+    op: str
+    args: Mapping[str, Value]
+    tensor: Value  # before the write
+    part: Value  # what the view contains now
+    shape: tuple[Size, ...]  # of the tensor
+    index: int  # which result of the operator the view is
+
+    def scattered(self, op: str, **position: Value) -> Call:
+        """Return the call that writes the view's part into the tensor."""
+        return op, {"self": self.tensor, "src": self.part, **position}
+
 
 AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
 
-
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
-# From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
-TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
+TypeRule: TypeAlias = Callable[[Args], ResultType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +96,17 @@ class Growth:
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
-# Every position of the operand, somewhere else; every position of the result, from the same one.
+# MOVES: every position of the operand, somewhere else; ALIGNED: every position of the result, from
+# the same one of the operand.
 MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
+# The same of several operands; the result has a dimension that they lack, or counts them elsewhere.
+COPIES = Growth(scales="all", repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
 
 
-def unknown(eq: Equations) -> list[Dims]:
-    """No row: nothing that touches the operator may be cut."""
+def unknown_axes(eq: Equations) -> list[Dims]:
+    """Forbid cuts of all that touches the operator: it has no row."""
     return eq.opaque()
 
 
@@ -87,11 +118,11 @@ class Operator:
         rule: Equation between the layouts of its arguments and results.
         zero: At which masked positions its results are zero.
         macs: Multiply–accumulates for one example.
-        init: Initialiser by argument name, for leaves given as that argument.
+        init: Initialiser of a leaf, by argument name.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
         variances: Those of them that cannot be negative.
-        sides: What the dimensions of a leaf are called, by the argument that it is given as.
+        sides: What the dimensions of a leaf are called, by argument name.
         weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.
@@ -118,7 +149,7 @@ class Operator:
         layer: The layer of ``torch.nn`` that computes it.
     """
 
-    rule: AxisRule = unknown
+    rule: AxisRule = unknown_axes
     zero: Zeros = never
     macs: CountMacs | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
@@ -152,20 +183,30 @@ class Operator:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
-            # Of a rank or with arguments that the rule does not know: to pin is always right.
-            return unknown(eq)
+            # Of a rank or with arguments that the rule does not know: to pin is always right. What
+            # was unified before the error only ties axes together that are now pinned.
+            return eq.opaque()
         if self.pointwise:
             eq.follow()
         return results
 
 
-Rows: TypeAlias = dict[str, Operator]
+def rows(*parts: Mapping[str, Operator]) -> dict[str, Operator]:
+    """Put parts of the operator table together, one row per name.
 
+    Operators of which the same is known share a key: their names, with blanks between.
 
-def alike(names: Sequence[str], operator: Operator) -> Rows:
-    """Rows of operators of which the same is known.
+    Raises:
+        ValueError: If an operator has two rows.
 
-    >>> sorted(alike(("mm", "bmm"), Operator(weighted=True)))
-    ['bmm', 'mm']
+    >>> sorted(rows({"mm bmm": Operator(weighted=True)}, {"mv": Operator()}))
+    ['bmm', 'mm', 'mv']
     """
-    return dict.fromkeys(names, operator)
+    table: dict[str, Operator] = {}
+    for keys, operator in (item for part in parts for item in part.items()):
+        for name in keys.split():
+            # A dict would keep the last row without a word.
+            if name in table:
+                raise ValueError(f"operator {name} has two rows")
+            table[name] = operator
+    return table

@@ -13,15 +13,12 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Ref, TensorType, Value, in_mode
 from archgraph.layout.layouts import Fixed, fixed_size
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
-from archgraph.ops.operator import ALIGNED, Growth, Operator, Rows, alike
-from archgraph.ops.schema import from_atom, schema, torch_dtype
-from archgraph.ops.starts import SMALL, Init, Initialiser, returns_input
+from archgraph.ops.operator import ALIGNED, Call, Growth, Operator, Spelling, rows
+from archgraph.ops.schema import from_atom, op_schema, torch_dtype
+from archgraph.ops.starts import SMALL, Init, Initialiser, leafless_identity
 from archgraph.ops.types import Args, broadcast, certain, plain_value, real
-
-ROWS: Rows = {}
 
 
 def elementwise(eq: Equations) -> list[Dims]:
@@ -68,6 +65,7 @@ def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
             eq.span(var, f"{eq.node.op.split('.')[1]} of zero")
 
 
+# Next to zero: what jumps there (`sign`) is not zero, what divides there has no value.
 _SMALL, _NEGLIGIBLE = 1e-100, 1e-20
 
 
@@ -94,27 +92,21 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
 
     ``key`` tells 1, 1.0 and True apart, which are equal.
     """
-    facts = schema(op)
-    if torch.Tag.nondeterministic_seeded in facts.overload.tags:
+    schema = op_schema(op)
+    if torch.Tag.nondeterministic_seeded in schema.overload.tags:
         return 1.0
     worst = 0.0
     for at in (0.0, _SMALL, -_SMALL):
         arguments: dict[str, object] = {}
         for name, item in constants:
             if isinstance(item, Atom):
-                dtype = torch_dtype(item.name)
-                real, complex_ = dtype.is_floating_point, dtype.is_complex
-                wide = torch.float64 if real else torch.complex128 if complex_ else dtype
-                zero = torch.zeros(1, dtype=wide)
-                if real or complex_:
-                    zero += at
-                arguments[name] = zero
+                arguments[name] = _near_zero(torch_dtype(item.name), at)
             else:
                 assert isinstance(item, tuple)
                 arguments[name] = from_atom(item[0]) if isinstance(item[0], Atom) else item[0]
-        positional, keyword = facts.call_args(arguments)
+        positional, keyword = schema.call_args(arguments)
         with torch.no_grad():
-            result = facts.overload(*positional, **keyword)
+            result = schema.overload(*positional, **keyword)
         if not isinstance(result, torch.Tensor) or result.numel() != 1:
             return 1.0
         size = float(result.to(torch.complex128).abs())
@@ -123,6 +115,13 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         elif at == 0:  # next to it: on the side that the function is not made for
             return math.inf
     return 0.0 if worst <= _NEGLIGIBLE else worst
+
+
+def _near_zero(dtype: torch.dtype, at: float) -> torch.Tensor:
+    """Return one number, in double precision so that it does not vanish; integers are zero."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(1, dtype=dtype)
+    return torch.full((1,), at, dtype=torch.complex128 if dtype.is_complex else torch.float64)
 
 
 # ATen's pointwise operators need no row of their own: PyTorch's tag gives them this one.
@@ -184,7 +183,7 @@ _LONG_NAMES = {
     "not_equal": "ne",
 }
 
-ROWS |= {
+_ARITHMETIC = {
     "add": replace(_integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM),
     "sub": replace(_integer, growth=_SUM),
     "rsub": REAL,
@@ -199,12 +198,12 @@ ROWS |= {
     ),
     **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
     # The larger of two copies is the copy.
-    **alike(("max.other", "min.other"), replace(PLAIN, growth=Growth(repeats="any"))),
-    **alike(("lerp", "floor_divide", "isclose", "complex", "polar"), PLAIN),
-    **alike(("__or__", "__xor__", "__lshift__", "__rshift__"), PLAIN),
-    **alike(("logical_or", "logical_not", "logical_xor"), PLAIN),
+    "max.other min.other": replace(PLAIN, growth=Growth(repeats="any")),
+    "lerp floor_divide isclose complex polar": PLAIN,
+    "__or__ __xor__ __lshift__ __rshift__": PLAIN,
+    "logical_or logical_not logical_xor": PLAIN,
     # As products: false where one operand is.
-    **alike(("__and__", "logical_and", "bitwise_and"), _both),
+    "__and__ logical_and bitwise_and": _both,
     **{
         f"{long}.{overload}": Operator(alias=f"{short}.{overload}")
         for long, short in _LONG_NAMES.items()
@@ -240,7 +239,6 @@ def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 # -- functions of one operand, beside activations -------------------------------------------------
 
-_CURVES = ("nan_to_num", "threshold", "logit", "isreal", "bucketize", "isin")
 _SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")
 _ARCS = ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")
 
@@ -271,29 +269,26 @@ def _cast_spelling(call: Spelling) -> Call:
 
 
 # What returns its input, or in evaluation does.
-SAME = replace(ALIGNED, identity=returns_input)
+SAME = replace(ALIGNED, identity=leafless_identity)
 
-ROWS |= {
+_CHOICES_AND_COPIES = {
     "where": replace(PLAIN, zero=_where_zero, growth=Growth()),
     "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth()),
     "broadcast_tensors": Operator(elementwise, _each_zero),
-    **alike(("sqrt", "rsqrt"), REAL),
+    "sqrt rsqrt": REAL,
     "pow.Tensor_Scalar": REAL,
-    **alike(_CURVES, CURVE),
+    "nan_to_num threshold logit isreal bucketize isin": CURVE,
     "absolute": Operator(alias="abs"),
     "fix": Operator(alias="trunc"),
     **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
     **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
     "detach": replace(COPY, growth=ALIGNED),
-    **alike(("clone", "contiguous"), replace(COPY, growth=SAME, unchanged=True)),
+    "clone contiguous": replace(COPY, growth=SAME, unchanged=True),
     "alias": replace(COPY, unchanged=True),
     "type_as": replace(COPY, unchanged=True, casts=True),
-    **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=True)),
+    "lift_fresh lift_fresh_copy": Operator(unchanged=True),
     # Zero is zero in every type: its value there says so, also where there are only integers.
-    **alike(
-        ("to", "_to_copy"),
-        replace(CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True),
-    ),
+    "to _to_copy": replace(CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True),
     "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling),
 }
 
@@ -359,13 +354,13 @@ def _prelu_axes(eq: Equations) -> list[Dims]:
     return [x]
 
 
-ROWS |= {
+_CURVES_AND_GATES = {
     # Deepening repeats an activation: it stays the same function where twice is once.
     "relu": _activation(PLAIN, same_options(nn.ReLU), idempotent=True, keeps_zero=True),
     "abs": _activation(PLAIN, idempotent=True, keeps_zero=True),
     "relu6": _activation(CURVE, same_options(nn.ReLU6), idempotent=True, keeps_zero=True),
     "hardtanh": _activation(PLAIN, _hardtanh_layer, idempotent=True),
-    **alike(("clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
+    "clamp_min clamp_max": _activation(PLAIN, idempotent=True),
     # Its bounds may be tensors, of which no closed form of its type knows.
     "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
     "clip": Operator(alias="clamp"),
@@ -381,7 +376,7 @@ ROWS |= {
     "mish": _activation(CURVE, same_options(nn.Mish), keeps_zero=True),
     "sigmoid": _activation(PLAIN, same_options(nn.Sigmoid)),
     "special_expit": Operator(alias="sigmoid"),
-    **alike(("exp", "cos"), _activation(PLAIN)),
+    "exp cos": _activation(PLAIN),
     "hardsigmoid": _activation(CURVE, same_options(nn.Hardsigmoid)),
     "softplus": _activation(CURVE, same_options(nn.Softplus)),
     "celu": replace(CURVE, layer=same_options(nn.CELU)),
@@ -390,7 +385,7 @@ ROWS |= {
     "softshrink": replace(CURVE, layer=same_options(nn.Softshrink)),
     "softmax": replace(_softmax, growth=Growth(), layer=same_options(nn.Softmax)),
     "log_softmax": replace(_softmax, layer=same_options(nn.LogSoftmax)),
-    **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "_softmax _log_softmax _safe_softmax": _softmax,
     "special_softmax": Operator(alias="softmax.int"),
     "special_log_softmax": Operator(alias="log_softmax.int"),
     # One half times a sigmoid of the other: zero where the first half is.
@@ -403,3 +398,5 @@ ROWS |= {
         layer=weighted(nn.PReLU, ("num_parameters",), "self"),
     ),
 }
+
+ROWS = rows(_ARITHMETIC, _CHOICES_AND_COPIES, _CURVES_AND_GATES)

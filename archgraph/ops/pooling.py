@@ -1,20 +1,19 @@
-"""Windows over images: pooling, interpolation, sampling, patches. Pixels are no channels."""
+"""Windows over images: pooling, interpolation, sampling, patches. Pixels are not channels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Node, TensorType
+from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops import zeros
 from archgraph.ops.equations import PROJECT, Dims, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, one_for_all, same_options
-from archgraph.ops.operator import Growth, Operator, Rows, alike
+from archgraph.ops.operator import Growth, Operator, rows
 from archgraph.ops.types import (
     Args,
     Scalar,
@@ -27,65 +26,33 @@ from archgraph.ops.types import (
     slid,
 )
 
-ROWS: Rows = {}
-
-
 # -- pooling --------------------------------------------------------------------------------------
-
-# How many dimensions are pixels; of all others the leading two are not.
-_TRAILING = {
-    f"{kind}{rank}d{suffix}": rank
-    for rank in (1, 2, 3)
-    for kind in (
-        "max_pool",
-        "avg_pool",
-        "adaptive_avg_pool",
-        "adaptive_max_pool",
-        "reflection_pad",
-        "replication_pad",
-        "upsample_nearest",
-    )
-    for suffix in (("", "_with_indices") if kind == "max_pool" else ("",))
-}
-_TRAILING |= {"upsample_linear1d": 1, "upsample_trilinear3d": 3}
-_TRAILING |= {f"upsample_{kind}2d": 2 for kind in ("bilinear", "bicubic")}
-_TRAILING |= {f"_upsample_{kind}2d_aa": 2 for kind in ("bilinear", "bicubic")}
 
 
 def _pooling_axes(eq: Equations) -> list[Dims]:
-    """Leading dimensions pass; pooled ones are no channels."""
+    """Pass the leading dimensions; those that are pooled over are not channels."""
     x = eq.of(eq.node.args[0][1])
-    results = []
-    for t in eq.node.types:
-        out: Dims = []
-        trailing = _TRAILING.get(eq.node.op.split(".")[1], len(x) - 2)
-        for index, (layout, size) in enumerate(zip(x, t.shape, strict=True)):
-            if index < len(x) - trailing:
-                out.append(layout)
-            else:
-                eq.pin([layout], "pooled over")
-                out.append(Fixed(size))
-        results.append(out)
-    return results
+    # As many dimensions as the operator's name says: the batch may be missing.
+    _, rank, _ = re.split(r"([123])d", eq.node.op)
+    lead = len(x) - int(rank)
+    eq.pin(x[lead:], "pooled over")
+    return [[*x[:lead], *eq.fixed(t.shape[lead:])] for t in eq.node.types]
 
 
-def _window_type(rank: int) -> Callable[[Args], TensorType]:
-    """[n, c, …]: windows of a size slide over the last dimensions."""
-
-    def rule(args: Args) -> TensorType:
-        (x,) = real(args.get("self"))
-        certain(len(x.shape) == rank + 2, 0 not in x.shape)
-        certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
-        _, *sizes = positive(x.shape[1:])
-        kernel = ints(args, "kernel_size", rank, 0)
-        strides = kernel if not args.get("stride") else ints(args, "stride", rank, 0)
-        padding, dilation = ints(args, "padding", rank, 0), ints(args, "dilation", rank, 1)
-        certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
-        ceil = number(args, "ceil_mode", False, bool)
-        spatial = slid(sizes, kernel, strides, padding, dilation, ceil)
-        return TensorType((*x.shape[:2], *spatial), x.dtype)
-
-    return rule
+def _window_type(args: Args) -> TensorType:
+    """[n, c, h, w]: windows of a size slide over the last two dimensions."""
+    (x,) = real(args.get("self"))
+    certain(len(x.shape) == 4, 0 not in x.shape)
+    certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
+    _, *sizes = positive(x.shape[1:])
+    kernel = ints(args, "kernel_size", 2, 0)
+    # An empty list of strides means that windows do not overlap.
+    strides = kernel if not args.get("stride") else ints(args, "stride", 2, 0)
+    padding, dilation = ints(args, "padding", 2, 0), ints(args, "dilation", 2, 1)
+    certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
+    ceil = number(args, "ceil_mode", False, bool)
+    spatial = slid(sizes, kernel, strides, padding, dilation, ceil)
+    return TensorType((*x.shape[:2], *spatial), x.dtype)
 
 
 def _adaptive_type(args: Args) -> TensorType:
@@ -100,8 +67,7 @@ def _adaptive_type(args: Args) -> TensorType:
 # A window of zeros has a mean and a maximum of zero.
 _pool = Operator(_pooling_axes, zeros.first)
 
-ROWS |= alike(tuple(_TRAILING), _pool)
-ROWS |= {
+_POOLS = {
     f"{kind}_pool{rank}d": replace(
         _pool,
         growth=Growth(picks=kind == "max"),
@@ -111,8 +77,8 @@ ROWS |= {
     )
     for rank in (1, 2, 3)
     for kind, name, rule in (
-        ("max", "Max", _window_type(rank)),
-        ("avg", "Avg", _window_type(rank)),
+        ("max", "Max", _window_type),
+        ("avg", "Avg", _window_type),
         ("adaptive_avg", "AdaptiveAvg", _adaptive_type),
     )
 }
@@ -123,7 +89,7 @@ def _upsampling_layer(mode: str) -> LayerRule:
     """Return the rule of ``nn.Upsample`` to a size or by a factor."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        options: dict[str, Any] = {"mode": mode}
+        options: dict[str, Value] = {"mode": mode}
         size, factor = node.arg("output_size"), node.arg("scale_factors")
         if (size is None) == (factor is None) or node.arg("input") is None:
             return None
@@ -134,24 +100,18 @@ def _upsampling_layer(mode: str) -> LayerRule:
     return rule
 
 
-_UPSAMPLED = {
-    "nearest": ("1d", "2d", "3d"),
-    "linear": ("1d",),
-    "bilinear": ("2d",),
-    "bicubic": ("2d",),
-    "trilinear": ("3d",),
-}
+_MODES = {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}
 
-ROWS |= {
-    f"upsample_{mode}{rank}": replace(_pool, layer=_upsampling_layer(mode))
-    for mode, ranks in _UPSAMPLED.items()
+_UPSAMPLINGS = {
+    f"upsample_{mode}{rank}d": replace(_pool, layer=_upsampling_layer(mode))
+    for mode, ranks in _MODES.items()
     for rank in ranks
 }
 
 
 # -- values put back, sampling --------------------------------------------------------------------
 def _unpooling_axes(eq: Equations) -> list[Dims]:
-    """Values put back where a pooling took them: both operands share the leading dimensions."""
+    """Share the leading dimensions: values return to where a pooling took them."""
     x, where = eq.arg("self"), eq.arg("indices")
     trailing = len(eq.ints("output_size")) or 2
     eq.agree(x[:-trailing], where[:-trailing])
@@ -160,7 +120,7 @@ def _unpooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _sampled_axes(eq: Equations) -> list[Dims]:
-    """Channels pass; pixels and the grid's coordinates stay whole."""
+    """Pass the channels; pixels and the grid's coordinates cannot be cut."""
     x, grid = eq.arg("input"), eq.arg("grid")
     eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
     return [[*x[:2], *eq.fixed(eq.node.shape[2:])]]
@@ -168,7 +128,7 @@ def _sampled_axes(eq: Equations) -> list[Dims]:
 
 # -- windows as positions -------------------------------------------------------------------------
 def _windows_axes(eq: Equations) -> list[Dims]:
-    """Sliding windows of a dimension, which stays whole."""
+    """Cut nothing from a dimension that windows slide over."""
     x = eq.arg("self")
     dim = eq.dim("dimension", len(x))
     eq.pin([x[dim]], "cut into windows", PROJECT)
@@ -194,13 +154,17 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
     return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
 
 
-ROWS |= {
-    **alike(("max_unpool2d", "max_unpool3d"), Operator(_unpooling_axes, zeros.first)),
-    **alike(
-        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
-        Operator(_sampled_axes, zeros.first),
-    ),
+_OTHERS = {
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": _pool,
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": _pool,
+    "reflection_pad1d reflection_pad2d reflection_pad3d": _pool,
+    "replication_pad1d replication_pad2d replication_pad3d": _pool,
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": _pool,
+    "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first),
+    "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(_sampled_axes, zeros.first),
     "unfold": Operator(_windows_axes, zeros.first),
     "im2col": Operator(_patches_axes, zeros.first),
     "col2im": Operator(_from_patches_axes, zeros.first),
 }
+
+ROWS = rows(_POOLS, _UPSAMPLINGS, _OTHERS)

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
 from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
-from archgraph.ops.operator import Growth, Operator, Rows, TypeRule, alike
+from archgraph.ops.operator import Call, Growth, Operator, Spelling, TypeRule, rows
 from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
 from archgraph.ops.zeros import open_dims
-
-ROWS: Rows = {}
 
 
 # -- linear layers --------------------------------------------------------------------------------
@@ -41,7 +39,7 @@ def _linear_axes(eq: Equations) -> list[Dims]:
 def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Return the dirt of a linear layer: a masked output has a row of zeros.
 
-    A weight that is a vector has one output and no axis for it.
+    A vector as weight has a single output, without an axis.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
@@ -72,7 +70,7 @@ def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
     return {"weight": ("eye", {}), "bias": ("zeros", {})}
 
 
-ROWS |= {
+_LINEAR = {
     "linear": Operator(
         _linear_axes,
         _linear_zero,
@@ -106,7 +104,7 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
 
 
 def _bilinear_macs(graph: ArchGraph, node: Node) -> int:
-    """Two nested sums for every number of the result."""
+    """Count the MACs of a bilinear layer: two nested sums for every number of the result."""
     _, left, right = sizes_of(graph, node.arg("weight"))
     return numel(node.shape) * (left * right + right)
 
@@ -117,7 +115,7 @@ def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
     return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
 
 
-ROWS |= {
+_BILINEAR = {
     "bilinear": Operator(
         _bilinear_axes,
         macs=_bilinear_macs,
@@ -211,12 +209,12 @@ def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
     return math.prod(sizes_of(graph, node.arg("batch1"))) * sizes_of(graph, node.arg("batch2"))[-1]
 
 
-ROWS |= {
+_MATRICES = {
     "matmul": _product(Growth(bilinear=True), _matmul_type),
-    **alike(("bmm", "mm", "mv"), _product(Growth(bilinear=True))),
-    **alike(("dot", "vdot"), _product(Growth(finite=False))),
+    "bmm mm mv": _product(Growth(bilinear=True)),
+    "dot vdot": _product(Growth(finite=False)),
     "linalg_matmul": Operator(alias="matmul"),
-    # A linear layer whose weight stands in the other order: columns are its outputs.
+    # A linear layer with a transposed weight: its columns are the outputs.
     "addmm": Operator(
         _addmm_axes,
         _added_zero,
@@ -225,7 +223,7 @@ ROWS |= {
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
     ),
-    **alike(("baddbmm", "addmv"), Operator(_addmm_axes, _added_zero, _matmul_macs)),
+    "baddbmm addmv": Operator(_addmm_axes, _added_zero, _matmul_macs),
     "addbmm": Operator(_addbmm_axes, _added_zero, _addbmm_macs),
 }
 
@@ -325,15 +323,15 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
     return [[*both[:dim], *both[dim + 1 :]]]
 
 
-ROWS |= {
-    **alike(("chain_matmul", "linalg_multi_dot"), Operator(_chain_axes, zeros.some)),
+_OTHERS = {
+    "chain_matmul linalg_multi_dot": Operator(_chain_axes, zeros.some),
     "inner": Operator(_inner_axes, zeros.some),
     "linalg_vecdot": Operator(_vecdot_axes, zeros.some),
     "tensordot": Operator(_tensordot_axes, zeros.some),
     "outer": Operator(_outer_axes, zeros.some),
     "ger": Operator(alias="outer"),
     "kron": Operator(_kronecker_axes, zeros.some),
-    **alike(("cross", "linalg_cross"), Operator(_cross_axes, zeros.some)),
+    "cross linalg_cross": Operator(_cross_axes, zeros.some),
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.
@@ -342,123 +340,95 @@ ROWS |= {
 
 
 # -- einsum: one layout per letter -----------------------------------------------------------------
-def _equation(node: Node) -> tuple[list[str], str, tuple[Value, ...]]:
-    """Letters of each operand and of the result of an einsum, and the operands."""
-    text, operands = node.arg("equation"), node.arg("tensors")
-    assert isinstance(text, str) and isinstance(operands, tuple)
+_Sign: TypeAlias = str | int  # a letter, or a dimension of the ellipsis, counted from its last (-1)
+
+
+def _operands(node: Node) -> tuple[Value, ...]:
+    operands = node.arg("tensors")
+    assert isinstance(operands, tuple)
+    return operands
+
+
+def _equation(node: Node, ranks: Iterable[int]) -> tuple[list[list[_Sign]], list[_Sign]]:
+    """Return the sign of each dimension of the operands of an einsum, and of its result.
+
+    Args:
+        node: The operator.
+        ranks: Number of dimensions of each operand.
+    """
+    text = node.arg("equation")
+    assert isinstance(text, str)
     left, arrow, right = text.replace(" ", "").partition("->")
-    if not arrow:
+    if not arrow:  # letters that occur once, in alphabetical order, behind the ellipsis
         counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
         right = ("..." if "..." in left else "") + "".join(counted)
-    return left.split(","), right, operands
+    texts = left.split(",")
+    widths = [n - len(t.replace("...", "")) for t, n in zip(texts, ranks, strict=True)]
+
+    def signs(text: str, width: int) -> list[_Sign]:
+        head, dots, tail = text.partition("...")
+        return [*head, *(range(-width, 0) if dots else ()), *tail]
+
+    return list(map(signs, texts, widths)), signs(right, max(widths))
 
 
 def _einsum_axes(eq: Equations) -> list[Dims]:
     """One layout per letter; an ellipsis broadcasts."""
-    parts, right, operands = _equation(eq.node)
-    letters: dict[str, Layout] = {}
-    rest: list[Dims] = []
-    for part, operand in zip(parts, operands, strict=True):
-        dims = eq.of(operand)
-        head, dots, tail = part.partition("...")
-        pairs = list(zip(head, dims, strict=False))
-        if dots:
-            rest.append(dims[len(head) : len(dims) - len(tail)])
-        if tail:
-            pairs += list(zip(tail, dims[len(dims) - len(tail) :], strict=True))
-        for letter, layout in pairs:
-            if letter in letters and layout.size != 1 and letters[letter].size != 1:
-                eq.unify(letters[letter], layout)
-            elif letter not in letters or letters[letter].size == 1:
-                letters[letter] = layout
-    middle = eq.broadcast(rest) if rest else []
-    summed = sorted(set("".join(parts)) - set(right) - {"."})
-    for letter in summed:
-        having = [
-            (v, _dimension(part, letter))
-            for part, v in zip(parts, operands, strict=True)
-            if letter in part
-        ]
-        eq.contract(letters[letter], having, "sum")
-    if rest and "..." not in right:
-        for index, layout in enumerate(middle):
-            having = [
-                (v, index - len(middle) - len(part.partition("...")[2]))
-                for part, v in zip(parts, operands, strict=True)
-                if "..." in part
-            ]
-            eq.contract(layout, having, "sum")
-    _einsum_roles(eq, parts, operands, right, letters, summed)
-    out: Dims = []
-    position = 0
-    while position < len(right):
-        if right.startswith("...", position):
-            out += middle
-            position += 3
-        else:
-            out.append(eq.resolve(letters[right[position]]))
-            position += 1
-    return [out]
-
-
-def _dimension(part: str, letter: str) -> int:
-    """Dimension of a letter in an operand, counted from the back behind an ellipsis."""
-    head, _, tail = part.partition("...")
-    return head.index(letter) if letter in head else tail.index(letter) - len(tail)
+    operands = _operands(eq.node)
+    layouts = [eq.of(v) for v in operands]
+    parts, right = _equation(eq.node, map(len, layouts))
+    axes: dict[_Sign, Layout] = {}
+    for part, dims in zip(parts, layouts, strict=True):
+        for sign, layout in zip(part, dims, strict=True):
+            # A dimension of size one stretches to that of the other operands.
+            if sign not in axes or axes[sign].size == 1:
+                axes[sign] = layout
+            elif layout.size != 1:
+                eq.unify(axes[sign], layout)
+    # In a fixed order, which sets do not have: spans are listed as they are noted here.
+    for sign in sorted(axes.keys() - set(right), key=str):
+        uses = zip(operands, parts, strict=True)
+        eq.contract(axes[sign], [(v, part.index(sign)) for v, part in uses if sign in part], "sum")
+    _einsum_roles(eq, parts, right, axes)
+    return [[eq.resolve(axes[sign]) for sign in right]]
 
 
 def _einsum_roles(
-    eq: Equations,
-    parts: Sequence[str],
-    operands: Sequence[Value],
-    right: str,
-    letters: dict[str, Layout],
-    summed: Sequence[str],
+    eq: Equations, parts: list[list[_Sign]], right: list[_Sign], axes: Mapping[_Sign, Layout]
 ) -> None:
-    refs = [v for v in operands if isinstance(v, Ref)]
-    if len(refs) != 2 or len(operands) != 2:
+    """Remember what a softmax would turn into attention; name the values that it weighs."""
+    refs = [v for v in _operands(eq.node) if isinstance(v, Ref)]
+    if not len(refs) == len(parts) == 2:
         return
-    shared = [letters[c] for c in right if all(c in p for p in parts) and c in letters]
-    for scores, other, value in ((0, 1, refs[0]), (1, 0, refs[1])):
-        if value.name in eq.attends:
-            for c in set(parts[other]) & set(right) - set(parts[scores]) - {"."}:
+    letters = {c: layout for c, layout in axes.items() if isinstance(c, str)}
+    shared = [letters[c] for c in right if c in letters and all(c in part for part in parts)]
+    for weights, (scores, other) in zip(refs, itertools.permutations(parts), strict=True):
+        if weights.name in eq.attends:
+            for c in (c for c in other if c in letters and c in right and c not in scores):
                 eq.role(letters[c], "value_dim")
                 eq.attention[eq.node.name] = (shared, letters[c])
-    eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
+    eq.scores[eq.node.name] = ([letters[c] for c in sorted(letters) if c not in right], shared)
 
 
 def _einsum_macs(graph: ArchGraph, node: Node) -> int:
-    """Operands are multiplied from left to right, each sum taken as soon as it can be."""
-    parts, right, operands = _equation(node)
-    sizes, ellipsis = _letters(graph, parts, operands)
-    count, letters = 0, set(parts[0])
+    """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
+    shapes = [sizes_of(graph, v) for v in _operands(node)]
+    parts, right = _equation(node, map(len, shapes))
+    sizes: dict[_Sign, int] = {}
+    for part, shape in zip(parts, shapes, strict=True):
+        for sign, size in zip(part, shape, strict=True):
+            sizes[sign] = max(size, sizes.get(sign, 1))
+    count, signs = 0, set(parts[0])
     for index, part in enumerate(parts[1:], 1):
-        letters |= set(part)
-        needed = letters & (set("".join(parts[index + 1 :])) | set(right))
-        if letters - needed:  # without a sum it is a product position by position
-            count += math.prod(sizes[c] for c in letters if c in sizes) * ellipsis
-        letters = needed
+        signs |= set(part)
+        needed = signs & {*right, *itertools.chain(*parts[index + 1 :])}
+        if signs - needed:  # without a sum it is a product position by position
+            count += math.prod(sizes[sign] for sign in signs)
+        signs = needed
     return count
 
 
-def _letters(
-    graph: ArchGraph, parts: Sequence[str], operands: Sequence[Value]
-) -> tuple[dict[str, int], int]:
-    """Sizes of an equation's letters, and the number of positions of its ellipsis."""
-    sizes: dict[str, int] = {}
-    ellipsis = 1
-    for part, operand in zip(parts, operands, strict=True):
-        shape = sizes_of(graph, operand)
-        head, dots, tail = part.partition("...")
-        sizes |= dict(zip(head, shape, strict=False))
-        if tail:
-            sizes |= dict(zip(tail, shape[len(shape) - len(tail) :], strict=True))
-        if dots:
-            ellipsis = max(ellipsis, math.prod(shape[len(head) : len(shape) - len(tail)]))
-    return sizes, ellipsis
-
-
-ROWS |= {
+_EINSUM = {
     "einsum": Operator(
         _einsum_axes,
         # A product of all operands, summed: zero where one of them is.
@@ -507,7 +477,7 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _attention_macs(graph: ArchGraph, node: Node) -> int:
-    """Scores, and the values that they weigh."""
+    """Count the MACs of attention: scores, and the values that they weigh."""
     q, k, v = (sizes_of(graph, node.arg(n)) for n in ("query", "key", "value"))
     scores = math.prod(q[:-1]) * k[-2]
     return scores * (q[-1] + v[-1])
@@ -538,16 +508,18 @@ def _attention_spelling(call: Spelling) -> Call:
     return call.op, args
 
 
-ROWS |= {
+_ATTENTION = {
     "scaled_dot_product_attention": Operator(
         _attention_axes,
         _attention_zero,
         _attention_macs,
         attends=("query", "attn_mask"),
         rates=("dropout_p", "scale"),
-        # Bilinear in queries and keys, but a softmax stands behind: repeated tokens change it.
+        # Bilinear in queries and keys, but a softmax follows: repeated tokens change it.
         growth=Growth(),
         type=_attention_type,
         spelling=_attention_spelling,
     )
 }
+
+ROWS = rows(_LINEAR, _BILINEAR, _MATRICES, _OTHERS, _EINSUM, _ATTENTION)

@@ -6,6 +6,7 @@ keeps the same units in every gate. With a projection the hidden state has an ax
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,10 @@ from archgraph.layout.layouts import Fixed, fixed_size, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import leaf_shape, sizes_of
-from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
-from archgraph.ops.types import Args, SymbolicShape, certain, number, positive, real
-from archgraph.ops.zeros import Zeros
+from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
+from archgraph.ops.zeros import Zeros, open_dims
 
 # A cell's weights, by the name that its layer has for them; a sequence has them in `params`.
 _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
@@ -85,7 +86,7 @@ def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
     A unit whose weights are zero is zero after each step, whatever it was before.
     """
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
-    return [(*(d for d in dims[:-1] if not isinstance(d, Fixed)), *weights) for dims in results]
+    return [open_dims(dims[:-1]) + weights for dims in results]
 
 
 def _start(gates: int) -> Init:
@@ -142,9 +143,7 @@ def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
         rows = gates * units
         shapes: list[SymbolicShape] = [(rows, inside), (rows, hidden), *[(rows,)] * (2 * biased)]
         shapes += [(hidden, units)] if hidden != units else []
-        params = args.get("params")
-        certain(type(params) is tuple)
-        weights = real(x, *(params or ()))[1:]
+        weights = real(x, *listed(args, "params"))[1:]
         certain([w.shape for w in weights] == shapes)
         return (TensorType((*x.shape[:2], hidden), x.dtype), *states)
 
@@ -180,7 +179,7 @@ def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
     return rule
 
 
-ROWS: Rows = {
+ROWS = {
     "lstm": replace(_sequence(4), impossible=_projects_nothing),
     "gru": _sequence(3),
     **{f"rnn_{curve}": _sequence(1, _renewed) for curve in ("tanh", "relu")},
@@ -309,28 +308,27 @@ class _Writing:
 
     def stack(self) -> Stack | None:
         """Return the layer, if its operators are those of the path."""
-        if any(len(_leaves(run)) < 2 for run in self.runs):
+        states = self.states()
+        if states is None or any(len(_leaves(run)) < 2 for run in self.runs):
             return None
         options = self.options()
-        states = self.states()
-        results = self.compared(options) if states is not None else None
-        if results is None or self.at < len(self.nodes):
-            return None
-        output, last = results
-        steps = self.steps(output, last)
-        if steps is None:
+        results = self.compared(options, states)
+        # Operators that are left over are other work of the path.
+        steps = self.steps(*results) if results is not None and self.at == len(self.nodes) else None
+        if results is None or steps is None:
             return None
         kind = _KINDS[self.first.op][0]
-        inputs = (self.first.arg("input"), *(states or ()))
+        # The layer's own order of weights: by layer, direction, then kind, as a run has them.
         names: Any = kind(**options, device="meta")._flat_weights_names
         leaves = [leaf for run in self.runs for leaf in _leaves(run)]
         if len(names) != len(leaves):
             return None
+        inputs = (self.first.arg("input"), *([tuple(states)] if len(states) > 1 else states))
         layer = TorchLayer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
-        return Stack(layer, output, last, steps)
+        return Stack(layer, *results, steps)
 
-    def states(self) -> tuple[Value, ...] | None:
-        """Return the argument with the first states: none if they are zeros; None if unclear."""
+    def states(self) -> list[Value] | None:
+        """Return the first states of all layers: empty if they are zeros; None if unclear."""
         inside = {n.name: n for n in self.nodes}
         first = _first_states(self.first)
         states: list[Value] = []
@@ -339,37 +337,43 @@ class _Writing:
             if node is None and len(self.runs) == 1:
                 states.append(value)
             elif node is not None and node.op == "aten.slice.Tensor":
+                # A layer of several takes its part of what the module is called with.
                 states.append(node.arg("self"))
             elif node is None or node.op != "aten.zeros":
                 return None
-        if len(states) not in (0, len(first)):
-            return None
-        return ((tuple(states) if len(states) > 1 else states[0]),) if states else ()
+        # torch.nn takes all first states or none.
+        return states if len(states) in (0, len(first)) else None
 
     def compared(
-        self, options: Mapping[str, Any]
+        self, options: Mapping[str, Any], states: Sequence[Value]
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
         """Return the results, sequence and last states; None where an operator differs."""
         sequence: Value = self.first.arg("input")
         kinds = len(_first_states(self.first))
-        last: list[list[Value]] = [[] for _ in range(kinds)]
-        for layer in range(self.layers):
+        last: list[list[Value]] = []
+        for start in range(0, len(self.runs), self.ways):
             outs: list[Value] = []
-            for way in range(self.ways):
-                run = self.runs[layer * self.ways + way]
-                inside = self.flipped(sequence, way)
-                if not self.called(run, inside):
+            for way, run in enumerate(self.runs[start : start + self.ways]):
+                if not self.called(run, self.flipped(sequence, way), states):
                     return None
-                parts = [self.item(run, index) for index in range(kinds + 1)]
-                for states, part in zip(last, parts[1:], strict=True):
-                    states.append(part)
-                outs.append(self.flipped(parts[0], way))
-            if options.get("dropout") and layer + 1 < self.layers:
-                sequence = self.dropped(outs, options["dropout"])
+                # What nothing reads has no operator: None stands for it.
+                out, *ends = (
+                    self.next("getitem", source=Ref(run.name), index=index)
+                    for index in range(kinds + 1)
+                )
+                last.append(ends)
+                outs.append(self.flipped(out, way))
+            if options.get("dropout") and start + self.ways < len(self.runs):
+                # A capture drops numbers with time first, in the order in which torch.nn draws.
+                joined = self.joined([self.turned(out) for out in outs], -1)
+                dropped = self.next(
+                    "aten.dropout", input=joined, p=options["dropout"], train=TRAINING
+                )
+                sequence = self.turned(dropped)
             else:
                 sequence = self.joined(outs, -1)
-        ends = tuple(_name(self.joined(states, 0)) for states in last)
-        return _name(sequence), ends
+        joint = tuple(_name(self.joined(ends, 0)) for ends in zip(*last, strict=True))
+        return _name(sequence), joint
 
     def steps(
         self, output: str | None, last: Sequence[str | None]
@@ -408,18 +412,21 @@ class _Writing:
         self.at += 1
         return Ref(node.name)
 
-    def called(self, run: Node, sequence: Value) -> bool:
+    def called(self, run: Node, sequence: Value, states: Sequence[Value]) -> bool:
         """Return whether the next operators are the first states and the call of one layer."""
-        for _ in _first_states(run):
-            if self.next("aten.slice.Tensor") is None:
-                self.next("aten.zeros")
-        first = self.first
+        first, number = self.first, self.runs.index(run)
+        for value, source in itertools.zip_longest(_first_states(run), states):
+            if source is None:
+                self.next("aten.zeros")  # unless another layer's are used again
+                if not isinstance(value, Ref) or self.graph.node[value.name].op != "aten.zeros":
+                    return False
+            elif value != source:
+                # torch.nn gives each layer and direction the states at its own number.
+                bounds = {"dim": None, "start": number, "end": number + 1}
+                if self.next("aten.slice.Tensor", self=source, **bounds) != value:
+                    return False
         alike = all(run.arg(k) == first.arg(k) for k in ("has_biases", "batch_first"))
         return alike and self.next(run.op, input=sequence) == Ref(run.name)
-
-    def item(self, run: Node, index: int) -> Value:
-        """Return one result of a call, if anything reads it."""
-        return self.next("getitem", source=Ref(run.name), index=index)
 
     def flipped(self, value: Value, way: int) -> Value:
         """Return a sequence, turned around for the second direction."""
@@ -429,16 +436,14 @@ class _Writing:
         """Return what several layers or directions give, side by side."""
         if len(parts) == 1:
             return parts[0]
+        # A default is not written.
         return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
-
-    def dropped(self, outs: Sequence[Value], p: Value) -> Value:
-        """Return the dropout between two layers, over memory with time first."""
-        joined = self.joined([self.turned(out) for out in outs], -1)
-        return self.turned(self.next("aten.dropout", input=joined, p=p, train=TRAINING))
 
     def turned(self, value: Value) -> Value:
         """Return a sequence with its first two dimensions swapped, if it has the batch first."""
-        return self.next("aten.transpose.int", self=value) if self.time else value
+        if not self.time:
+            return value
+        return self.next("aten.transpose.int", self=value, dim0=0, dim1=1)
 
 
 def _leaves(run: Node) -> list[Leaf]:

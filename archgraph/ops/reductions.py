@@ -8,13 +8,10 @@ from dataclasses import replace
 from archgraph.graph.ir import Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
-from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
-from archgraph.ops.schema import schema
-from archgraph.ops.types import Args, certain, number, plain_value, real
-
-ROWS: Rows = {}
+from archgraph.ops.operator import MOVES, Call, Growth, Operator, Repeats, Spelling, rows
+from archgraph.ops.schema import op_schema
+from archgraph.ops.types import Args, certain, listed, number, plain_value, real
 
 
 def _reduce(eq: Equations, exact: bool) -> list[Dims]:
@@ -22,18 +19,17 @@ def _reduce(eq: Equations, exact: bool) -> list[Dims]:
     value = eq.node.arg("dim", eq.node.arg("axis"))
     stated = value if isinstance(value, tuple) else ((value,) if value is not None else ())
     dims = {d % len(x) for d in stated if isinstance(d, int)} or set(range(len(x)))
+    what = eq.node.op.split(".")[1]
     for d in dims:
         if exact:
-            eq.total(x[d], [eq.node.args[0][1]], eq.node.op.split(".")[1])
+            eq.total(x[d], [eq.node.args[0][1]], what)
         else:
-            eq.span(x[d], eq.node.op.split(".")[1])
-    out: Dims = []
-    for d, layout in enumerate(x):
-        if d not in dims:
-            out.append(layout)
-        elif len(eq.node.shape) == len(x):
-            out.append(Fixed(1))
-    return [out] * len(eq.node.types)
+            eq.span(x[d], what)
+    keep = len(eq.node.shape) == len(x)
+    # All results (a maximum and its position) have one shape.
+    return [
+        [Fixed(1) if d in dims else x[d] for d in range(len(x)) if keep or d not in dims]
+    ] * len(eq.node.types)
 
 
 # -- reductions to which zeros add nothing --------------------------------------------------------
@@ -64,10 +60,9 @@ def _reduction_axes(eq: Equations) -> list[Dims]:
 def _mean_type(args: Args) -> TensorType:
     """Return the type of a mean: some dimensions vanish, or have the size one."""
     (x,) = real(args.get("self"))
-    dims, keep = args.get("dim"), number(args, "keepdim", False, bool)
-    certain(type(dims) is tuple, dims, "dtype" not in args)
-    rank, numbers = len(x.shape), [plain_value(d) for d in dims or ()]
-    certain(*(type(d) is int and -rank <= d < rank for d in numbers))
+    keep, numbers = number(args, "keepdim", False, bool), [*map(plain_value, listed(args, "dim"))]
+    rank = len(x.shape)
+    certain("dtype" not in args, numbers, *(type(d) is int and -rank <= d < rank for d in numbers))
     gone = {d % rank for d in numbers}
     certain(len(gone) == len(numbers))
     shape = [1 if i in gone else s for i, s in enumerate(x.shape) if keep or i not in gone]
@@ -80,33 +75,41 @@ def _spread(node: Node) -> Repeats:
     return "uniform" if by_count else "never"
 
 
+def _renorm_axes(eq: Equations) -> list[Dims]:
+    """Every position of one dimension is scaled by its own norm over the others."""
+    x = eq.arg("self")
+    for index, layout in enumerate(x):
+        if index != eq.dim("dim", len(x)):
+            eq.total(layout, [eq.node.arg("self")], "renorm")
+    return [x]
+
+
 _reduction = Operator(_reduction_axes, zeros.first)
 
-ROWS |= {
+_REDUCTIONS = {
     "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
-    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(_sum_axes, zeros.first)),
+    "nansum linalg_vector_norm norm": Operator(_sum_axes, zeros.first),
     # Repeated positions change how many there are, not whether there are any.
     "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
     "count_nonzero": Operator(_count_axes, zeros.first),
     "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=_mean_type),
-    **alike(("amax", "amin", "max", "min"), replace(_reduction, growth=Growth(repeats="any"))),
-    **alike(
-        ("var", "std", "var_mean", "std_mean"), replace(_reduction, growth=Growth(repeats=_spread))
-    ),
-    **alike(("nanmean", "aminmax", "prod", "median", "nanmedian"), _reduction),
+    "amax amin max min": replace(_reduction, growth=Growth(repeats="any")),
+    "var std var_mean std_mean": replace(_reduction, growth=Growth(repeats=_spread)),
+    "nanmean aminmax prod median nanmedian": _reduction,
     # Of zeros alone: log of their number, true, position 0.
     "logsumexp": Operator(_reduction_axes),
     "all": Operator(_reduction_axes, growth=Growth(repeats="any")),
-    **alike(("argmax", "argmin"), Operator(_reduction_axes)),
+    "renorm": Operator(_renorm_axes, zeros.first),
+    "argmax argmin": Operator(_reduction_axes),
 }
 
 
 # -- in order -------------------------------------------------------------------------------------
 def _along_axes(eq: Equations) -> list[Dims]:
-    """Keep a dimension whole along which an operator runs in order (cumsum, flip, roll, sort)."""
+    """Pin a dimension along which an operator runs in order (cumsum, flip, roll, sort)."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.ints("dims") or eq.ints("dim", (-1,))
-    if "dims" in schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
+    if "dims" in op_schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
         dims = tuple(range(len(x)))
     for d in dims:
         eq.pin([x[d % len(x)]], ORDER, PROJECT)
@@ -114,14 +117,14 @@ def _along_axes(eq: Equations) -> list[Dims]:
 
 
 def _first_axes(eq: Equations) -> list[Dims]:
-    """Keep the first dimension whole: an operator runs along it in order."""
+    """Pin the first dimension, along which an operator runs in order."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[:1], ORDER, PROJECT)
     return [x]
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Keep a dimension whole that is run through in order; one position stays (kthvalue, mode)."""
+    """Pin a dimension that is run through in order, to one position (kthvalue, mode)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
@@ -135,12 +138,12 @@ def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
 
 
 _along = Operator(_along_axes, zeros.first)
-_moved = replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True))
+_moved = replace(_along, growth=MOVES)
 
 
 # -- Fourier transforms ---------------------------------------------------------------------------
 def _transform_axes(eq: Equations) -> list[Dims]:
-    """Keep whole the dimensions that a Fourier transform runs along; each of the others passes."""
+    """Pin the dimensions that a Fourier transform runs along; pass the others."""
     x = eq.of(eq.node.args[0][1])
     dims, sizes = eq.ints("dim"), eq.ints("s")
     if not dims:  # the last ones, as many as there are sizes; without sizes all
@@ -159,35 +162,21 @@ _FFT = tuple(
     for real in ("", "r", "h")
 )
 
-ROWS |= {
-    **alike(("cumsum", "sort", "topk"), replace(_along, growth=Growth())),
-    **alike(("roll", "flip"), _moved),
+_IN_ORDER = {
+    "cumsum sort topk": replace(_along, growth=Growth()),
+    "roll flip": _moved,
     "fliplr": Operator(spelling=_flip_spelling(1)),
     "flipud": Operator(spelling=_flip_spelling(0)),
-    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
+    "cumprod cummax cummin rot90 diff": _along,
     # Of zeros: positions, logarithms of counts.
-    **alike(("argsort", "logcumsumexp"), Operator(_along_axes)),
+    "argsort logcumsumexp": Operator(_along_axes),
     "msort": Operator(_first_axes, zeros.first),
-    **alike(("kthvalue", "mode"), Operator(_reduced_axes, zeros.first)),
-    **alike(_FFT, Operator(_transform_axes, zeros.first, growth=Growth(scales="all"))),
-    **alike(
-        ("fft_fftshift", "fft_ifftshift"),
-        Operator(_transform_axes, zeros.first, growth=Growth(scales="all", picks=True)),
+    "kthvalue mode": Operator(_reduced_axes, zeros.first),
+    " ".join(_FFT): Operator(_transform_axes, zeros.first, growth=Growth(scales="all")),
+    "fft_fftshift fft_ifftshift": Operator(
+        _transform_axes, zeros.first, growth=Growth(scales="all", picks=True)
     ),
 }
-
-
-# -- scaled by norms ------------------------------------------------------------------------------
-def _renorm_axes(eq: Equations) -> list[Dims]:
-    """Every position of one dimension is scaled by its own norm over the others."""
-    x = eq.arg("self")
-    for index, layout in enumerate(x):
-        if index != eq.dim("dim", len(x)):
-            eq.total(layout, [eq.node.arg("self")], "renorm")
-    return [x]
-
-
-ROWS |= {"renorm": Operator(_renorm_axes, zeros.first)}
 
 
 # -- losses that a model computes itself -----------------------------------------------------------
@@ -204,26 +193,23 @@ def _loss_axes(eq: Equations) -> list[Dims]:
 def _class_loss_axes(eq: Equations) -> list[Dims]:
     """Scores per class at x[1], addressed by the target's values."""
     x = eq.arg("self")
-    classes = x[1] if len(x) > 1 else x[0]
-    eq.pin([classes], "indexed by values")
+    eq.pin([*(x[1:2] or x), *eq.arg("weight")], "indexed by values")
     rest = [*x[:1], *x[2:]] if len(x) > 1 else []
-    if eq.has("weight"):
-        eq.pin(eq.arg("weight"), "indexed by values")
+    statistics = [eq.fixed(t.shape) for t in eq.node.types[1:]]
     if eq.integer("reduction", 1) == 0 and len(eq.node.shape) == len(rest):
-        out: Dims = rest
-    else:
-        out = []
-        for layout in rest:
-            eq.span(layout, "cross entropy")
-    return [out, *(eq.fixed(t.shape) for t in eq.node.types[1:])]
+        return [rest, *statistics]
+    for layout in rest:
+        eq.span(layout, "cross entropy")
+    return [[], *statistics]
 
 
-ROWS |= {
-    **alike(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Operator(_loss_axes)),
-    **alike(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Operator(_loss_axes)),
-    **alike(("soft_margin_loss", "poisson_nll_loss", "kl_div"), Operator(_loss_axes)),
-    **alike(
-        ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward"),
-        Operator(_class_loss_axes),
+_LOSSES = {
+    "mse_loss l1_loss smooth_l1_loss huber_loss": Operator(_loss_axes),
+    "binary_cross_entropy binary_cross_entropy_with_logits": Operator(_loss_axes),
+    "soft_margin_loss poisson_nll_loss kl_div": Operator(_loss_axes),
+    "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd nll_loss_forward": Operator(
+        _class_loss_axes
     ),
 }
+
+ROWS = rows(_REDUCTIONS, _IN_ORDER, _LOSSES)

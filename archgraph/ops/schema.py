@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class Schema:
     """
 
     op: str
-    overload: Any
+    overload: torch._ops.OpOverload
     args: tuple[Argument, ...]
     returns: int
 
@@ -52,23 +52,17 @@ class Schema:
         """Arguments by name."""
         return {a.name: a for a in self.args}
 
-    def call_args(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def call_args(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of a call, from arguments by name."""
-        positional: list[Any] = []
-        keyword: dict[str, Any] = {}
-        last = max(
-            (i for i, a in enumerate(self.args) if a.name in given and not a.keyword_only),
-            default=-1,
-        )
-        for i, argument in enumerate(self.args):
-            if argument.keyword_only:
-                if argument.name in given:
-                    keyword[argument.name] = given[argument.name]
-            elif i <= last or argument.required:
-                # A required storage argument (batch_norm's cudnn_enabled) is a permission: granted.
-                fallback = True if argument.name in STORAGE_ARGS else argument.default
-                positional.append(given.get(argument.name, fallback))
-        return positional, keyword
+        positional = [a for a in self.args if not a.keyword_only]
+        # Up to the last one with a value: those before it cannot be left out.
+        while positional and not (positional[-1].name in values or positional[-1].required):
+            positional.pop()
+        keyword = {a.name: values[a.name] for a in self.args if a.keyword_only and a.name in values}
+        # A required storage argument (batch_norm's cudnn_enabled) is a permission: granted.
+        return [
+            values.get(a.name, True if a.name in STORAGE_ARGS else a.default) for a in positional
+        ], keyword
 
     @functools.cached_property
     def makes_tensor(self) -> bool:
@@ -76,7 +70,7 @@ class Schema:
         return "device" in self.by_name and "Tensor" not in (self.args[0].type if self.args else "")
 
 
-def op_name(overload: Any) -> str:
+def op_name(overload: torch._ops.OpOverload) -> str:
     """Return the graph name of an overload.
 
     >>> op_name(torch.ops.aten.relu.default), op_name(torch.ops.aten.add.Tensor)
@@ -88,23 +82,20 @@ def op_name(overload: Any) -> str:
 
 
 @functools.cache
-def schema(op: str) -> Schema:
+def op_schema(op: str) -> Schema:
     """Return the schema of an operator by its graph name.
 
     Raises:
         GraphError: If it is not a functional ATen operator.
     """
     parts = op.split(".")
-    packet = None
+    overload = None
     if parts[0] == "aten" and len(parts) in (2, 3) and parts[1] not in _UNSAFE:
         packet = getattr(torch.ops.aten, parts[1], None)
-    overload = getattr(packet, parts[2] if len(parts) == 3 else "default", None)
+        overload = getattr(packet, parts[2] if len(parts) == 3 else "default", None)
     if not isinstance(overload, torch._ops.OpOverload):
-        raise GraphError(
-            "unknown operator",
-            found=op,
-            expected="an ATen overload such as aten.conv2d or aten.add.Tensor",
-        )
+        expected = "an ATen overload such as aten.conv2d or aten.add.Tensor"
+        raise GraphError("unknown operator", found=op, expected=expected)
     if overload._schema.is_mutable:
         raise GraphError("operator changes its arguments in place", found=op)
     args = tuple(
@@ -122,28 +113,29 @@ def schema(op: str) -> Schema:
     return Schema(op, overload, args, count)
 
 
-def to_value(value: Any, type_: str = "") -> Value:
+def to_value(value: object, type_: str = "") -> Value:
     """Return a torch argument as a graph value: lists become tuples, enumerations ``Atom``.
 
     >>> to_value([1, 2]), to_value(torch.float32), to_value(1, "float")
     ((1, 2), Atom(name='float32'), 1.0)
     """
-    if isinstance(value, (list, tuple)):
-        return tuple(to_value(v, "float" if "float" in type_ else "") for v in value)
-    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
-        return Atom(str(value).removeprefix("torch."))
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return value
-    if type_.startswith(("float", "Optional[float]", "List[float]")) and isinstance(value, int):
-        return float(value)
-    if isinstance(value, (int, float)):
-        return value
+    match value:
+        case list() | tuple():
+            return tuple(to_value(v, "float" if "float" in type_ else "") for v in value)
+        case torch.dtype() | torch.memory_format() | torch.layout():
+            return Atom(str(value).removeprefix("torch."))
+        # A bool is an int, too, and has to stay one.
+        case None | bool() | str() | float():
+            return value
+        case int():
+            floating = type_.startswith(("float", "Optional[float]", "List[float]"))
+            return float(value) if floating else value
     if "dtype" in type_ or "ScalarType" in type_:
         return None
     raise GraphError("argument cannot be part of a graph", found=repr(value))
 
 
-def from_atom(atom: Atom) -> Any:
+def from_atom(atom: Atom) -> torch.dtype | torch.memory_format | torch.layout:
     """Return the torch enumeration that an ``Atom`` names.
 
     >>> from_atom(Atom("int64"))
@@ -170,28 +162,28 @@ def torch_dtype(name: str) -> torch.dtype:
     return value
 
 
-def canonical_args(op: str, given: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
+def canonical_args(op: str, args: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
     """Return the arguments in schema order without those that equal their default.
 
     Raises:
         GraphError: For an argument that the operator does not have, or a missing one.
     """
-    row = schema(op)
-    unknown = sorted(set(given) - set(row.by_name))
-    if unknown:
-        names: Sequence[str] = [a.name for a in row.args]
-        raise GraphError(f"{op} has no argument {unknown[0]!r}", expected=", ".join(names))
+    schema = op_schema(op)
+    if unknown := sorted(args.keys() - schema.by_name.keys()):
+        names = ", ".join(schema.by_name)
+        raise GraphError(f"{op} has no argument {unknown[0]!r}", expected=names)
     result = []
-    for argument in row.args:
+    for argument in schema.args:
         if argument.name in STORAGE_ARGS:
             continue
-        if argument.name not in given:
+        if argument.name not in args:
             if argument.required:
-                raise GraphError(f"{op} needs argument {argument.name!r}", found=sorted(given))
+                raise GraphError(f"{op} needs argument {argument.name!r}", found=sorted(args))
             continue
-        value = given[argument.name]
+        value = args[argument.name]
         if argument.type in ("float", "Optional[float]") and type(value) is int:
             value = float(value)
+        # Compared as printed: True, 1 and 1.0 are equal, and different arguments.
         if argument.required or show(value) != show(argument.default):
             result.append((argument.name, value))
     return tuple(result)

@@ -12,16 +12,13 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, fixed_size, product
 from archgraph.ops import zeros
-from archgraph.ops.calls import Call, Spelling, ViewWrite
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, same_options
 from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import ALIGNED, MOVES, Growth, Operator, Rows, alike
+from archgraph.ops.operator import ALIGNED, COPIES, MOVES, Call, Operator, Spelling, ViewWrite, rows
 from archgraph.ops.pointwise import CURVE
-from archgraph.ops.starts import returns_input
-from archgraph.ops.types import Args, certain, number, real
-
-ROWS: Rows = {}
+from archgraph.ops.starts import leafless_identity
+from archgraph.ops.types import Args, certain, listed, number, real
 
 # Every position of the operand, somewhere else: zeros go with it.
 _moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES)
@@ -64,6 +61,11 @@ def _reshape_write(write: ViewWrite) -> Call:
     return "aten.reshape", {"self": write.part, "shape": write.shape}
 
 
+def _inverse_write(op: str = "") -> Callable[[ViewWrite], Call]:
+    """Write into a view by the inverse of the operator that made it; by default it is its own."""
+    return lambda write: (op or write.op, {"self": write.part})
+
+
 def _reshape_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """Return ``nn.Flatten`` where dimensions become one, ``nn.Unflatten`` where one is split."""
     before, after = shape_of(graph, node.arg("self")), node.shape
@@ -104,21 +106,18 @@ def _squeeze_axes(eq: Equations) -> list[Dims]:
     return [[layout for d, layout in enumerate(x) if not (d in dims and layout.size == 1)]]
 
 
-ROWS |= {
+_VIEWS = {
     "input": Operator(),
     "getitem": Operator(
         _getitem_axes,
         _getitem_zero,
         pointwise=True,
-        growth=replace(MOVES, identity=returns_input),
+        growth=replace(MOVES, identity=leafless_identity),
     ),
     "reshape": replace(_view, unchanged=True, overwritten=_reshape_write, layer=_reshape_layer),
     "view": _view,
-    **alike(
-        ("_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel"),
-        Operator(spelling=_reshape_spelling),
-    ),
-    **alike(("atleast_1d", "atleast_2d", "atleast_3d"), Operator(spelling=_reshape_spelling)),
+    "_unsafe_view flatten unflatten view_as reshape_as ravel": Operator(spelling=_reshape_spelling),
+    "atleast_1d atleast_2d atleast_3d": Operator(spelling=_reshape_spelling),
     "unsqueeze": replace(_moved, rule=_unsqueeze_axes, overwritten=_reshape_write),
     "squeeze": replace(_moved, rule=_squeeze_axes, overwritten=_reshape_write),
 }
@@ -135,11 +134,8 @@ def _permute_write(write: ViewWrite) -> Call:
     """Write into the permuted tensor by permuting the view back, in the inverse order."""
     order = write.args["dims"]
     assert isinstance(order, tuple)
-    back = [0] * len(order)
-    for position, dim in enumerate(order):
-        assert isinstance(dim, int)
-        back[dim % len(order)] = position
-    return "aten.permute", {"self": write.part, "dims": tuple(back)}
+    dims = [d % len(order) for d in order if isinstance(d, int)]
+    return "aten.permute", {"self": write.part, "dims": tuple(map(dims.index, range(len(dims))))}
 
 
 def _transpose_axes(eq: Equations) -> list[Dims]:
@@ -162,33 +158,25 @@ def _turned_axes(eq: Equations) -> list[Dims]:
     return [[*x[:-2], *reversed(x[-2:])]]
 
 
-def _own_inverse_write(write: ViewWrite) -> Call:
-    """Write into a view by the operator that made it, which is its own inverse."""
-    return write.op, {"self": write.part}
-
-
 def _movedim_axes(eq: Equations) -> list[Dims]:
     """Move some dimensions; the others keep their order."""
     x = eq.arg("self")
-    source = [d % len(x) for d in eq.ints("source")]
-    target = [d % len(x) for d in eq.ints("destination")]
-    order: list[int | None] = [None] * len(x)
-    for s, t in zip(source, target, strict=True):
-        order[t] = s
-    rest = iter(d for d in range(len(x)) if d not in source)
-    return [[x[next(rest) if o is None else o] for o in order]]
+    source, target = ([d % len(x) for d in eq.ints(name)] for name in ("source", "destination"))
+    moved = dict(zip(target, source, strict=True))
+    rest = (d for d in range(len(x)) if d not in source)
+    return [[x[moved[d] if d in moved else next(rest)] for d in range(len(x))]]
 
 
 _turned = replace(_moved, rule=_turned_axes)
 
-ROWS |= {
+_ORDERS = {
     "permute": replace(_moved, rule=_permute_axes, overwritten=_permute_write),
     "transpose": replace(_moved, rule=_transpose_axes, overwritten=_transpose_write),
-    **alike(("swapaxes", "swapdims"), Operator(alias="transpose.int")),
-    **alike(("t", "numpy_T", "mT"), replace(_turned, overwritten=_own_inverse_write)),
+    "swapaxes swapdims": Operator(alias="transpose.int"),
+    "t numpy_T mT": replace(_turned, overwritten=_inverse_write()),
     "matrix_H": _turned,
     # Conjugates of complex numbers: they are moved, but not themselves.
-    **alike(("mH", "adjoint"), Operator(_turned_axes, zeros.first, pointwise=True)),
+    "mH adjoint": Operator(_turned_axes, zeros.first, pointwise=True),
     "movedim": replace(_moved, rule=_movedim_axes),
     **{f"moveaxis.{k}": Operator(alias=f"movedim.{k}") for k in ("intlist", "int")},
 }
@@ -223,15 +211,11 @@ def _channel_shuffle_axes(eq: Equations) -> list[Dims]:
 # -- positions repeated ---------------------------------------------------------------------------
 def _expand_axes(eq: Equations) -> list[Dims]:
     """Dimensions of size one stretch."""
-    x = eq.arg("self")
-    shape = eq.node.shape
-    lead = len(shape) - len(x)
-    out: Dims = []
-    for index, size in enumerate(shape):
-        old = x[index - lead] if index >= lead else Fixed(1)
-        out.append(old if old.size == size else eq.new(size))
-        if old.size != size:
-            eq.taint(out[-1:])  # copies, also where the new axis is masked
+    x, shape = eq.arg("self"), eq.node.shape
+    x = [Fixed(1)] * (len(shape) - len(x)) + x
+    out = [d if d.size == size else eq.new(size) for d, size in zip(x, shape, strict=True)]
+    # Copies are not zero where the new axis is masked.
+    eq.taint([new for new, old in zip(out, x, strict=True) if new is not old])
     eq.states("size", tuple(out))
     return [out]
 
@@ -248,13 +232,13 @@ def _repeat_axes(eq: Equations) -> list[Dims]:
     repeats: tuple[Value, ...] = value if isinstance(value, tuple) else (value,)
     x = [Fixed(1)] * (len(repeats) - len(x)) + x
     out: Dims = []
-    for layout, count in zip(x, repeats, strict=True):
+    for layout, count, size in zip(x, repeats, eq.node.shape, strict=True):
         if count == 1:
             out.append(layout)
         elif isinstance(count, (int, Batch)) and not isinstance(layout.size, Batch):
             out.append(product((Fixed(count), layout)))
         else:
-            out.append(Fixed(eq.node.shape[len(out)]))
+            out.append(Fixed(size))
     return [out]
 
 
@@ -281,16 +265,15 @@ def _interleave_axes(eq: Equations) -> list[Dims]:
     return [out]
 
 
-ROWS |= {
+_CHANNELS_AND_COPIES = {
     "pixel_shuffle": Operator(
         _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
     ),
     "pixel_unshuffle": Operator(
         _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
     ),
-    **alike(
-        ("channel_shuffle", "native_channel_shuffle"),
-        Operator(_channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)),
+    "channel_shuffle native_channel_shuffle": Operator(
+        _channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)
     ),
     "expand": Operator(
         _expand_axes,
@@ -304,10 +287,8 @@ ROWS |= {
     "broadcast_to": Operator(alias="expand"),
     "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED),
     "tile": Operator(spelling=_tile_spelling),
-    # Copies stand beside each other, so that positions are not its operand's.
-    "repeat_interleave": Operator(
-        _interleave_axes, zeros.first, growth=Growth(scales="all", repeats="any", picks=True)
-    ),
+    # Copies of a position follow one another, so that positions are not its operand's.
+    "repeat_interleave": Operator(_interleave_axes, zeros.first, growth=COPIES),
 }
 
 
@@ -326,12 +307,7 @@ def _component_write(index: int) -> Callable[[ViewWrite], Call]:
     return lambda write: write.scattered("aten.select_scatter", dim=len(write.shape), index=index)
 
 
-def _inverse_write(op: str) -> Callable[[ViewWrite], Call]:
-    """Write into a view by the operator that is the inverse of the one that made it."""
-    return lambda write: (op, {"self": write.part})
-
-
-ROWS |= {
+_COMPLEX = {
     "view_as_complex": Operator(
         _complex_axes,
         zeros.first,
@@ -343,8 +319,8 @@ ROWS |= {
     ),
     "real": replace(CURVE, overwritten=_component_write(0)),
     "imag": replace(CURVE, overwritten=_component_write(1)),
-    **alike(("_conj", "_neg_view"), replace(CURVE, overwritten=_own_inverse_write)),
-    **alike(("conj", "resolve_conj", "resolve_neg"), CURVE),
+    "_conj _neg_view": replace(CURVE, overwritten=_inverse_write()),
+    "conj resolve_conj resolve_neg": CURVE,
 }
 
 
@@ -358,47 +334,41 @@ def _cat_axes(eq: Equations) -> list[Dims]:
 
 def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
     out: Dims = []
-    for d in range(len(operands[0])):
-        if d == dim:
-            parts = [o[d] for o in operands]
-            if all(isinstance(p.size, int) for p in parts):
-                out.append(concatenation(parts))
-            else:
-                out.append(Fixed(eq.node.shape[d]))
-        else:
-            for other in operands[1:]:
-                eq.unify(operands[0][d], other[d])
-            out.append(eq.resolve(operands[0][d]))
+    for d, parts in enumerate(zip(*operands, strict=True)):
+        if d != dim:
+            for part in parts[1:]:
+                eq.unify(parts[0], part)
+            out.append(eq.resolve(parts[0]))
+        elif all(isinstance(part.size, int) for part in parts):
+            out.append(concatenation(parts))
+        else:  # along the batch
+            out.append(Fixed(eq.node.shape[d]))
     return out
 
 
 def _cat_type(args: Args) -> TensorType:
     """Shapes that agree but for one dimension, which is added up."""
-    parts, dim = args.get("tensors"), number(args, "dim", 0, int)
-    certain(type(parts) is tuple, parts)
-    tensors = real(*(parts or ()))
+    tensors, dim = real(*listed(args, "tensors")), number(args, "dim", 0, int)
     rank = len(tensors[0].shape)
     certain(rank >= 2, -rank <= dim < rank, *(len(t.shape) == rank for t in tensors))
     dim %= rank
     certain(len({t.shape[:dim] + t.shape[dim + 1 :] for t in tensors}) == 1)
     sizes = [t.shape[dim] for t in tensors if type(t.shape[dim]) is int]
     certain(len(sizes) == len(tensors))
-    first = tensors[0]
-    total: Any = sum(sizes)
-    return TensorType((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
+    shape, dtype = tensors[0].shape, tensors[0].dtype
+    return TensorType((*shape[:dim], sum(sizes), *shape[dim + 1 :]), dtype)
 
 
 def _stacked_axes(eq: Equations) -> list[Dims]:
     """``hstack``, ``vstack``, …: operands of few dimensions get more, then join."""
     unit = Fixed(1)
-    operands = eq.layouts()
-    if eq.node.op == "aten.column_stack":
-        columns = [o if len(o) > 1 else [*(o or [unit]), unit] for o in operands]
-        return [_joined(eq, columns, 1)]
-    if eq.node.op == "aten.hstack":
-        operands = [o or [unit] for o in operands]
-        return [_joined(eq, operands, 1 if len(operands[0]) > 1 else 0)]
-    operands = [o if len(o) > 1 else [unit, *(o or [unit])] for o in operands]
+    operands = [o or [unit] for o in eq.layouts()]
+    match eq.node.op:
+        case "aten.hstack":
+            return [_joined(eq, operands, 1 if len(operands[0]) > 1 else 0)]
+        case "aten.column_stack":
+            return [_joined(eq, [o if len(o) > 1 else [*o, unit] for o in operands], 1)]
+    operands = [o if len(o) > 1 else [unit, *o] for o in operands]
     if eq.node.op == "aten.vstack":
         return [_joined(eq, operands, 0)]
     return [_joined(eq, [o if len(o) > 2 else [*o, unit] for o in operands], 2)]
@@ -447,32 +417,26 @@ def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
 def _split_write(write: ViewWrite) -> Call | None:
     """One part of several, where all have a size that is a number."""
     sizes = write.args["split_sizes"]
-    if not isinstance(sizes, tuple):
+    cuts = tuple(s for s in sizes if isinstance(s, int)) if isinstance(sizes, tuple) else ()
+    if not cuts or cuts != sizes:
         return None
-    cuts = [s for s in sizes if isinstance(s, int)]
-    if len(cuts) != len(sizes):
-        return None
-    start = sum(cuts[: write.index])
-    end = start + cuts[write.index]
+    start, end = (sum(cuts[:part]) for part in (write.index, write.index + 1))
     dim = write.args.get("dim", 0)
     return write.scattered("aten.slice_scatter", dim=dim, start=start, end=end)
 
 
-ROWS |= {
+_divided = Operator(spelling=_split_spelling())
+
+_JOINED_AND_SPLIT = {
     "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
-    **alike(("concat", "concatenate"), Operator(alias="cat")),
+    "concat concatenate": Operator(alias="cat"),
     # Its new dimension shifts the operands' dimensions before it.
-    "stack": Operator(
-        _stack_axes, zeros.every, growth=Growth(scales="all", repeats="any", picks=True)
-    ),
-    **alike(("hstack", "vstack", "dstack", "column_stack"), Operator(_stacked_axes, zeros.every)),
+    "stack": Operator(_stack_axes, zeros.every, growth=COPIES),
+    "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every),
     "row_stack": Operator(alias="vstack"),
     "split_with_sizes": Operator(_split_axes, zeros.first, growth=MOVES, overwritten=_split_write),
-    **alike(
-        ("chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes"),
-        Operator(spelling=_split_spelling()),
-    ),
-    "tensor_split": Operator(spelling=_split_spelling()),
+    "chunk unsafe_chunk split unsafe_split": _divided,
+    "unsafe_split_with_sizes tensor_split": _divided,
     "hsplit": Operator(spelling=_split_spelling(1)),
     "vsplit": Operator(spelling=_split_spelling(0)),
     "dsplit": Operator(spelling=_split_spelling(2)),
@@ -490,20 +454,18 @@ def _pad_axes(eq: Equations) -> list[Dims]:
         return [[*x[: len(x) - len(padded)], *eq.fixed(eq.node.shape[-len(padded) :])]]
     out = list(x)
     sizes: list[Layout | int] = []
-    for position in range(0, len(amounts), 2):
-        dim = len(x) - 1 - position // 2
-        before, after = amounts[position], amounts[position + 1]
+    pairs = zip(amounts[::2], amounts[1::2], strict=True)
+    # Amounts come in pairs from the last dimension on.
+    for dim, (before, after) in zip(range(len(x) - 1, -1, -1), pairs, strict=False):
         layout = x[dim]
         if before == after == 0:
             sizes += [0, 0]
-        elif isinstance(eq.resolve(layout), Fixed) or before < 0 or after < 0:
-            if not isinstance(eq.resolve(layout), Fixed):
-                eq.pin([layout], "cropped", PROJECT)
+        elif isinstance(layout, Fixed) or before < 0 or after < 0:
+            eq.pin([layout], "cropped", PROJECT)
             out[dim] = Fixed(eq.node.shape[dim])
             sizes += [before, after]
         else:
-            left = eq.new(before) if before else Fixed(0)
-            right = eq.new(after) if after else Fixed(0)
+            left, right = (eq.new(n) if n else Fixed(0) for n in (before, after))
             out[dim] = concatenation((left, layout, right))
             sizes += [left, right]
             if eq.node.arg("value") not in (None, 0):
@@ -518,12 +480,13 @@ def _pads_nothing(args: Mapping[str, Value]) -> bool:
     return isinstance(amounts, tuple) and all(a == 0 for a in amounts)
 
 
-ROWS |= alike(
-    ("pad", "constant_pad_nd"),
-    Operator(
+_PADDED = {
+    "pad constant_pad_nd": Operator(
         _pad_axes,
         zeros.first,  # new positions that are not zero are noted by the rule
         growth=replace(ALIGNED, picks=False),
         unchanged=_pads_nothing,
     ),
-)
+}
+
+ROWS = rows(_VIEWS, _ORDERS, _CHANNELS_AND_COPIES, _COMPLEX, _JOINED_AND_SPLIT, _PADDED)

@@ -27,10 +27,11 @@ FixedShape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[str, FixedShape]  # of the leaves that an operator uses, by argument
 # How a leaf starts: always alike, or by its shape and those of the leaves beside it.
 Init: TypeAlias = Initialiser | Callable[[FixedShape, Shapes], Initialiser]
-# Parameters beside an activation of a model of one's own: small, so that they disturb little.
+# Parameters that a model adds to or multiplies with activations itself: small, so that they disturb
+# little.
 SMALL = Initialiser("normal", 0.02)
 
 
-def returns_input(_graph: ArchGraph, _node: Node) -> Identity:
-    """Without leaves an operator returns its input already, if it ever does."""
+def leafless_identity(_graph: ArchGraph, _node: Node) -> Identity:
+    """Return no leaves: an operator without any returns its input already, if it ever does."""
     return {}

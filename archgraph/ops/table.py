@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -24,32 +25,30 @@ from archgraph.ops import (
     reductions,
     shapes,
 )
-from archgraph.ops.calls import Call, Spelling
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operator import Growth, Operator, Rows
+from archgraph.ops.operands import nested
+from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.pointwise import PLAIN
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import SMALL, Initialiser, Shapes
 
 # The families of operators, one file each. Keys of their rows are names without namespace; without
 # overload where all overloads are alike.
-FAMILIES = (
-    convolutions,
-    creation,
-    embeddings,
-    indexing,
-    noise,
-    norms,
-    opaque,
-    pointwise,
-    pooling,
-    products,
-    recurrent,
-    reductions,
-    shapes,
+ROWS = rows(
+    convolutions.ROWS,
+    creation.ROWS,
+    embeddings.ROWS,
+    indexing.ROWS,
+    noise.ROWS,
+    norms.ROWS,
+    opaque.ROWS,
+    pointwise.ROWS,
+    pooling.ROWS,
+    products.ROWS,
+    recurrent.ROWS,
+    reductions.ROWS,
+    shapes.ROWS,
 )
-ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
-assert len(ROWS) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
 
 
 def base(op: str) -> str:
@@ -70,15 +69,16 @@ def row(op: str) -> Operator:
     """
     listed = _listed(op)
     if listed is None and op.startswith("aten."):
-        return PLAIN if torch.Tag.pointwise in schema(op).overload.tags else Operator()
+        return PLAIN if torch.Tag.pointwise in op_schema(op).overload.tags else Operator()
     return listed or Operator()
 
 
 @functools.cache
 def _listed(op: str) -> Operator | None:
     """Return the row of an overload itself, or the one that all overloads of its operator share."""
-    rows = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
-    return next((row for row in rows if row is not None and not row.alias), None)
+    listed = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
+    # A graph contains no aliases: what is known is in the row of the operator itself.
+    return next((row for row in listed if row is not None and not row.alias), None)
 
 
 def call_row(op: str) -> Operator:
@@ -97,22 +97,18 @@ def growth(op: str) -> Growth:
 
 def known(op: str) -> bool:
     """Return whether a graph from a file may contain the operator."""
-    if op in ("input", "getitem"):
-        return True
-    try:
-        schema(op)
-    except GraphError:
-        return False
-    return True
+    with contextlib.suppress(GraphError):
+        return op in ("input", "getitem") or bool(op_schema(op))
+    return False
 
 
 # -- calls ------------------------------------------------------------------------------------
 def canonical(call: Spelling) -> Call:
     """Return one spelling for calls that say the same thing, with every silent size written out."""
-    exact = ROWS.get(call.op.removeprefix("aten."))
-    if exact is not None and exact.alias:
-        target = f"aten.{exact.alias}"
-        names = dict(zip(schema(call.op).by_name, schema(target).by_name, strict=False))
+    if alias := ROWS.get(call.op.removeprefix("aten."), Operator()).alias:
+        target = f"aten.{alias}"
+        # Arguments correspond by position; names differ (swapaxes' `axis0` is transpose's `dim0`).
+        names = dict(zip(op_schema(call.op).by_name, op_schema(target).by_name, strict=False))
         args = {names[k]: v for k, v in call.args.items()}
         sizes = {names[k]: v for k, v in call.sizes.items()}
         call = Spelling(target, args, sizes, call.shapes)
@@ -120,16 +116,15 @@ def canonical(call: Spelling) -> Call:
     return spelling(call) if spelling is not None else (call.op, call.args)
 
 
-def is_identity(op: str, given: Mapping[str, Value]) -> bool:
+def is_identity(op: str, args: Mapping[str, Value]) -> bool:
     """Return whether a call whose result has its input's type returns the input itself."""
     unchanged = call_row(op).unchanged
-    return unchanged(given) if callable(unchanged) else unchanged
+    return unchanged(args) if callable(unchanged) else unchanged
 
 
 def functional(op: str) -> str:
     """Return an in-place operator's functional form of another name; empty for all others."""
-    exact = ROWS.get(op.removeprefix("aten."))
-    return exact.functional if exact is not None else ""
+    return ROWS.get(op.removeprefix("aten."), Operator()).functional
 
 
 def draws(op: str) -> bool:
@@ -138,7 +133,7 @@ def draws(op: str) -> bool:
     >>> draws("aten.rand"), draws("aten.relu")
     (True, False)
     """
-    return torch.Tag.nondeterministic_seeded in schema(op).overload.tags if "." in op else False
+    return torch.Tag.nondeterministic_seeded in op_schema(op).overload.tags if "." in op else False
 
 
 def impossible(node: Node) -> str:
@@ -155,14 +150,12 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
     """
     for user in graph.leaf_users.get(param.name, ()):
         node = graph.node[user]
-        init = row(node.op).init
         for argument, value in node.args:
-            used = any(isinstance(i, Leaf) and i.name == param.name for i in walk(value))
-            if used and argument in init:
-                start = init[argument]
-                if isinstance(start, Initialiser):
-                    return start
-                return start(param.shape, _leaf_shapes(graph, node))
+            start = row(node.op).init.get(argument)
+            # The first operator that says something decides.
+            if start is not None and Leaf(param.name) in walk(value):
+                shapes = _leaf_shapes(graph, node)
+                return start if isinstance(start, Initialiser) else start(param.shape, shapes)
     if any(buffer == param.name for buffer, _ in graph.updates):
         return Initialiser("zeros")
     if param.role == "parameter":
@@ -176,48 +169,45 @@ def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
     ``weight`` is what it multiplies.
     """
     shapes = {
-        argument if item is value else f"{argument}.{place}": graph.param[item.name].shape
+        argument if item is value else f"{argument}.{index}": graph.param[item.name].shape
         for argument, value in node.args
-        for place, item in enumerate(walk(value))
+        for index, item in enumerate(walk(value))
         if isinstance(item, Leaf)
     }
-    if "mat2" in shapes or "other" in shapes:
-        shapes.setdefault("weight", shapes.get("mat2", shapes.get("other", ())))
-    return shapes
+    factors = [shapes[name] for name in ("weight", "mat2", "other") if name in shapes]
+    return {**shapes, "weight": factors[0]} if factors else shapes
 
 
 def statistics(graph: ArchGraph) -> tuple[str, ...]:
     """Return the running statistics of norms, and the counters that forward advances."""
-    arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
-    names = dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf))
-    return tuple(names | {buffer: None for buffer, _ in graph.updates})
+    values = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
+    counted = (buffer for buffer, _ in graph.updates)
+    return tuple(dict.fromkeys((*(v.name for v in values if isinstance(v, Leaf)), *counted)))
 
 
 def variances(graph: ArchGraph) -> tuple[str, ...]:
     """Return the buffers that are running variances of a norm."""
-    arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).variances)
-    return tuple(dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf)))
+    values = (node.arg(argument) for node in graph.nodes for argument in row(node.op).variances)
+    return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Leaf)))
 
 
 def counters(graph: ArchGraph) -> dict[str, int]:
     """Return the integer buffers that each forward pass of training advances, and by how much."""
-    found = {}
+    steps = {}
     for buffer, value in graph.updates:
         value = value.train if isinstance(value, Mode) else value
         node = graph.node[value.name] if isinstance(value, Ref) else None
         if node is not None and base(node.op) == "add" and node.arg("self") == Leaf(buffer):
             step = node.arg("other")
             if isinstance(step, int) and node.dtype.startswith("int"):
-                found[buffer] = step
-    return found
+                steps[buffer] = step
+    return steps
 
 
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:
     """Return all leaves of norm operators: affine parameters, statistics and their counters."""
-    names = dict.fromkeys(
-        leaf for node in graph.nodes if row(node.op).normalises for leaf in node.leaves()
-    )
-    return tuple(names | dict.fromkeys(statistics(graph)))
+    leaves = (leaf for n in graph.nodes if row(n.op).normalises for leaf in n.leaves())
+    return tuple(dict.fromkeys((*leaves, *statistics(graph))))
 
 
 def macs(graph: ArchGraph, node: Node) -> int:
@@ -228,24 +218,13 @@ def macs(graph: ArchGraph, node: Node) -> int:
 
 def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """Return the layer of ``torch.nn`` that computes an operator; None where there is none."""
-    rule = row(node.op).layer
-    found = rule(graph, node) if rule is not None and not _by_mode(node) else None
-    return found
-
-
-def _by_mode(node: Node) -> bool:
-    """Return whether a mode decides a number among the arguments, which no layer can say."""
-    operands = (v for k, v in node.args if k != row(node.op).training_flag)
-    moded = (m for v in operands for m in _modes(v))
-    return any(not isinstance(v, Ref) for m in moded for v in (m.train, m.eval))
-
-
-def _modes(value: Value) -> Iterator[Mode]:
-    if isinstance(value, Mode):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _modes(item)
+    operator = row(node.op)
+    if operator.layer is None:
+        return None
+    # A number that depends on the mode: a layer has none, beside the flag that says its own mode.
+    values = (i for k, v in node.args if k != operator.training_flag for i in nested(v))
+    branches = (v for m in values if isinstance(m, Mode) for v in (m.train, m.eval))
+    return operator.layer(graph, node) if all(isinstance(v, Ref) for v in branches) else None
 
 
 def offset(node: Node) -> bool:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from archgraph.graph.ir import Size, TensorType
 
-Args: TypeAlias = Mapping[str, Any]
-SymbolicShape = tuple[Size, ...]
+Args: TypeAlias = Mapping[str, object]
+ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
+SymbolicShape: TypeAlias = tuple[Size, ...]
 _REAL = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 
@@ -35,22 +36,32 @@ def certain(*facts: object) -> None:
         raise Uncertain
 
 
-def real(*values: Any) -> list[TensorType]:
+def real(*values: object) -> list[TensorType]:
     """Require tensors of real numbers, of one element type."""
     tensors = [v for v in values if isinstance(v, TensorType) and v.dtype in _REAL]
     certain(len(tensors) == len(values), len({t.dtype for t in tensors}) == 1)
     return tensors
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Return a plain argument; Ellipsis for all others."""
     return value.value if isinstance(value, Scalar) else ...
 
 
-def number(args: Args, name: str, default: Any, kind: type) -> Any:
+def number(args: Args, name: str, default: object, kind: type) -> Any:
     """Return a plain argument of one class, or its default."""
     value = plain_value(args[name]) if name in args else default
+    # Exactly this class: True is an int to isinstance, and kernels treat it differently.
     certain(type(value) is kind)
+    return value
+
+
+def listed(args: Args, name: str) -> tuple[object, ...]:
+    """Require a list argument, which may be empty."""
+    value = args.get(name)
+    # A Scalar is a tuple, too.
+    if type(value) is not tuple:
+        raise Uncertain
     return value
 
 
@@ -58,7 +69,7 @@ def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
     """Return one integer per dimension, from a list of one for all or one for each."""
     if name not in args:
         return (default,) * count
-    values = [plain_value(v) for v in args[name]] if type(args[name]) is tuple else []
+    values = [plain_value(v) for v in listed(args, name)]
     certain(len(values) in (1, count), *(type(v) is int for v in values))
     return tuple(values * count if len(values) == 1 else values)
 
@@ -82,6 +93,7 @@ def broadcast(shapes: Iterable[SymbolicShape]) -> SymbolicShape:
     for shape in shapes:
         result += [1] * (len(shape) - len(result))
         for i, size in enumerate(reversed(shape)):
+            # A batch of one would broadcast as well: sizes that depend on it must be equal.
             certain(size in (1, result[i]) or result[i] == 1)
             result[i] = size if result[i] == 1 else result[i]
     return tuple(reversed(result))
@@ -101,7 +113,8 @@ def slid(
         certain(min(k, s, d) >= 1, p >= 0)
         room = n + 2 * p - d * (k - 1) - 1
         count = (room + (s - 1 if ceil else 0)) // s + 1
-        if ceil and (count - 1) * s >= n + p:  # the last window starts inside
+        # PyTorch drops a last window that would start in the padding behind the image.
+        if ceil and (count - 1) * s >= n + p:
             count -= 1
         certain(room >= 0, count >= 1)
         result.append(count)

@@ -63,7 +63,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
         value = param.value
         if value is not None:
             dtype = _WIDE[param.dtype]
-            data = tensor_of(value).to(torch_dtype(dtype)).numpy().tobytes()
+            data = constant_tensor(value).to(torch_dtype(dtype)).numpy().tobytes()
             value = Constant(dtype, value.shape, data)
         return dataclasses.replace(param, type=wide(param.type), value=value)
 

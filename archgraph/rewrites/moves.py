@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.ops.table import growth
 from archgraph.rewrites.copies import Copies
 from archgraph.states.dimension_map import Vector
@@ -158,7 +158,7 @@ def _sent(node: Node, sent: Sent) -> Sent:
             case _:
                 return value
 
-    called = schema(node.op)
+    called = op_schema(node.op)
     positional, keywords = called.call_args({k: real(v) for k, v in node.args})
     result: Sent = called.overload(*positional, **keywords)
     return result

@@ -14,7 +14,7 @@ from archgraph.analysis.structure import Block
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_graph, refs, replace
 from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.check import check
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.rewrites.insert import unused_leaves
 from archgraph.states import Entry, Rewritten
 
@@ -239,4 +239,4 @@ def _random(node: Node) -> bool:
     """Return whether it draws random numbers: two blocks do not share them."""
     if not node.op.startswith("aten."):
         return False
-    return torch.Tag.nondeterministic_seeded in schema(node.op).overload.tags
+    return torch.Tag.nondeterministic_seeded in op_schema(node.op).overload.tags

@@ -15,7 +15,7 @@ from archgraph.capture.inline import inline
 from archgraph.capture.tape import FOLDED, Tape
 from archgraph.capture.trace import Leaves
 from archgraph.graph.ir import Batch
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 
 
 class Tiny(nn.Module):
@@ -76,7 +76,7 @@ def run(tape: Tape, net: Tiny, x: torch.Tensor) -> list[Any]:
         elif node in tape.constants:
             constant = tape.constants[node].value
             assert constant is not None
-            values[node] = tensor_of(constant)
+            values[node] = constant_tensor(constant)
         elif node in tape.tensors:
             values[node] = tape.tensors[node].clone()
         elif node.op == "call_function" and FOLDED not in node.meta:

@@ -43,8 +43,8 @@ from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.ops.check import computable, pure
 from archgraph.ops.infer import infer_call
-from archgraph.ops.operator import unknown
-from archgraph.ops.schema import canonical_args, schema
+from archgraph.ops.operator import unknown_axes
+from archgraph.ops.schema import canonical_args, op_schema
 from archgraph.ops.table import known, row
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -567,7 +567,7 @@ def _drawn(rng: random.Random, kind: str, tensors: Sequence[Ref | Leaf]) -> Valu
 def _pool() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Operators that a graph may hold: those that have a rule, and all."""
     allowed = tuple(n for n in _all_operators() if known(n) and pure(n) and computable(n))
-    ruled = tuple(n for n in allowed if row(n).axes is not unknown)
+    ruled = tuple(n for n in allowed if row(n).axes is not unknown_axes)
     return ruled, allowed
 
 
@@ -581,7 +581,7 @@ def _grown(rng: random.Random, graph: ArchGraph) -> ArchGraph:
     del tensors[rng.randrange(2, 8) :]
     for _ in range(25):
         op = rng.choice(_pool()[rng.random() < 0.2])
-        found = schema(op).overload._schema.arguments
+        found = op_schema(op).overload._schema.arguments
         given = {a.name: _drawn(rng, str(a.real_type), tensors) for a in found
                  if not a.has_default_value() or rng.random() < 0.3}  # fmt: skip
         try:

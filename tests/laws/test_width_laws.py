@@ -15,7 +15,7 @@ from archgraph.analysis.positions import positions, size_after
 from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
@@ -157,7 +157,7 @@ def test_constants_are_masked_like_weights():
     masked, state = laws.masked(graph, laws.random_state(graph), {axis.name: np.array([0, 2])})
     (constant,) = [p.value for p in masked.params if p.role == "constant"]
     assert constant is not None
-    assert (tensor_of(constant) > 0.5).tolist() == [True, False, True, False]
+    assert (constant_tensor(constant) > 0.5).tolist() == [True, False, True, False]
     assert (state["a.bias"] > 0.5).tolist() == [True, False, True, False]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.ops.operator import Operator
-from archgraph.ops.schema import op_name, schema
+from archgraph.ops.schema import op_name, op_schema
 from archgraph.ops.table import ROWS, row
 
 # Backward passes, backends, storage formats: nothing that a forward pass of a model writes.
@@ -30,7 +30,7 @@ def functional(packet: str) -> list[str]:
         tensors = any("Tensor" in str(r.type) for r in op._schema.returns)
         name = op_name(op)
         try:
-            schema(name)
+            op_schema(name)
         except GraphError:
             continue
         if tensors and not overload.endswith("out") and "name" not in overload.lower():

@@ -7,7 +7,7 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.limits import LIMITS
-from archgraph.ops.constants import constant, tensor_of
+from archgraph.ops.constants import constant, constant_tensor
 
 
 @pytest.mark.parametrize(
@@ -15,8 +15,8 @@ from archgraph.ops.constants import constant, tensor_of
 )
 def test_constants_keep_every_bit(dtype):
     tensor = torch.arange(6).reshape(2, 3).to(dtype)
-    assert torch.equal(tensor_of(constant(tensor)), tensor)
-    assert tensor_of(constant(torch.empty(0, 3))).shape == (0, 3)
+    assert torch.equal(constant_tensor(constant(tensor)), tensor)
+    assert constant_tensor(constant(torch.empty(0, 3))).shape == (0, 3)
 
 
 def test_a_constant_larger_than_a_graph_may_hold_is_refused():
@@ -27,5 +27,5 @@ def test_a_constant_larger_than_a_graph_may_hold_is_refused():
 
 def test_one_element_may_stand_in_any_stride():
     whole = torch.arange(10)[::5]
-    assert tensor_of(constant(whole)).tolist() == [0, 5]
-    assert tensor_of(constant(whole[:1])).tolist() == [0]
+    assert constant_tensor(constant(whole)).tolist() == [0, 5]
+    assert constant_tensor(constant(whole[:1])).tolist() == [0]

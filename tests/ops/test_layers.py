@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
+from archgraph.graph.text import parse
 
 IMAGE = (2, 4, 9, 9)
 LAYERS = [
@@ -250,6 +251,25 @@ def test_a_norm_that_counts_otherwise_is_not_a_layer(step):
     assert net.state_dict().keys() == model.state_dict().keys()
     assert net.state_dict().get("0.num_batches_tracked") == step
     assert isinstance(net[0], nn.BatchNorm1d) == (step is None)
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(3, 4, 2)
+
+    def forward(self, x, h):
+        return self.rnn(x, h)[0]
+
+
+def test_first_states_in_another_order_are_not_one_layer():
+    model, x, h = Stateful(), torch.randn(5, 2, 3), torch.randn(2, 2, 4)
+    graph, state = ag.trace(model, x, h)
+    text = str(graph).replace("start=1, end=2", "start=2, end=2").replace("start=0, end=1", "?")
+    swapped = parse(text.replace("start=2, end=2", "start=0, end=1").replace("?", "start=1, end=2"))
+    nets = [ag.build(graph, state), ag.build(swapped, state)]
+    assert [isinstance(net.rnn, nn.GRU) for net in nets] == [True, False]
+    torch.testing.assert_close(nets[1](x, h), model(x, h.flip(0)), rtol=0, atol=0)
 
 
 class Softmax(nn.Module):

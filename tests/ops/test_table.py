@@ -9,9 +9,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
-from archgraph.ops import base, initialiser, macs, row
-from archgraph.ops.operator import Operator
-from archgraph.ops.table import ROWS, counters, variances
+from archgraph.ops.operator import Operator, rows
+from archgraph.ops.table import ROWS, base, counters, initialiser, macs, row, variances
 from tests.ops.examples import C, Example, Net, aten, heads, image, joined, tokens
 
 SPELLINGS = {
@@ -61,6 +60,13 @@ def test_spellings_name_operators_that_exist():
             if packet == "true_divide" and "mode" in overload:
                 continue  # the table is regular, ATen is not
             assert hasattr(torch.ops.aten, packet), name
+
+
+def test_an_operator_has_one_row():
+    with pytest.raises(ValueError, match="operator mm has two rows"):
+        rows({"bmm mm": Operator()}, {"mm": Operator()})
+    with pytest.raises(ValueError, match="operator mm has two rows"):
+        rows({"bmm mm": Operator(), "mm mv": Operator()})
 
 
 def test_rows_name_operators_that_exist():

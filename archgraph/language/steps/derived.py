@@ -14,7 +14,7 @@ from pydantic import Field
 from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
 from archgraph.language.steps.base import STEPS, AxisNumber, Site, StepRow, options_model
-from archgraph.ops.schema import Argument, schema
+from archgraph.ops.schema import Argument, op_schema
 
 # Arguments that count axes, whose range is that of a tensor's rank.
 _AXES = frozenset({"dim", "dims", "start_dim", "end_dim"})
@@ -78,7 +78,7 @@ def derive(
         unless: Option that at 0 leaves the value as it is.
         options: Its options by name.
     """
-    known = schema(op).by_name
+    known = op_schema(op).by_name
     first = next(iter(known))
     arguments = {key: option.argument or key for key, option in options.items()}
     fields: dict[str, Any] = {k: o.field(known[arguments[k]]) for k, o in options.items()}

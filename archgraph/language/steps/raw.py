@@ -12,7 +12,7 @@ from archgraph.errors import GraphError
 from archgraph.fields import Base, Count, Mistake
 from archgraph.graph.ir import Atom, Ref, Value
 from archgraph.language.steps.base import STEPS, Site, StepOptions, StepRow
-from archgraph.ops.schema import schema
+from archgraph.ops.schema import op_schema
 from archgraph.plain import Json
 
 
@@ -38,7 +38,7 @@ def raw_row(op: str) -> StepRow:
     Raises:
         GraphError: If there is no such functional operator.
     """
-    known = schema(op)
+    known = op_schema(op)
 
     def emit(site: Site, o: RawOptions, xs: tuple[Ref, ...]) -> Ref:
         operands = {k: _argument(site, k, v) for k, v in (o.model_extra or {}).items()}
