@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 import torch
+from torch import nn
 
 from archgraph.capture.casts import spell_casts
 from archgraph.capture.fold import fold
@@ -25,7 +26,8 @@ from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune, renumber
 
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
+# The first size of an input, which may be an item or an attribute of an argument.
+_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[0\]")
 _CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
 _USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those that they name
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
@@ -59,7 +61,7 @@ class Range:
 
 
 def batches(
-    model: torch.nn.Module,
+    model: nn.Module,
     program: torch.export.ExportedProgram,
     batch: str,
     size: int,
@@ -161,9 +163,7 @@ def _all_hold(tests: Iterable[str], size: int) -> bool:
     return all(_holds(test, size) for test in tests)
 
 
-def _graph(
-    model: torch.nn.Module, program: torch.export.ExportedProgram, batch: str
-) -> ArchGraph | None:
+def _graph(model: nn.Module, program: torch.export.ExportedProgram, batch: str) -> ArchGraph | None:
     """Return a program in canonical form; None if it has none."""
     parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
     owners = {key: key for key in model.state_dict()}
