@@ -92,11 +92,11 @@ def export_program(
     """
     example = args, kwargs
     register_dataclasses(example)
-    grown = grow(example)  # export takes a size of one for a constant
-    free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
     first: Exception | None = None
     asked = fixed
     with neutral(), attributes_first(model):
+        grown = grow(example)  # here: a copy that is made in inference mode stays in it
+        free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
             # that stood for a batch of one.
@@ -212,7 +212,6 @@ def _export(
     2. Where leaves became constants, follow them to where forward reads them.
     3. Where forward returns a dataclass that torch does not know, make it known.
     """
-    dynamic_shapes = shapes(inputs, dims)
 
     def once(*around: contextlib.AbstractContextManager[object]) -> torch.export.ExportedProgram:
         observed.clear()
@@ -228,7 +227,12 @@ def _export(
                 *around,
             ):
                 stack.enter_context(context)
-            return torch.export.export(model, *inputs, dynamic_shapes=dynamic_shapes, strict=False)
+            return torch.export.export(
+                model,
+                *inputs,
+                dynamic_shapes=shapes(inputs, dims),  # type: ignore[arg-type]  # see its docstring
+                strict=False,
+            )
 
     def followed() -> torch.export.ExportedProgram:
         program = once()  # 1

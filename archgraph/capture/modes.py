@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 from torch.nn.modules import batchnorm, dropout
 
+from archgraph.capture.surroundings import replaced
+
 _EXPORT = fx.graph_module.__file__  # copies the mode of a module to what is made of it
 _FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
 
@@ -83,8 +85,5 @@ def reading_modes() -> Iterator[Readers]:
         vars(module)["training"] = mode
 
     # On the class: its instances have the flag in their tables, which a property comes before.
-    nn.Module.training = property(read, write)  # type: ignore[assignment]  # taken back below
-    try:
+    with replaced(((nn.Module, "training", property(read, write)),)):
         yield readers
-    finally:
-        del nn.Module.training

@@ -177,7 +177,7 @@ def _write(value: Memory, copy: Memory | None) -> None:
     if isinstance(value, np.ndarray):
         if value.flags.writeable:
             value[...] = copy
-    # Without a change there is no write, which memory that is shared or mapped may not take.
+    # NaN is unequal to itself and written back, which changes nothing.
     elif isinstance(copy, Tensor) and not torch.equal(value, copy):
         with torch.no_grad():
             value.copy_(copy)

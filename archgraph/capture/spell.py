@@ -7,8 +7,9 @@ name and inferred types; what returns its argument unchanged is left out; consta
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +18,13 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 
 from archgraph.capture import calls
+from archgraph.capture.casts import spell_casts
+from archgraph.capture.fold import fold
+from archgraph.capture.inline import inline
 from archgraph.capture.places import under_no_grad, users_line
+from archgraph.capture.recurrent import unstack
 from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
+from archgraph.capture.writes import functionalised
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -38,6 +44,31 @@ class OneMode:
     fixed: str = ""  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
     decided: Mapping[str, str] = field(default_factory=dict)  # buffers that decide a branch: place
+
+
+def canonical(
+    program: torch.export.ExportedProgram,
+    batch: str | None,
+    owners: Mapping[str, str],
+    parameters: Collection[str],
+    most: float = math.inf,
+) -> OneMode:
+    """Pass an exported program through all passes.
+
+    Args:
+        program: The program.
+        batch: Symbol of its batch axis.
+        owners: The leaf of each state-dict key.
+        parameters: Leaves that forward must not write to.
+        most: Bytes of all that folding may compute.
+
+    Raises:
+        TraceError: If a graph cannot express it.
+    """
+    # Casts follow a leaf through the tape's views, which are gone once writes are functional;
+    # recurrent operators are taken apart when nothing writes to their results any more.
+    casts = spell_casts(fold(inline(program, batch, owners), owners, most))
+    return spell(unstack(functionalised(casts, parameters)))
 
 
 def spell(tape: Tape) -> OneMode:
@@ -216,8 +247,8 @@ class _Spelling:
         dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
         if len(set(dtypes.values())) > 1:
             raise TraceError(
-                f"{op} multiplies tensors of different dtypes; give the example input in the "
-                "model's dtype, or cast in forward",
+                f"{op} multiplies tensors of different dtypes",
                 where=calls.where(node),
                 found=", ".join(f"{k} {v}" for k, v in dtypes.items()),
+                hint="give the example input in the model's dtype, or cast in forward",
             )

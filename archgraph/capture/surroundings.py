@@ -63,15 +63,8 @@ def spelt_forward(
         inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in keywords if k not in kinds
     ]
     spelt_out.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # export reads it
-    original = vars(model).get("forward")
-    model.forward = spelt_out
-    try:
+    with replaced(((model, "forward", spelt_out),)):
         yield
-    finally:
-        if original is None:
-            del model.forward
-        else:
-            model.forward = original
 
 
 @contextlib.contextmanager
@@ -159,8 +152,8 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]:
-    """Replace attributes of classes for the duration of a block."""
-    # From the class's own table: getattr() would bind methods and unwrap static ones.
+    """Replace attributes of classes or objects for the duration of a block."""
+    # From the holder's own table: getattr() would bind methods and unwrap static ones.
     attributes = tuple(attributes)
     before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
     for holder, name, new in attributes:

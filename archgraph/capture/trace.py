@@ -21,17 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archgraph.capture.casts import spell_casts
 from archgraph.capture.examples import ExampleInputs, buffers_on_meta, example_tensors, on_device_of
 from archgraph.capture.export import Captured, export_program
 from archgraph.capture.failures import UnknownType, suggesting, uncached
-from archgraph.capture.fold import fold
-from archgraph.capture.inline import inline
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
-from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import with_signature
-from archgraph.capture.spell import OneMode, spell
+from archgraph.capture.spell import OneMode, canonical
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import (
@@ -43,7 +39,6 @@ from archgraph.capture.unseen import (
     unregistered,
 )
 from archgraph.capture.verify import verify as verified
-from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
@@ -303,9 +298,7 @@ class _Capture:
             with reading_modes() as readers:
                 evaluated, captured = self.one()
             # If every difference between the modes is a flag of an operator, one capture has both.
-            flagged = {
-                n.scope for n in evaluated.nodes if table.row(n.op).training_flag is not None
-            }
+            flagged = {n.scope for n in evaluated.nodes if table.row(n.op).training_flag}
             if not train or readers.follow_flags(self.model, flagged):
                 return live_flags(evaluated, self.leaves.params), captured
             self.model.train()
@@ -323,17 +316,14 @@ class _Capture:
         captured = export_program(self.model, *self.inputs, fixed)
         stored = captured.program.constants
         stored.update({name: self.values[name] for name in stored.keys() & self.values.keys()})
-        tape = inline(captured.program, captured.batch, self.leaves.owner)
-        parameters = frozenset(p.name for p in self.leaves.params if p.role == "parameter")
-        # Casts follow a leaf through the tape's views, which are gone once writes are functional.
-        folded = fold(tape, self.leaves.owner, self.limit)
-        spelt = spell(unstack(functionalised(spell_casts(folded), parameters)))
+        owners = self.leaves.owner
+        parameters = {p.name for p in self.leaves.params if p.role == "parameter"}
+        spelt = canonical(captured.program, captured.batch, owners, parameters, self.limit)
         constants = {k: v for k, v in stored.items() if torch.is_tensor(v)}
         unlike = shared(self.model, constants, spelt.updates)
         notes = (*spelt.notes, *unlike, *unregistered(self.model, constants))
-        return with_signature(
-            self.model, captured, dataclasses.replace(spelt, notes=notes)
-        ), captured
+        spelt = dataclasses.replace(spelt, notes=notes)
+        return with_signature(self.model, captured, spelt), captured
 
     def reconciled(self, evaluated: OneMode) -> OneMode:
         """Return a capture that is right in train mode too; eval mode stands in where none is."""

@@ -12,7 +12,7 @@ import itertools
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,7 +41,7 @@ from archgraph.ops.schema import Schema, op_name, schema, to_value
 _WHOLE, _PART = Ref("whole"), Ref("part")  # in a view's arguments, which are values of a graph
 
 
-def functionalised(tape: Tape, parameters: frozenset[str]) -> Tape:
+def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
     """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
 
     Raises:
@@ -71,7 +71,7 @@ class _Writing:
     """
 
     tape: Tape
-    parameters: frozenset[str]
+    parameters: Collection[str]
     graph: fx.Graph = field(default_factory=fx.Graph)
     start: dict[fx.Node, fx.Node] = field(default_factory=dict)  # what sources became
     now: dict[fx.Node, fx.Node] = field(default_factory=dict)

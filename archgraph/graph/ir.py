@@ -213,11 +213,9 @@ class ArchGraph:
     @property
     def digest(self) -> str:
         """SHA-256 of the printed graph without its labels: equal graphs share it."""
-
-        def hashed(graph: ArchGraph) -> str:
-            return hashlib.sha256(graph.text(title=False).encode()).hexdigest()
-
-        return self._memo("digest", hashed)
+        return self._memo(
+            "digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest()
+        )
 
     @property
     def node(self) -> Mapping[str, Node]:
@@ -326,7 +324,6 @@ def per_graph(function: Callable[..., R]) -> Callable[..., R]:
 
     What it takes beside the graph are hashable values, by position: each has its own result.
     """
-    # By name, not by object: a function that is loaded again does not compute everything anew.
     key = f"{function.__module__}.{function.__qualname__}"
 
     @functools.wraps(function)
