@@ -121,9 +121,9 @@ def export_program(
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)
-            reason = (
-                f"forward goes by {asked}" if asked else first_line(first) if first else ""
-            )  # 4
+            reason = first_line(first) if first else ""  # 4
+            if asked:
+                reason = f"forward goes by {asked}"
             if batch is None and reason and any(t.dim() for t in example_tensors(inputs)):
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
