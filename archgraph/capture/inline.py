@@ -156,7 +156,7 @@ class _Inlining:
     def region(self, node: fx.Node, owner: nn.Module, around: Region) -> list[Argument]:
         """Run a region that export keeps as a submodule; gives its results."""
         bodies = [
-            getattr(owner, str(a.target))
+            getattr(owner, str(a.target), None)
             for a in node.args
             if isinstance(a, fx.Node) and a.op == "get_attr"
         ]
