@@ -279,7 +279,7 @@ def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], s
     """Return a block's entries by their layer's kind, its number and their position."""
     nodes = set(ag.structure(graph).block(block).nodes)
     counts: dict[object, int] = defaultdict(int)
-    entries = {}
+    entries: dict[tuple[object, int, int], str] = {}
     for layer in ag.layers(graph):
         if layer.node in nodes:
             for index, name in enumerate(layer.entries):

@@ -6,15 +6,16 @@ would be a constant of the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._pytree import PyTree
 
 
-def reads_elsewhere(model: torch.nn.Module, program: torch.export.ExportedProgram) -> bool:
+def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> bool:
     """Return whether a constant of a program may be a leaf of the model."""
     leaves = {t.untyped_storage().data_ptr() for _, _, t in _leaves(model) if not t.is_meta}
     buffers = {*program.graph_signature.buffers}  # outside of the state: constants, and leaves
@@ -25,22 +26,25 @@ def reads_elsewhere(model: torch.nn.Module, program: torch.export.ExportedProgra
 class Following(TorchFunctionMode):
     """Give every function the leaf that a module holds now, in place of the one that it held."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._tables = {id(leaf): (table, name, leaf) for table, name, leaf in _leaves(model)}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: PyTree, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
         """Call a function with current leaves."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._current, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        current = pytree.tree_map_only(Tensor, self._current, (args, kwargs or {}))
+        return func(*current[0], **current[1])
 
-    def _current(self, tensor: torch.Tensor) -> torch.Tensor:
-        table, name, leaf = self._tables.get(id(tensor), (None, "", None))
-        return table[name] if table is not None and leaf is tensor else tensor
+    def _current(self, tensor: Tensor) -> Tensor:
+        table, name, leaf = self._tables.get(id(tensor), ({}, "", None))
+        # An id alone says nothing: one of a tensor that is gone may be given to another.
+        return table[name] if leaf is tensor else tensor
 
 
-def _leaves(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+def _leaves(model: nn.Module) -> Iterator[tuple[Mapping[str, Tensor], str, Tensor]]:
     """Yield the tables of modules, with the names and tensors in them."""
     for module in model.modules():
         for table in (module._parameters, module._buffers):
-            yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)
+            yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)  # type: ignore[misc]  # entries of None are left out

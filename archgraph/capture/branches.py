@@ -12,18 +12,21 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.node import Argument
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from archgraph.capture.calls import KERNEL_ERRORS
 from archgraph.capture.places import running
 from archgraph.capture.surroundings import replaced
-from archgraph.capture.tape import Note
+from archgraph.capture.tape import Observed
 
 Ends: TypeAlias = tuple[float, float]  # the lowest and the highest result that a call may have
 
@@ -34,67 +37,56 @@ _EITHER: Ends = (0.0, 1.0)
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
-@dataclass
-class Decided:
-    """What decided the branches of an export.
-
-    Attributes:
-        buffers: Names of buffers whose values decided one, each with the place of the code.
-        sizes: Whether one depends on nothing but a size that is open.
-    """
-
-    buffers: dict[str, str] = field(default_factory=dict)
-    sizes: bool = False
-
-
 @contextlib.contextmanager
-def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Iterator[None]:
+def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
     """Let forward branch on a tensor where one way alone is possible; what is left out is noted."""
-    original, read = torch.Tensor.__bool__, torch.Tensor.item
+    original, read = Tensor.__bool__, Tensor.item
     constants = _Constants(model)
 
-    def known(self: torch.Tensor, *, single: bool) -> Any:
+    def known(self: Tensor, *, single: bool) -> float | None:
         """Return the value of a tensor, or one on the same side of zero; None if it can differ."""
         node = _node(self)
         if node is None:
             return None
         value = constants.of(node)
         if value is not None and value.numel() == 1:
-            decided.buffers |= dict.fromkeys(constants.names(node), running())
+            observed.buffers |= dict.fromkeys(constants.names.get(node, ()), running())
             return value.item()
-        decided.sizes |= constants.sized(node)
+        observed.sizes |= node in constants.sized
         work = _Ranges()
         low, high = work.of(node)
         if low != high and (single or low <= 0 <= high):
             return None
         why = "numbers that are not finite" if work.finite else "draws that never occur"
-        notes.append(f"a branch for {why} is left out of the graph ({running()})")
+        observed.notes.append(f"a branch for {why} is left out of the graph ({running()})")
         return low
 
-    def decide(self: torch.Tensor) -> bool:
+    def decide(self: Tensor) -> bool:
         value = known(self, single=False)
         return bool(original(self)) if value is None else value != 0
 
-    def item(self: torch.Tensor) -> Any:
+    def item(self: Tensor) -> bool | float | torch.SymFloat:
+        # `if tensor.any().item()` branches as `if tensor.any()` does; numbers stay symbols.
         value = known(self, single=True) if self.dtype == torch.bool else None
         if value is not None:
             return value != 0
-        number, node = read(self), _node(self)
-        low, high = _Ranges().of(node)
+        number = read(self)
+        low, high = _Ranges().of(_node(self))
+        # A drawn number compared with a constant is then decided by the range that it is from.
         if isinstance(number, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
             number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(low, high)
         return number
 
-    with replaced(((torch.Tensor, "__bool__", decide), (torch.Tensor, "item", item))):
+    with replaced(((Tensor, "__bool__", decide), (Tensor, "item", item))):
         yield
-    notes += [
+    observed.notes += [
         f"a branch goes by the values of {name}: the graph has the one for those that it holds now "
         f"({where})"
-        for name, where in decided.buffers.items()
+        for name, where in observed.buffers.items()
     ]
 
 
-def _node(tensor: torch.Tensor) -> torch.fx.Node | None:
+def _node(tensor: Tensor) -> fx.Node | None:
     """Return the call of the current program that made a tensor."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
@@ -106,37 +98,34 @@ class _Constants:
 
     Calls are run once each, in order, on copies; what a call writes that is not known itself makes
     the memory that it writes to unknown.
+
+    Attributes:
+        names: Buffers that known calls depend on.
+        sized: Calls that depend on constants, buffers and open sizes alone.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._buffers = [
             (f"{path}.{name}" if path else name, module, name, buffer)
             for path, module in model.named_modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._values: dict[torch.fx.Node, Any] = {}
-        self._names: dict[torch.fx.Node, frozenset[str]] = {}
-        self._seen: set[torch.fx.Node] = set()
-        self._sized: set[torch.fx.Node] = set()  # that an open size alone keeps from being known
+        self._values: dict[fx.Node, object] = {}
+        self._seen: set[fx.Node] = set()
+        self.names: dict[fx.Node, frozenset[str]] = {}
+        self.sized: set[fx.Node] = set()
 
-    def of(self, node: torch.fx.Node) -> torch.Tensor | None:
+    def of(self, node: fx.Node) -> Tensor | None:
         """Return the value of a call; None if it depends on anything else."""
         self._follow(node.graph)
         value = self._values.get(node)
-        return value if isinstance(value, torch.Tensor) else None
+        return value if isinstance(value, Tensor) else None
 
-    def names(self, node: torch.fx.Node) -> frozenset[str]:
-        """Return the buffers that a known call depends on."""
-        return self._names.get(node, frozenset())
-
-    def sized(self, node: torch.fx.Node) -> bool:
-        """Return whether a call depends on constants, buffers and open sizes alone."""
-        return node in self._sized
-
-    def _follow(self, graph: torch.fx.Graph) -> None:
+    def _follow(self, graph: fx.Graph) -> None:
         tensors = ((m._buffers.get(n), path, buffer) for path, m, n, buffer in self._buffers)
         current = {_node(t): (path, buffer) for t, path, buffer in tensors if t is not None}
+        # Outside of the export's modes: on real tensors, and not recorded in its program.
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for node in graph.nodes:
                 if node in self._seen:
@@ -145,43 +134,44 @@ class _Constants:
                 if node in current:
                     path, buffer = current[node]
                     self._values[node] = buffer.detach().clone()
-                    self._names[node] = frozenset((path,))
+                    self.names[node] = frozenset((path,))
                 elif node.op == "get_attr":
                     buffer = getattr(graph.owning_module, str(node.target), None)
-                    if isinstance(buffer, torch.Tensor) and not isinstance(buffer, FakeTensor):
+                    if isinstance(buffer, Tensor) and not isinstance(buffer, FakeTensor):
                         self._values[node] = buffer.detach().clone()
                 elif node.op == "call_function":
                     self._call(node)
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _call(self, node: fx.Node) -> None:
         target, used = node.target, node.all_input_nodes
         if isinstance(target, torch._ops.OpOverload):
             drawn = torch.Tag.nondeterministic_seeded in target.tags
-            sized = [
-                n for n in used if isinstance(n.meta.get("val"), (torch.SymInt, torch.SymBool))
-            ]
-            known = [n for n in used if n in self._values]
-            if len(known) == len(used) and not drawn:
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.get)
-                with contextlib.suppress(Exception):  # a kernel that needs something else
+            if not drawn and all(n in self._values for n in used):
+                args, kwargs = pytree.tree_map_only(
+                    fx.Node, self._values.__getitem__, (node.args, node.kwargs)
+                )
+                with contextlib.suppress(*KERNEL_ERRORS):  # not every operator runs on the CPU
                     self._values[node] = target(*args, **kwargs)
-            elif not drawn and all(n in known or n in sized or n in self._sized for n in used):
-                self._sized.add(node)
+            elif not drawn and all(n in self._values or self._is_sized(n) for n in used):
+                self.sized.add(node)
             if node not in self._values and target._schema.is_mutable:
                 self._forget(node)
         elif target is operator.getitem and node.args[0] in self._values:
             self._values[node] = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
         if node in self._values:
-            self._names[node] = frozenset().union(*(self.names(n) for n in used))
+            self.names[node] = frozenset().union(*(self.names.get(n, ()) for n in used))
 
-    def _forget(self, node: torch.fx.Node) -> None:
+    def _is_sized(self, node: fx.Node) -> bool:
+        return node in self.sized or isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool))
+
+    def _forget(self, node: fx.Node) -> None:
         """Forget memory to which a call of unknown results writes."""
         inputs = (self._values.get(n) for n in node.all_input_nodes)
-        written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor)}
+        written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
         self._values = {
             n: v
             for n, v in self._values.items()
-            if not isinstance(v, torch.Tensor) or v.untyped_storage().data_ptr() not in written
+            if not isinstance(v, Tensor) or v.untyped_storage().data_ptr() not in written
         }
 
 
@@ -190,19 +180,19 @@ class _Ranges:
 
     def __init__(self) -> None:
         self.finite = False
-        self._known: dict[torch.fx.Node, Ends] = {}
+        self._known: dict[fx.Node, Ends] = {}
 
-    def of(self, value: Any) -> Ends:
+    def of(self, value: Argument) -> Ends:
         """Return the range of a call's result, or of a number."""
         if isinstance(value, (bool, int, float)):
             return float(value), float(value)
-        if not isinstance(value, torch.fx.Node):
+        if not isinstance(value, fx.Node):
             return _ANY
         if value not in self._known:
             self._known[value] = self._call(value)
         return self._known[value]
 
-    def _call(self, node: torch.fx.Node) -> Ends:
+    def _call(self, node: fx.Node) -> Ends:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return _ANY
@@ -228,15 +218,14 @@ class _Ranges:
 
 def _compared(name: str, a: Ends, b: Ends) -> Ends:
     """Return the range of a comparison."""
-    if name in ("gt", "ge"):
-        return _compared({"gt": "lt", "ge": "le"}[name], b, a)
-    if name == "ne":
-        return _not(_compared("eq", a, b))
-    if name == "eq":
-        apart = a[1] < b[0] or b[1] < a[0]
-        return _NO if apart else _YES if a == b and a[0] == a[1] else _EITHER
-    below, above = (a[1] < b[0], a[0] >= b[1]) if name == "lt" else (a[1] <= b[0], a[0] > b[1])
-    return _YES if below else _NO if above else _EITHER
+    if name in ("ge", "gt", "ne"):
+        return _not(_compared({"ge": "lt", "gt": "le", "ne": "eq"}[name], a, b))
+    always, never = {
+        "lt": (a[1] < b[0], a[0] >= b[1]),
+        "le": (a[1] <= b[0], a[0] > b[1]),
+        "eq": (a == b and a[0] == a[1], a[1] < b[0] or b[1] < a[0]),
+    }[name]
+    return _YES if always else _NO if never else _EITHER
 
 
 def _truth(a: Ends) -> Ends:
@@ -271,11 +260,13 @@ def _cast(a: Ends, to_bool: bool) -> Ends:
     return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if finite else a
 
 
-def _drawn_between(node: torch.fx.Node) -> Ends:
+def _drawn_between(node: fx.Node) -> Ends:
     """Return the range of ``uniform(self, from, to)``."""
-    bounds: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
-    known = not any(isinstance(bound, torch.fx.Node) for bound in bounds)
-    return (float(bounds[0]), float(bounds[1])) if known else _ANY
+    low = node.args[1] if len(node.args) > 1 else 0.0
+    high = node.args[2] if len(node.args) > 2 else 1.0
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+        return float(low), float(high)
+    return _ANY
 
 
 def _itself(a: Ends) -> Ends:
@@ -299,7 +290,7 @@ _SINGLES: dict[str, Callable[[Ends], Ends]] = {
     **dict.fromkeys(("contiguous", "view", "reshape", "squeeze", "unsqueeze"), _itself),
     **dict.fromkeys(("select", "slice", "expand"), _itself),
 }
-_DRAWN: dict[str, Callable[[torch.fx.Node], Ends]] = {
+_DRAWN: dict[str, Callable[[fx.Node], Ends]] = {
     **dict.fromkeys(("rand", "rand_like"), lambda _: (0.0, _BELOW_ONE)),
     **dict.fromkeys(("uniform", "uniform_"), _drawn_between),
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from archgraph.capture.places import users_line
 from archgraph.capture.tape import INSERTED, PLAIN, REGION, CapturedSizes, Region, View
@@ -15,10 +17,12 @@ from archgraph.ops import table
 from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import op_name
 
-Reader = Callable[[Any, str], Value]  # an argument and the type that its schema gives
+Reader: TypeAlias = Callable[[Argument, str], Value]  # an argument and its type in the schema
+# What operators raise for arguments that do not fit, or that no kernel takes.
+KERNEL_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
-def arguments(node: torch.fx.Node, read: Reader) -> dict[str, Value]:
+def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
     """Return the arguments of a call by name, as values."""
     assert isinstance(node.target, torch._ops.OpOverload)
     formal = node.target._schema.arguments
@@ -30,52 +34,53 @@ def arguments(node: torch.fx.Node, read: Reader) -> dict[str, Value]:
 
 
 def canonical_call(
-    node: torch.fx.Node, args: Mapping[str, Value], sizes: CapturedSizes
+    node: fx.Node, args: Mapping[str, Value], sizes: CapturedSizes
 ) -> tuple[str, dict[str, Value]]:
     """Spell a call in its one form, with every silent size written out; the name may be empty."""
     value, line = node.meta.get("val"), where(node)
-    results = [value] if isinstance(value, torch.Tensor) else value
+    results = [value] if isinstance(value, Tensor) else value
     shapes = tuple(sizes.shape(v, line) for v in results or () if v is not None)
     shape_of = {}
     assert isinstance(node.target, torch._ops.OpOverload)
     for argument, item in zip(node.target._schema.arguments, node.args, strict=False):
-        source = stand_in(item)
+        source = fake_tensor(item)
         if source is not None:
             shape_of[argument.name] = sizes.shape(source, line)
     op = operator_name(node.target)
     return table.canonical(Spelling(op, dict(args), shape_of, shapes))
 
 
-def returns_input(op: str, args: Mapping[str, Value], node: torch.fx.Node) -> bool:
+def returns_unchanged(op: str, args: Mapping[str, Value], node: fx.Node) -> bool:
     """Return whether a call returns its first argument unchanged."""
     if not table.is_identity(op, args):
         return False
-    before = stand_in(next((a for a in node.args if isinstance(a, torch.fx.Node)), None))
-    after = stand_in(node)
+    before = fake_tensor(next((a for a in node.args if isinstance(a, fx.Node)), None))
+    after = fake_tensor(node)
     if before is None or after is None or before.dtype != after.dtype:
         return False
     return tuple(map(str, before.shape)) == tuple(map(str, after.shape))
 
 
-def where(node: torch.fx.Node) -> str:
+def where(node: fx.Node) -> str:
     """Return the place of a call in the user's code, or its name in the capture."""
     line = users_line(node.meta.get("stack_trace"))
     return f"{line[0]}:{line[1]}" if line else node.name
 
 
-def stand_in(node: Any) -> torch.Tensor | None:
-    """Return the stand-in tensor of a result; None where the result is something else."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
+def fake_tensor(node: Argument) -> Tensor | None:
+    """Return the fake tensor of a result; None where the result is something else."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
 
 
-def memory(node: torch.fx.Node) -> int | None:
+def memory(node: fx.Node) -> int | None:
     """Identify the storage of a result; a copy has its own, a view that of its source."""
-    value = stand_in(node)
+    # Fake tensors have no memory, hence no data_ptr(), but storages that views share.
+    value = fake_tensor(node)
     return None if value is None else value.untyped_storage()._cdata
 
 
-def path(node: torch.fx.Node, views: Mapping[torch.fx.Node, View]) -> list[torch.fx.Node]:
+def path(node: fx.Node, views: Mapping[fx.Node, View]) -> list[fx.Node]:
     """Return a result, what it is a view of, and so on to the one whose memory it is."""
     nodes = [node]
     while nodes[-1] in views:
@@ -83,34 +88,34 @@ def path(node: torch.fx.Node, views: Mapping[torch.fx.Node, View]) -> list[torch
     return nodes
 
 
-def region(node: torch.fx.Node) -> Region:
+def region(node: fx.Node) -> Region:
     """Return the switches that a call runs under."""
     return node.meta.get(REGION, PLAIN)
 
 
-def is_operator(node: torch.fx.Node) -> bool:
+def is_operator(node: fx.Node) -> bool:
     """Return whether a node calls an operator that makes tensors (not sizes, not assertions)."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) or isinstance(value, (tuple, list))
+    return isinstance(value, Tensor) or isinstance(value, (tuple, list))
 
 
-def writes(node: torch.fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     """Return whether a call changes values of a tensor (``unsqueeze_`` and the like do not)."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     return target._schema.is_mutable and torch.Tag.inplace_view not in target.tags
 
 
-def written(node: torch.fx.Node) -> torch.fx.Node | None:
+def written(node: fx.Node) -> fx.Node | None:
     """Return the one tensor that a call changes; None where there are several."""
     assert isinstance(node.target, torch._ops.OpOverload)
     arguments = node.target._schema.arguments
-    places = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
     by_name = dict(zip([a.name for a in arguments], node.args, strict=False)) | node.kwargs
-    goal = by_name.get(places[0]) if len(places) == 1 else None
-    return goal if isinstance(goal, torch.fx.Node) else None
+    goal = by_name.get(names[0]) if len(names) == 1 else None
+    return goal if isinstance(goal, fx.Node) else None
 
 
 @functools.cache
@@ -124,17 +129,21 @@ def operator_name(target: torch._ops.OpOverload) -> str:
 
 
 def insert(
-    graph: torch.fx.Graph,
-    target: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    graph: fx.Graph,
+    target: Callable[..., object],
+    args: tuple[Argument | Value, ...],
+    kwargs: Mapping[str, Argument | Value],
     *,
-    like: torch.fx.Node,
-    val: Any,
-    **flags: bool,
-) -> torch.fx.Node:
-    """Insert a call in the place of another one, with its line, module and region."""
-    node = graph.call_function(target, args, dict(kwargs))
+    like: fx.Node,
+    val: object,
+    **flags: object,
+) -> fx.Node:
+    """Insert a call in the place of another one, with its line, module and region.
+
+    ``val`` is its fake result; ``flags`` are further entries of its ``meta``.
+    """
+    # Sizes may be those of a graph already: :mod:`spell` takes both.
+    node = graph.call_function(target, args, dict(kwargs))  # type: ignore[arg-type]
     keep = ("stack_trace", "nn_module_stack", REGION)
     node.meta = {k: like.meta[k] for k in keep if k in like.meta}
     node.meta |= {"val": val, INSERTED: True, **flags}

@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import PyTree
 
 from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad
 from archgraph.capture.tape import FOLDED, LITERAL, Tape
 from archgraph.errors import TraceError
+from archgraph.graph.ir import Param
 
+# A cast that users share: the leaf, the writes to it so far, the dtype, whether gradients pass.
+_Key: TypeAlias = tuple[str | Param | None, int, torch.dtype, bool]
 _TO = torch.ops.aten.to.dtype
 
 
@@ -47,27 +52,28 @@ class _Casting:
     """Casts so far: a leaf has one for all users of a region, and a new one after each write."""
 
     tape: Tape
-    leaf_casts: dict[Any, torch.fx.Node] = field(default_factory=dict)  # casts of leaves
+    leaf_casts: dict[_Key, fx.Node] = field(default_factory=dict)
     written: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
 
-    def rewrite(self, node: torch.fx.Node) -> None:
+    def rewrite(self, node: fx.Node) -> None:
         """Cast the arguments of a call that autocast would cast."""
         goal = _casts(node)
         if not goal:
             return
 
-        def replaced(item: torch.fx.Node) -> torch.fx.Node:
+        def replaced(item: fx.Node) -> fx.Node:
             return self.cast(item, goal[item], node) if item in goal else item
 
-        node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), replaced)
+        node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), replaced)
 
-    def cast(self, item: torch.fx.Node, dtype: torch.dtype, user: torch.fx.Node) -> torch.fx.Node:
+    def cast(self, item: fx.Node, dtype: torch.dtype, user: fx.Node) -> fx.Node:
         """Cast a value to another dtype."""
         tape = self.tape
         origin = item  # outside the region that it was handed into
         while origin in tape.views and tape.views[origin].call is None:
             origin = tape.views[origin].parent
-        leaf: Any = tape.leaves.get(origin) or tape.constants.get(origin)
+        leaf = tape.leaves.get(origin) or tape.constants.get(origin)
+        # Autocast's cache: one cast of a weight per region, through which all gradients add up.
         graded = calls.region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
         key = (leaf, self.written[calls.memory(item)], dtype, graded)
         if leaf is not None and key in self.leaf_casts:
@@ -80,27 +86,27 @@ class _Casting:
         return new
 
 
-def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
+def _casts(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     """Return which arguments the autocast region around a call casts, as torch itself does it."""
     target, autocast = node.target, calls.region(node).autocast
     assert isinstance(target, torch._ops.OpOverload) and autocast is not None
     tensors = {
         n: value
         for n in node.all_input_nodes
-        if (value := calls.stand_in(n)) is not None and value.is_floating_point()
+        if (value := calls.fake_tensor(n)) is not None and value.is_floating_point()
     }
     if target._schema.is_mutable or target.namespace != "aten" or not tensors:
         return {}
 
-    def dtypes(casts: Mapping[torch.fx.Node, torch.dtype]) -> list[torch.dtype]:
-        def current(n: torch.fx.Node) -> Any:
+    def dtypes(casts: Mapping[fx.Node, torch.dtype]) -> list[torch.dtype]:
+        def current(n: fx.Node) -> object:
             return n.meta["val"].to(casts[n]) if n in casts else n.meta["val"]
 
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), current)
+        args, kwargs = pytree.tree_map_only(fx.Node, current, (node.args, node.kwargs))
         results = pytree.tree_leaves(target(*args, **kwargs))
-        return [t.dtype for t in results if isinstance(t, torch.Tensor)]
+        return [t.dtype for t in results if isinstance(t, Tensor)]
 
-    watch = _Seen({id(v): n for n, v in tensors.items()})
+    watch = _Casts({id(v): n for n, v in tensors.items()})
     with torch.no_grad():
         with torch.autocast(*autocast, cache_enabled=False), watch:
             dtypes({})
@@ -111,23 +117,23 @@ def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
             casts = dict.fromkeys(tensors, torch.float32)
             if dtypes(casts) != expected:
                 raise TraceError(
-                    "a graph cannot express what autocast does here",
+                    f"a graph cannot express what autocast does to {target}; cast by hand",
                     where=calls.where(node),
-                    found=str(target),
-                    hint="cast by hand, or take this operator out of the region",
                 )
     return {n: d for n, d in casts.items() if n.meta["val"].dtype != d}
 
 
-class _Seen(TorchDispatchMode):
-    """Sees which of some tensors are cast on the way into an operator, and to what."""
+class _Casts(TorchDispatchMode):
+    """Records which of some tensors are cast on the way into an operator, and to what."""
 
-    def __init__(self, watched: dict[int, torch.fx.Node]) -> None:
+    def __init__(self, watched: dict[int, fx.Node]) -> None:
         super().__init__()
         self.watched = watched
-        self.casts: dict[torch.fx.Node, torch.dtype] = {}
+        self.casts: dict[fx.Node, torch.dtype] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
         kwargs = kwargs or {}
         if func is torch.ops.aten._to_copy.default and id(args[0]) in self.watched:
             self.casts.setdefault(self.watched[id(args[0])], kwargs.get("dtype"))

@@ -4,56 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-ExampleInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named
+ExampleInputs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # positional and named
+T = TypeVar("T")
 
 
-def example_tensors(inputs: Any) -> list[torch.Tensor]:
+def example_tensors(inputs: object) -> list[Tensor]:
     """Return all tensors among some inputs, in order."""
-    return [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    return [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)]
 
 
-def leading(inputs: Any) -> bool:
+def leading(inputs: object) -> bool:
     """Return whether a tensor has a leading axis of size one."""
     return any(t.dim() and t.shape[0] == 1 for t in example_tensors(inputs))
 
 
-def grow(inputs: Any) -> Any:
+def grow(inputs: T) -> T:
     """Repeat examples of batch size one: export would take a size of one for a constant."""
     batch = next((t.shape[0] for t in example_tensors(inputs) if t.dim()), None)
 
-    def grow(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
+    def grow(x: Tensor) -> Tensor:
         if x.dim() and x.shape[0] == batch == 1:
             return x.detach().expand(2, *x.shape[1:]).contiguous()
         return x.detach().clone()  # one tensor given twice is still two inputs
 
-    return pytree.tree_map(grow, inputs)
+    return pytree.tree_map_only(Tensor, grow, inputs)
 
 
-def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
+def at_batch(inputs: T, batched: Sequence[bool], size: int) -> T:
     """Return the inputs at another batch size; ``batched`` says which tensors have it.
 
     Their values do not count.
     """
     which = iter(batched)
 
-    def resized(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and next(which):
-            return x.new_empty((size, *x.shape[1:]))
-        return x
+    def resized(x: Tensor) -> Tensor:
+        return x.new_empty((size, *x.shape[1:])) if next(which) else x
 
-    return pytree.tree_map(resized, inputs)
+    return pytree.tree_map_only(Tensor, resized, inputs)
 
 
-def redrawn(inputs: Any) -> Any:
+def redrawn(inputs: T) -> T:
     """Redraw floating-point numbers of the same kind; ids, masks and indices stay.
 
     A mask has at most two values, or values that are not finite. Whole numbers move along the
@@ -61,8 +58,8 @@ def redrawn(inputs: Any) -> Any:
     """
     generator = torch.Generator().manual_seed(1)
 
-    def redraw(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+    def redraw(x: Tensor) -> Tensor:
+        if not x.is_floating_point() or not x.numel():
             return x
         values = x.detach().double().cpu()
         low, high = float(values.min()), float(values.max())
@@ -72,7 +69,7 @@ def redrawn(inputs: Any) -> Any:
             return x
         if different and torch.equal(values, values.round()):
             return x.detach().roll(1, 0)
-        if low >= 0 and high > 0:
+        if low >= 0 and high > 0:  # unsigned numbers stay in the example's range
             drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype) * high
         else:
             drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
@@ -81,55 +78,34 @@ def redrawn(inputs: Any) -> Any:
                 drawn = drawn * values.std() + values.mean()
         return drawn.to(x.device, x.dtype)
 
-    return pytree.tree_map(redraw, inputs)
+    return pytree.tree_map_only(Tensor, redraw, inputs)
 
 
-def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
-    """Return the argument that export expects: each tensor replaced by its dynamic axes."""
-    signature = inspect.signature(model.forward)
-    bound = signature.bind(*inputs[0], **inputs[1])
-    counter = iter(range(1 << 30))
-
-    def dims(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            index = next(counter)
-            if dim is None or not x.dim():
-                return None
-            return dim(index) if inspect.isfunction(dim) else {0: dim}
-        if isinstance(x, Mapping):
-            return {k: dims(v) for k, v in x.items()}
-        if type(x) not in pytree.SUPPORTED_NODES and not pytree.is_namedtuple(x):
-            return None
-        children = [dims(v) for v in pytree.tree_flatten(x, is_leaf=lambda v: v is not x)[0]]
-        if pytree.is_namedtuple(x):
-            return type(x)(*children)
-        return tuple(children) if isinstance(x, tuple) else children
-
-    shapes: dict[str, Any] = {}
-    for key, value in bound.arguments.items():
-        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD:
-            shapes |= dims(value)
-        else:
-            shapes[key] = dims(value)
-    return shapes
+def shapes(inputs: ExampleInputs, dims: Sequence[object]) -> torch.export.ShapesCollection:
+    """Return the dynamic axes of tensors; ``dims`` are the first ones, None for a fixed one."""
+    collection = torch.export.ShapesCollection()
+    for tensor, dim in zip(example_tensors(inputs), dims, strict=True):
+        if dim is not None and tensor.dim():
+            collection[tensor] = {0: dim}
+    return collection
 
 
-def register_dataclasses(inputs: Any) -> None:
+def register_dataclasses(inputs: object) -> None:
     """Let pytrees look into the dataclasses among some values."""
     for value in pytree.tree_leaves(inputs):
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            if type(value) not in pytree.SUPPORTED_NODES:
+            if type(value) not in pytree.SUPPORTED_NODES:  # not by an earlier leaf
                 torch.export.register_dataclass(type(value))
                 register_dataclasses(value)
 
 
 @contextlib.contextmanager
-def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def buffers_on_meta(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Move buffers to the meta device for a while, if a parameter is there.
 
     All of a model is on one device then. Gives the values of those buffers that have some.
     """
-    values: dict[str, torch.Tensor] = {}
+    values: dict[str, Tensor] = {}
     if not any(parameter.is_meta for parameter in model.parameters()):
         yield values
         return
@@ -148,14 +124,10 @@ def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]
             table.update(buffers)
 
 
-def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
+def on_device_of(model: nn.Module, inputs: T) -> T:
     """Move example inputs to the model's device, if the model is on a single one."""
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     if len(devices) != 1:
         return inputs
     (device,) = devices
-
-    def move(x: Any) -> Any:
-        return x.to(device) if isinstance(x, torch.Tensor) and x.device != device else x
-
-    return pytree.tree_map(move, inputs)
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.aliases import Following, reads_elsewhere
-from archgraph.capture.branches import Decided, deciding
+from archgraph.capture.branches import deciding
 from archgraph.capture.examples import (
     ExampleInputs,
     at_batch,
@@ -33,8 +34,8 @@ from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import restored
-from archgraph.capture.surroundings import neutral, quiet, reachable, spelt_forward, watched
-from archgraph.capture.tape import Note
+from archgraph.capture.surroundings import attributes_first, neutral, quiet, spelt_forward, watched
+from archgraph.capture.tape import Note, Observed
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,11 @@ class Captured:
 
     program: torch.export.ExportedProgram
     batch: str | None  # symbol of the batch axis; none where every size is fixed
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    inputs: ExampleInputs
     fixed: str  # why the batch has the example's size; empty where it is free
     range: Range  # batch sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
-    decided: Mapping[str, str]  # buffers whose values decide a branch, each with the place
-    asks_autocast: bool  # whether the user's code asks for autocast
+    observed: Observed
 
     @property
     def branches(self) -> bool:
@@ -63,33 +62,21 @@ class Captured:
         """
         symbols = iter(_symbols(self.program))
 
-        def longer(x: torch.Tensor) -> torch.Tensor:
+        def longer(x: Tensor) -> Tensor:
             is_open = next(symbols) == self.batch is not None and len(x) < limit
             return torch.cat([x, x[-1:]]) if is_open else x
 
-        return pytree.tree_map_only(torch.Tensor, longer, (self.args, self.kwargs))
+        return pytree.tree_map_only(Tensor, longer, self.inputs)
 
 
 def export_program(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: str = ""
+    model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], fixed: str = ""
 ) -> Captured:
     """Export a module with a dynamic batch axis.
 
     Several inputs may have different leading axes: those that have the size of the first one's
     are batch axes, where the module agrees; the others keep their size. ``fixed`` says why all
     sizes are the example's.
-
-    Raises:
-        TraceError: If the module cannot be captured: the line of the user's code, and what to do.
-    """
-    with neutral(), reachable(model):
-        return _captured(model, args, kwargs, fixed)
-
-
-def _captured(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], always: str
-) -> Captured:
-    """Export with the batch axis as open as forward allows.
 
     1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
        example of at least two; then the sizes of the example. A forward that goes by the values of
@@ -99,106 +86,112 @@ def _captured(
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
        fixed sizes.
     4. Note why the batch size is fixed, if it is.
+
+    Raises:
+        TraceError: If the module cannot be captured: the line of the user's code, and what to do.
     """
-    register_dataclasses((args, kwargs))
+    example = args, kwargs
+    register_dataclasses(example)
     first: Exception | None = None
-    asked = always
-    grown = grow((args, kwargs))
-    batch = torch.export.Dim("batch", min=2)
-    tries = [(grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)]
-    for inputs, dim in tries[2 if always else 0 :]:  # 1
-        if dim is None and not asked and not leading(inputs):
-            break
-        noted: list[Note] = []
-        asked_of: set[str] = set()
-        decided = Decided()
-        try:
-            program = _export(model, inputs, shapes(model, inputs, dim), noted, asked_of, decided)
-            symbols = _symbols(program)
-            main = next(filter(None, symbols), None)
-            if {*symbols} - {"", main}:  # 2
-
-                def dims(index: int, which: list[str] = symbols, one: str | None = main) -> Any:
-                    return {0: torch.export.Dim.AUTO} if which[index] == one else None
-
-                noted.clear()
-                program = _export(
-                    model, inputs, shapes(model, inputs, dims), noted, asked_of, decided
-                )
-                symbols = _symbols(program)
-                main = next(filter(None, symbols), None)
-        except Exception as error:  # export raises whatever the user's forward raises
-            first = first or error
-            # A branch on the values of a size holds for that size alone: go on to fixed sizes.
-            if decided.sizes:  # a branch that is known for the example's size
-                asked = asked or "the values of what it makes of that size"
-                continue
-            if is_branch(error) or is_unknown(error):
+    asked = fixed
+    with neutral(), attributes_first(model):
+        grown = grow(example)  # here: a copy that is made in inference mode stays in it
+        free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
+        for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
+            # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
+            # that stood for a batch of one.
+            if dim is None and not asked and not leading(inputs):
                 break
-            continue
-        valid = Range()  # 3
-        if main is not None:
-            batched = [symbol == main for symbol in symbols]
-            size = example_tensors(inputs)[batched.index(True)].shape[0]
-
-            def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
-                def open_(index: int) -> Any:
-                    return {0: torch.export.Dim.AUTO} if batched[index] else None
-
-                try:
-                    resized = at_batch(inputs, batched, other)
-                    dims = shapes(model, resized, open_)
-                    program = _export(model, resized, dims, [], set(), Decided())
-                except Exception:  # whatever forward raises for this size
-                    return None
-                return program, next(filter(None, _symbols(program)), None)
-
-            valid = batches(model, program, main, size, at)
+            observed = Observed()
+            try:
+                program, batch = _one_batch(model, inputs, dim, observed)  # 2
+            except Exception as error:  # export raises whatever the user's forward raises
+                first = first or error
+                # A branch on the values of a size holds for that size alone: go on to fixed sizes.
+                if observed.sizes:
+                    asked = asked or "the values of what it makes of that size"
+                elif is_branch(error) or is_unknown(error):
+                    break
+                continue
+            valid = _range(model, program, batch, inputs)  # 3
             if valid.single:  # what holds for this batch does not hold for others
                 asked = valid.why
                 continue
+            notes = list(observed.notes)
             if valid.why:
-                noted.insert(
-                    0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
-                )
-        fixed = ""  # 4
-        if main is None and (first or asked) and any(t.dim() for t in example_tensors(inputs)):
-            why = f"forward goes by {asked}" if asked or first is None else first_line(first)
-            fixed = always or f"the batch size is fixed at that of the example: {why}"
-            noted.insert(0, fixed)
-        return Captured(
-            program,
-            main,
-            inputs[0],
-            inputs[1],
-            fixed,
-            valid,
-            tuple(noted),
-            decided.buffers,
-            bool(asked_of),
-        )
+                note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
+                notes.insert(0, note)
+            reason = first_line(first) if first else ""  # 4
+            if asked:
+                reason = f"forward goes by {asked}"
+            if batch is None and reason and any(t.dim() for t in example_tensors(inputs)):
+                fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
+                notes.insert(0, fixed)
+            return Captured(program, batch, inputs, fixed, valid, tuple(notes), observed)
     assert first is not None
     raise explained_failure(model, first) from first
 
 
+def _one_batch(
+    model: nn.Module, inputs: ExampleInputs, dim: object, observed: Observed
+) -> tuple[torch.export.ExportedProgram, str | None]:
+    """Export with one open axis, the batch; return the program and its symbol."""
+    count = len(example_tensors(inputs))
+    program = _export(model, inputs, [dim] * count, observed)
+    symbols = _symbols(program)
+    batch = next(filter(None, symbols), None)
+    if {*symbols} - {"", batch}:
+        dims = [torch.export.Dim.AUTO if symbol == batch else None for symbol in symbols]
+        program = _export(model, inputs, dims, observed)
+        batch = next(filter(None, _symbols(program)), None)
+    return program, batch
+
+
+def _range(
+    model: nn.Module,
+    program: torch.export.ExportedProgram,
+    batch: str | None,
+    inputs: ExampleInputs,
+) -> Range:
+    """Return the batch sizes for which a program holds."""
+    if batch is None:
+        return Range()
+    batched = [symbol == batch for symbol in _symbols(program)]
+    size = example_tensors(inputs)[batched.index(True)].shape[0]
+    at = functools.partial(_export_at, model, inputs, batched)
+    return batches(model, program, batch, size, at)
+
+
+def _export_at(
+    model: nn.Module, inputs: ExampleInputs, batched: Sequence[bool], size: int
+) -> tuple[torch.export.ExportedProgram, str | None] | None:
+    """Export at another batch size; return None where that fails."""
+    dims = [torch.export.Dim.AUTO if is_open else None for is_open in batched]
+    try:
+        program = _export(model, at_batch(inputs, batched, size), dims, Observed())
+    except Exception:  # whatever forward raises for this size
+        return None
+    return program, next(filter(None, _symbols(program)), None)
+
+
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:
     """Return the symbol of each tensor's leading axis, in order; empty if it is a number."""
-    stand_ins = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    fakes = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     symbols = []
     for spec in program.graph_signature.input_specs:
-        value = stand_ins.get(getattr(spec.arg, "name", ""))
-        if spec.kind.name == "USER_INPUT" and isinstance(value, torch.Tensor):
-            size: Any = value.shape[0] if value.dim() else 0
+        value = fakes.get(getattr(spec.arg, "name", ""))
+        if spec.kind.name == "USER_INPUT" and isinstance(value, Tensor):
+            size: int | torch.SymInt = value.shape[0] if value.dim() else 0
             expr = size.node.expr if isinstance(size, torch.SymInt) else None
             symbols.append(str(expr) if expr is not None and expr.free_symbols else "")
     return symbols
 
 
 @contextlib.contextmanager
-def _known(model: torch.nn.Module) -> Iterator[None]:
+def _known(model: nn.Module) -> Iterator[None]:
     """Stop as soon as forward gives an object that torch cannot look into, and never will."""
 
-    def check(*call: Any) -> None:
+    def check(*call: object) -> None:
         for value in pytree.tree_leaves(call[-1]):
             if is_own(type(value)) and not dataclasses.is_dataclass(value):
                 raise UnknownType(f"{type(value)} is not a known type")
@@ -211,42 +204,45 @@ def _known(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _export(
-    model: torch.nn.Module,
-    inputs: ExampleInputs,
-    shapes: Any,
-    notes: list[Note],
-    asked: set[str],
-    decided: Decided,
+    model: nn.Module, inputs: ExampleInputs, dims: Sequence[object], observed: Observed
 ) -> torch.export.ExportedProgram:
-    def once(*around: contextlib.AbstractContextManager[Any]) -> torch.export.ExportedProgram:
+    """Export once, or as often as it takes to see through what forward reads and returns.
+
+    1. Export as it is.
+    2. Where leaves became constants, follow them to where forward reads them.
+    3. Where forward returns a dataclass that torch does not know, make it known.
+    """
+
+    def once(*around: contextlib.AbstractContextManager[object]) -> torch.export.ExportedProgram:
+        observed.clear()
         where = definition_of(type(model).forward)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(quiet())
-            stack.enter_context(quicker(open_sizes=shapes is not None))
-            stack.enter_context(deciding(model, notes, decided))
-            stack.enter_context(restored(model))
-            stack.enter_context(_known(model))
-            stack.enter_context(watched(notes, asked, where))
-            for context in around:
+            for context in (
+                quiet(),
+                quicker(open_sizes=any(dim is not None for dim in dims)),
+                deciding(model, observed),
+                restored(model),
+                _known(model),
+                watched(observed, where),
+                *around,
+            ):
                 stack.enter_context(context)
             return torch.export.export(
-                model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
+                model,
+                *inputs,
+                dynamic_shapes=shapes(inputs, dims),  # type: ignore[arg-type]  # see its docstring
+                strict=False,
             )
 
     def followed() -> torch.export.ExportedProgram:
-        program = once()
-        if reads_elsewhere(model, program):
-            notes.clear()
-            decided.buffers.clear()
-            program = once(Following(model))
-        return program
+        program = once()  # 1
+        return once(Following(model)) if reads_elsewhere(model, program) else program  # 2
 
     try:
         with spelt_forward(model, inputs[1]):
             return followed()
-    except Exception as error:
+    except Exception as error:  # whatever forward raises
         if isinstance(error, UnknownType) or not is_unknown(error):
             raise
-    notes.clear()
-    with spelt_forward(model, inputs[1], register=True):
+    with spelt_forward(model, inputs[1], register=True):  # 3
         return followed()

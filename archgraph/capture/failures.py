@@ -1,4 +1,7 @@
-"""Why ``torch.export`` gave up: the line of the user's code, the reason, and what to do."""
+"""Why ``torch.export`` gave up: the line of the user's code, the reason, and what to do.
+
+Among it are settings of a model's own that make it traceable.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,19 @@ import re
 import traceback
 from collections.abc import Iterator
 
-import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
 
+# What to do about a branch.
 _BRANCH = (
     "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
     "trace the submodule that does not, or make the value an argument of forward (a Python number "
     "given as example input is fixed in the graph)"
 )
-
-
 _CAUSAL = (
     "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
     "or make the mask in forward or hold it in a buffer"
@@ -56,24 +58,20 @@ def _packs(error: BaseException) -> bool:
 
 def _compares_masks(error: BaseException) -> bool:
     """Return whether a layer of torch was finding out whether its mask is causal."""
-    return any(
-        f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)
-    )
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name == "_detect_is_causal_mask" for frame in frames)
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
     """Return the innermost line of the user's code that was running: file, line, function."""
-    frames = [
-        (f.filename, f.lineno or 0, f.name)
-        for f in traceback.extract_tb(error.__traceback__)
-        if is_users(f.filename)
-    ]
+    stack = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    frames = [frame for frame in stack if is_users(frame[0])]
     if any(name == "forward" for _, _, name in frames):
         return frames[-1]
-    inside = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward"]
+    # Errors of a program that is checked after forward quote the line in their text.
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
     users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
-    layers = [(f.filename, f.lineno or 0, f.name) for f in inside]  # of torch's own layers
+    layers = [frame for frame in stack if frame[2] == "forward"]  # of torch's own layers
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
@@ -110,11 +108,33 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+@contextlib.contextmanager
+def uncached(model: nn.Module) -> Iterator[list[str]]:
+    """Switch ``config.use_cache`` of all modules off for a while, and give the note on it.
+
+    Keys and values of generation are objects that a graph cannot hold; a model that returns them
+    also has a switch for them.
+    """
+    every = [getattr(module, "config", None) for module in model.modules()]
+    configs = [c for c in every if getattr(c, "use_cache", None) is True]
+    for config in configs:
+        config.use_cache = False  # type: ignore[union-attr]  # it is True above
+    note = (
+        "config.use_cache is off in the graph: what it adds to the results is of a type that a "
+        "graph cannot hold"
+    )
+    try:
+        yield [note] if configs else []
+    finally:
+        for config in configs:
+            config.use_cache = True  # type: ignore[union-attr]
+
+
 _EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without branches
 
 
 @contextlib.contextmanager
-def suggesting(model: torch.nn.Module) -> Iterator[None]:
+def suggesting(model: nn.Module) -> Iterator[None]:
     """Add to a refusal which setting of the model would make it traceable, where there is one."""
     try:
         yield
@@ -133,36 +153,32 @@ def suggesting(model: torch.nn.Module) -> Iterator[None]:
         raise
 
 
-def explained_failure(model: torch.nn.Module, error: Exception) -> TraceError:
+def explained_failure(model: nn.Module, error: Exception) -> TraceError:
     """Say where and why ``torch.export`` gave up, in one sentence."""
     text, line = f"{type(error).__name__} {error}", _place(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
-    subject = type(model).__name__
+    kind: type[TraceError] = TraceError
+    # A packed sequence fails on whatever its layer does first, so it comes before other reasons.
     if _packs(error):
-        return TraceError(
-            f"{subject} cannot be captured: it runs over a packed sequence, and a graph cannot say "
-            "how many examples each step has",
-            where=where,
-            found=code or None,
-            hint="give the layer the padded sequence, and pick or mask its results by length "
-            "(gather, torch.where)",
+        reason = (
+            "it runs over a packed sequence, and a graph cannot say how many examples each step has"
         )
-    if is_branch(error):
-        return Inexpressible(
-            f"{subject} cannot be captured: it branches on the values of a tensor",
-            where=where,
-            found=code or first_line(error),
-            hint=_CAUSAL if _compares_masks(error) else _BRANCH,
+        hint = (
+            "give the layer the padded sequence, and pick or mask its results by length (gather, "
+            "torch.where)"
         )
-    for pattern, reason, hint in _REASONS:
-        if re.search(pattern, text):
-            message = f"{subject} cannot be captured: {reason} ({first_line(error)})"
-            kind = UnknownType if pattern is _UNKNOWN else TraceError
-            return kind(message, where=where, found=code or None, hint=hint)
-    return TraceError(
-        f"{subject} cannot be captured: {first_line(error)}",
-        where=where,
-        found=code or None,
-        hint="give example inputs that forward accepts when it is called without tracing",
-    )
+    elif is_branch(error):
+        kind, reason = Inexpressible, "it branches on the values of a tensor"
+        code = code or first_line(error)
+        hint = _CAUSAL if _compares_masks(error) else _BRANCH
+    else:
+        reason = first_line(error)
+        hint = "give example inputs that forward accepts when it is called without tracing"
+        for pattern, why, remedy in _REASONS:
+            if re.search(pattern, text):
+                kind = UnknownType if pattern is _UNKNOWN else TraceError
+                reason, hint = f"{why} ({reason})", remedy
+                break
+    message = f"{type(model).__name__} cannot be captured: {reason}"
+    return kind(message, where=where, found=code or None, hint=hint)

@@ -8,11 +8,12 @@ both branches and picks with ``torch.where``, and each view knows what it is a v
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import Argument
 
 from archgraph.capture import calls
 from archgraph.capture.tape import IMPLIED, LITERAL, REGION, CapturedSizes, Region, Tape, View
@@ -34,26 +35,40 @@ def inline(
         TraceError: If a region, an input or a constant cannot be part of a graph.
     """
     work = _Inlining()
-    inputs: dict[torch.fx.Node, str] = {}
-    leaves: dict[torch.fx.Node, str] = {}
-    labels: dict[torch.fx.Node, str] = {}
+    inputs: dict[fx.Node, str] = {}
+    leaves: dict[fx.Node, str] = {}
+    labels: dict[fx.Node, str] = {}
     specs = {getattr(s.arg, "name", ""): s for s in program.graph_signature.input_specs}
     for node in program.graph.nodes:
         if node.op != "placeholder":
             continue
         new = work.copy(node, Region())
         spec = specs[node.name]
-        kind = spec.kind.name
+        kind, name = spec.kind.name, str(spec.target)
         if kind == "USER_INPUT":
-            if calls.stand_in(new) is not None:
+            if calls.fake_tensor(new) is not None:
                 inputs[new] = node.name
-        elif kind in ("PARAMETER", "BUFFER") and spec.target in owners:
-            leaves[new] = owners[spec.target]
+        elif kind in ("PARAMETER", "BUFFER") and name in owners:
+            leaves[new] = owners[name]
+        # A buffer without an owner is not persistent: a constant, as tensors in attributes are.
         elif kind in ("BUFFER", "CONSTANT_TENSOR"):
-            work.tensors[new] = _values(program.constants[spec.target], spec.target)
-            labels[new] = spec.target
+            if program.constants[name].is_meta:
+                raise TraceError(
+                    "a constant has no values on the meta device: make it on another one, or make "
+                    "it a parameter",
+                    where=name,
+                )
+            work.tensors[new] = _copied(program.constants[name])
+            labels[new] = name
+        elif kind == "PARAMETER":
+            raise TraceError("the model's state has no entry of this name", where=name)
         else:
-            raise _foreign(node, kind, str(spec.target))
+            raise TraceError(
+                "forward uses an object that is not a tensor",
+                where=next((calls.where(user) for user in node.users), name),
+                found=str(getattr(node.meta.get("val"), "class_fqn", kind)),
+                hint="for a generator: draw from torch's own random numbers (torch.manual_seed)",
+            )
     results = work.run(program.graph, program.graph_module, Region())
     work.graph.output(tuple(results))
     return Tape(
@@ -68,26 +83,8 @@ def inline(
     )
 
 
-def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
-    """Return the error for an input that is neither a leaf nor a tensor of forward's."""
-    if kind in ("PARAMETER", "BUFFER"):
-        return TraceError("the model's state has no entry of this name", where=name)
-    return TraceError(
-        "forward uses an object that is not a tensor",
-        where=next((calls.where(user) for user in node.users), name),
-        found=str(getattr(node.meta.get("val"), "class_fqn", kind)),
-        hint="a generator: draw from torch's own random numbers (torch.manual_seed) instead",
-    )
-
-
-def _values(constant: torch.Tensor, name: str) -> torch.Tensor:
-    """Copy a constant, where folding may change it."""
-    if constant.is_meta:
-        raise TraceError(
-            "a constant has no values on the meta device",
-            where=name,
-            hint="make the model on another device, or make this a parameter",
-        )
+def _copied(constant: Tensor) -> Tensor:
+    """Copy a constant, since folding writes to what forward writes to."""
     return constant.detach().cpu().clone()
 
 
@@ -99,22 +96,22 @@ class _Inlining:
     region or comes out of one is the ``same`` as its argument.
     """
 
-    graph: torch.fx.Graph = field(default_factory=torch.fx.Graph)
-    env: dict[torch.fx.Node, Any] = field(default_factory=dict)
-    regions: dict[torch.fx.Node, list[Any]] = field(default_factory=dict)
-    same: set[torch.fx.Node] = field(default_factory=set)
-    tensors: dict[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, Argument] = field(default_factory=dict)
+    regions: dict[fx.Node, list[Argument]] = field(default_factory=dict)
+    same: set[fx.Node] = field(default_factory=set)
+    tensors: dict[fx.Node, Tensor] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
-    def copy(self, node: torch.fx.Node, region: Region) -> torch.fx.Node:
+    def copy(self, node: fx.Node, region: Region) -> fx.Node:
         """Copy a node of the program to the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
-            if calls.stand_in(node) is not None:
+            # Arithmetic on sizes is neither, and is no tensor.
+            if calls.fake_tensor(node) is not None:
                 raise TraceError(
                     "forward runs functions batched or differentiated (torch.vmap, torch.func)",
                     where=calls.where(node),
-                    found=str(getattr(node.target, "__name__", node.target)),
                     hint="write the batch axis out, or trace the submodule that does not",
                 )
         new = self.graph.node_copy(node, lambda n: self.env.get(n, n))
@@ -122,28 +119,29 @@ class _Inlining:
         self.env[node] = new
         return new
 
-    def alias(self, node: torch.fx.Node, value: Any, region: Region) -> None:
+    def alias(self, node: fx.Node, value: Argument, region: Region) -> None:
         """Make a node of the program stand for a value of the flat graph."""
-        if not isinstance(value, torch.fx.Node) or calls.stand_in(node) is None:
+        # A call of its own, although it computes nothing: the two sides of a region's border have
+        # different switches, by which casts and detached values differ.
+        if not isinstance(value, fx.Node) or calls.fake_tensor(node) is None:
             self.env[node] = value
             return
-        new = calls.insert(self.graph, _ALIAS, (value,), {}, like=node, val=node.meta["val"])
-        new.meta[REGION] = region
+        flags = {REGION: region}
+        val = node.meta["val"]
+        new = calls.insert(self.graph, _ALIAS, (value,), {}, like=node, val=val, **flags)
         self.same.add(new)
         self.env[node] = new
 
-    def run(self, graph: torch.fx.Graph, owner: torch.nn.Module, region: Region) -> list[Any]:
+    def run(self, graph: fx.Graph, owner: nn.Module, region: Region) -> list[Argument]:
         """Copy the calls of a graph; gives what it returns."""
         for node in graph.nodes:
             if node.op == "get_attr":
-                target: Any = owner
-                for part in str(node.target).split("."):
-                    target = getattr(target, part)
-                if isinstance(target, torch.Tensor):
-                    new = self.copy(node, region)
-                    self.tensors[new] = target.detach().cpu().clone()
+                target = operator.attrgetter(str(node.target))(owner)
+                if isinstance(target, Tensor):
+                    self.tensors[self.copy(node, region)] = _copied(target)
             elif node.op == "output":
-                results = torch.fx.node.map_arg(node.args[0], lambda n: self.env.get(n, n))
+                results = fx.node.map_arg(node.args[0], lambda n: self.env.get(n, n))
+                assert isinstance(results, (tuple, list))
                 return list(results)
             elif node.op != "call_function":
                 continue
@@ -155,90 +153,88 @@ class _Inlining:
                 self.copy(node, region)
         raise AssertionError("a graph without an output")
 
-    def region(self, node: torch.fx.Node, owner: torch.nn.Module, around: Region) -> list[Any]:
+    def region(self, node: fx.Node, owner: nn.Module, around: Region) -> list[Argument]:
         """Run a region that export keeps as a submodule; gives its results."""
-        name = str(node.target)
-        places = [
-            i
-            for i, a in enumerate(node.args)
-            if isinstance(a, torch.fx.Node) and a.op == "get_attr"
+        bodies = [
+            getattr(owner, str(a.target), None)
+            for a in node.args
+            if isinstance(a, fx.Node) and a.op == "get_attr"
         ]
-        bodies = [getattr(owner, str(node.args[i].target), None) for i in places]  # type: ignore[union-attr]  # nodes, by the line above
-        if name == "cond":
-            return self.branches(node, bodies, around)
-        kinds = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-        if len(bodies) != 1 or not isinstance(bodies[0], torch.fx.GraphModule) or name not in kinds:
-            raise TraceError(
-                "control flow that a graph cannot express",
-                where=calls.where(node),
-                found=f"torch.{name}",
-                hint="unroll it (a Python loop of fixed length), or trace the submodule inside",
-            )
-        operands = node.args[places[0] + 1 :]
-        if name == "wrap_with_autocast":
-            device, dtype, enabled = node.args[:3]
-            switch: Any = (device, dtype) if enabled else None
-            inside = replace(around, autocast=switch)
-            return self.body(bodies[0], operands, inside)
-        inside = replace(around, grad=bool(node.args[0]))
-        results = self.body(bodies[0], operands, inside)
-        return results if inside.grad else self.detached(results)
+        match str(node.target), *node.args:
+            case "cond", predicate, _, _, (*operands,):
+                return self.branches(node, predicate, bodies, operands, around)
+            case "wrap_with_autocast", str(device), dtype, enabled, _, _, *operands:
+                assert dtype is None or isinstance(dtype, torch.dtype)
+                switch = (device, dtype) if enabled else None
+                return self.body(bodies[0], operands, replace(around, autocast=switch))
+            case "wrap_with_set_grad_enabled", grad, _, *operands:
+                inside = replace(around, grad=bool(grad))
+                results = self.body(bodies[0], operands, inside)
+                return results if inside.grad else self.detached(results)
+        raise TraceError(
+            f"torch.{node.target}: control flow that a graph cannot express",
+            where=calls.where(node),
+            hint="unroll it (a Python loop of fixed length), or trace the submodule inside",
+        )
 
-    def body(self, inner: torch.fx.GraphModule, operands: Any, region: Region) -> list[Any]:
+    def body(
+        self, inner: fx.GraphModule, operands: Sequence[Argument], region: Region
+    ) -> list[Argument]:
         """Run a submodule on some operands; gives what it returns."""
         formal = [n for n in inner.graph.nodes if n.op == "placeholder"]
         for inside, outside in zip(formal, operands, strict=True):
-            value = (
-                self.env.get(outside, outside) if isinstance(outside, torch.fx.Node) else outside
-            )
+            value = outside
+            if isinstance(outside, fx.Node):
+                value = self.env.get(outside, outside)
             self.alias(inside, value, region)
         return self.run(inner.graph, inner, region)
 
-    def detached(self, results: list[Any]) -> list[Any]:
+    def detached(self, results: list[Argument]) -> list[Argument]:
         """Detach the results of a ``no_grad`` region: no gradient passes through them."""
-        new: dict[torch.fx.Node, torch.fx.Node] = {}
+        new: dict[Argument, Argument] = {}
         for item in results:
-            value = calls.stand_in(item)
+            value = calls.fake_tensor(item)
             if value is None or not value.dtype.is_floating_point or item in new:
                 continue
-            new[item] = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
-            new[item].meta[IMPLIED] = True
-            self.same.add(new[item])
-        return [new.get(i, i) if isinstance(i, torch.fx.Node) else i for i in results]
+            assert isinstance(item, fx.Node)
+            flags = {IMPLIED: True}
+            call = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value, **flags)
+            self.same.add(call)
+            new[item] = call
+        return [new.get(i, i) if isinstance(i, fx.Node) else i for i in results]
 
-    def branches(self, node: torch.fx.Node, bodies: list[Any], region: Region) -> list[Any]:
+    def branches(
+        self,
+        node: fx.Node,
+        predicate: Argument,
+        bodies: Sequence[fx.GraphModule],
+        operands: Sequence[Argument],
+        region: Region,
+    ) -> list[Argument]:
         """Run both branches of a ``torch.cond``; the condition picks between their results."""
-        predicate, _, _, operands = node.args
-        if calls.stand_in(predicate) is None:
+        if calls.fake_tensor(predicate) is None:
             raise TraceError(
-                "torch.cond on a size",
+                "torch.cond on a size: a graph holds a single branch, so write it without",
                 where=calls.where(node),
-                found=str(predicate),
-                hint="a graph holds a single branch: write it without the condition",
             )
-        if not all(isinstance(b, torch.fx.GraphModule) for b in bodies):
-            raise TraceError("torch.cond without its branches", where=calls.where(node))
-        sides = [self.body(b, operands, region) for b in bodies]
-        picked: list[Any] = []
+        assert isinstance(predicate, fx.Node)
+        sides = [self.body(body, operands, region) for body in bodies]
+        picked: list[Argument] = []
         for yes, no, val in zip(*sides, node.meta["val"], strict=True):
-            if yes is no:
-                picked.append(yes)
-                continue
-            args = (self.env[predicate], yes, no)  # type: ignore[index]  # a node, tested above
-            new = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val)
-            new.meta |= {LITERAL: True, REGION: region}
-            picked.append(new)
+            if yes is not no:
+                args = (self.env[predicate], yes, no)
+                flags = {LITERAL: True, REGION: region}
+                yes = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val, **flags)
+            picked.append(yes)
         line = calls.where(node)
         note = f"torch.cond at {line}: the graph runs both branches and picks with torch.where"
         self.notes[note] = None
         return picked
 
 
-def views_of(
-    graph: torch.fx.Graph, same: Collection[torch.fx.Node] = ()
-) -> dict[torch.fx.Node, View]:
+def views_of(graph: fx.Graph, same: Collection[fx.Node] = ()) -> dict[fx.Node, View]:
     """Map views to what they view; ``same`` results are their argument if they share memory."""
-    views: dict[torch.fx.Node, View] = {}
+    views: dict[fx.Node, View] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -254,7 +250,7 @@ def views_of(
     return views
 
 
-def _view(node: torch.fx.Node) -> View | None:
+def _view(node: fx.Node) -> View | None:
     """Return which argument a result is a view of."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
@@ -262,13 +258,13 @@ def _view(node: torch.fx.Node) -> View | None:
     if storage is None:  # several results
         source = node.args[0] if node.args else None
         aliased = bool(arguments) and arguments[0].alias_info is not None
-        return View(source, node) if aliased and isinstance(source, torch.fx.Node) else None
+        return View(source, node) if aliased and isinstance(source, fx.Node) else None
     for position, (argument, item) in enumerate(zip(arguments, node.args, strict=False)):
-        if argument.alias_info is None or not isinstance(item, torch.fx.Node):
+        if argument.alias_info is None or not isinstance(item, fx.Node):
             continue
         if calls.memory(item) == storage:
             values_written = argument.alias_info.is_write
             same = values_written and torch.Tag.inplace_view not in target.tags
             return View(item) if same else View(item, node, position)
     out = node.kwargs.get("out")
-    return View(out) if isinstance(out, torch.fx.Node) else None
+    return View(out) if isinstance(out, fx.Node) else None

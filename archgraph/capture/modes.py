@@ -10,12 +10,13 @@ import contextlib
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
+from torch import fx, nn
 from torch.nn.modules import batchnorm, dropout
 
-_EXPORT = torch.fx.graph_module.__file__  # copies the mode of a module to what is made of it
+from archgraph.capture.surroundings import replaced
+
+_EXPORT = fx.graph_module.__file__  # copies the mode of a module to what is made of it
 _FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
 
 
@@ -28,10 +29,10 @@ class Readers:
         others: Whether other code reads a mode, or sets one.
     """
 
-    flagged: set[torch.nn.Module] = field(default_factory=set)
+    flagged: set[nn.Module] = field(default_factory=set)
     others: bool = False
 
-    def follow_flags(self, model: torch.nn.Module, paths: Collection[str]) -> bool:
+    def follow_flags(self, model: nn.Module, paths: Collection[str]) -> bool:
         """Return whether all that differs by mode are flags of operators, and each of them does.
 
         ``paths`` are the modules whose operators have such a flag: norms and dropouts of torch.nn
@@ -40,7 +41,7 @@ class Readers:
         by_path = dict(model.named_modules(remove_duplicate=False))
         modules = set(by_path.values())
         plain = all(
-            (type(m).train, type(m).eval) == (torch.nn.Module.train, torch.nn.Module.eval)
+            (type(m).train, type(m).eval) == (nn.Module.train, nn.Module.eval)
             and not {"train", "eval"} & vars(m).keys()
             for m in modules
         )
@@ -49,14 +50,15 @@ class Readers:
             and type(by_path[path]).__module__.startswith("torch.nn.")
             for path in paths
         )
-        # Without momentum a norm divides by the number of its batches.
+        # Without momentum a norm divides by the number of its batches; a synchronised one runs
+        # other operators in training.
         return (
             plain
             and framework
             and not self.others
-            and self.flagged <= modules
+            and self.flagged <= modules  # .train() reaches no others
             and all(getattr(m, "momentum", 0.0) is not None for m in self.flagged)
-            and not any(isinstance(m, torch.nn.SyncBatchNorm) for m in self.flagged)
+            and not any(isinstance(m, nn.SyncBatchNorm) for m in self.flagged)
         )
 
 
@@ -65,7 +67,7 @@ def reading_modes() -> Iterator[Readers]:
     """Note what reads or sets ``training`` of modules, for a while."""
     readers = Readers()
 
-    def read(module: torch.nn.Module) -> Any:
+    def read(module: nn.Module) -> object:
         reader = sys._getframe(1).f_code.co_filename
         if reader in _FLAGGED:
             readers.flagged.add(module)
@@ -76,13 +78,12 @@ def reading_modes() -> Iterator[Readers]:
         except KeyError:
             raise AttributeError("training") from None
 
-    def write(module: torch.nn.Module, mode: Any) -> None:
-        if "training" in vars(module) and not isinstance(module, torch.fx.GraphModule):
+    def write(module: nn.Module, mode: object) -> None:
+        # The first assignment is torch's own, of a module that is being made.
+        if "training" in vars(module) and not isinstance(module, fx.GraphModule):
             readers.others = True
         vars(module)["training"] = mode
 
-    torch.nn.Module.training = property(read, write)  # type: ignore[assignment]  # taken back below
-    try:
+    # On the class: its instances have the flag in their tables, which a property comes before.
+    with replaced(((nn.Module, "training", property(read, write)),)):
         yield readers
-    finally:
-        del torch.nn.Module.training

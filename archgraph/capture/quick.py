@@ -11,9 +11,9 @@ import contextlib
 import functools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, proxy
@@ -23,6 +23,8 @@ from torch.fx.experimental.sym_node import SymNode
 from archgraph.capture.places import is_users
 from archgraph.capture.surroundings import replaced
 from archgraph.ops.fakes import short_ways
+
+_Operation: TypeAlias = Callable[[SymNode, SymNode], SymNode]
 
 # Arithmetic on sizes that most operators ask for.
 _ARITHMETIC = (
@@ -34,45 +36,39 @@ _ARITHMETIC = (
 @contextlib.contextmanager
 def quicker(open_sizes: bool) -> Iterator[None]:
     """Let exports do without needless work; ``open_sizes``: a size of the inputs is a symbol."""
-    results: dict[Any, SymNode] = {}
+    results: dict[Hashable, SymNode] = {}
     methods = vars(SymNode)
     attributes = (
         *((SymNode, k, _remembering(k, methods[k], results)) for k in _ARITHMETIC if k in methods),
         (proxy, "CapturedTraceback", _Frames),
         (GraphModule, "recompile", _compile_later),
     )
+    # Sizes are part of the cache's keys: while some are open, it costs more than it saves.
     uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
     with short_ways(), replaced(attributes), uncached if open_sizes else contextlib.nullcontext():
         yield
 
 
-def _remembering(
-    name: str, compute: Callable[[SymNode, Any], Any], results: dict[Any, Any]
-) -> Callable[[SymNode, Any], Any]:
+def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode]) -> _Operation:
     """Cache an operation on sizes whose results depend on the expressions alone.
 
     What these stand for has a version. While operations on sizes are recorded, each is a call.
     """
 
     @functools.wraps(compute)
-    def remembered(self: SymNode, other: Any) -> Any:
+    def remembered(self: SymNode, other: SymNode) -> SymNode:
         if get_proxy_mode():
             return compute(self, other)
-        sizes: Any = self.shape_env
-        kinds = self.pytype, other.pytype
-        key = name, self._expr, other._expr, kinds, sizes, _version(sizes)
+        sizes = self.shape_env
+        # Older releases of torch have one counter, for more than what open sizes stand for.
+        version = getattr(sizes, "_replacements_version_counter", None)
+        version = getattr(sizes, "_version_counter", None) if version is None else version
+        key = name, self._expr, other._expr, self.pytype, other.pytype, sizes, version
         if key not in results:
             results[key] = compute(self, other)
         return results[key]
 
     return remembered
-
-
-def _version(sizes: Any) -> int:
-    """Return the version of what open sizes stand for; older releases of torch count more."""
-    counter = getattr(sizes, "_replacements_version_counter", None)
-    version: int = sizes._version_counter if counter is None else counter
-    return version
 
 
 class _Frames:
@@ -105,12 +101,11 @@ _compile = GraphModule.recompile
 
 def _compile_later(module: GraphModule) -> None:
     """Replace ``recompile``: compile a graph to Python code when it is called."""
-    codegen: Any = module.graph._codegen
-    if hasattr(codegen, "pytree_info"):
-        module._in_spec = codegen.pytree_info.in_spec
-        module._out_spec = codegen.pytree_info.out_spec
+    info = getattr(module.graph._codegen, "pytree_info", None)
+    if info is not None:  # export reads these, compiled or not
+        module._in_spec, module._out_spec = info.in_spec, info.out_spec
 
-    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: GraphModule, *args: object, **kwargs: object) -> object:
         _compile(self)
         return self.forward(*args, **kwargs)
 

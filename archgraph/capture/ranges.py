@@ -14,18 +14,15 @@ from dataclasses import dataclass
 from types import CodeType
 
 import torch
+from torch import nn
 
-from archgraph.capture.casts import spell_casts
-from archgraph.capture.fold import fold
-from archgraph.capture.inline import inline
-from archgraph.capture.recurrent import unstack
-from archgraph.capture.spell import spell
-from archgraph.capture.writes import functionalised
+from archgraph.capture.spell import canonical
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune, renumber
 
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
+# The first size of an input, which may be an item or an attribute of an argument.
+_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[0\]")
 _CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
 _USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those that they name
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
@@ -59,7 +56,7 @@ class Range:
 
 
 def batches(
-    model: torch.nn.Module,
+    model: nn.Module,
     program: torch.export.ExportedProgram,
     batch: str,
     size: int,
@@ -87,6 +84,7 @@ def batches(
     for _ in range(_EXPORTS):
         if not rest:
             break
+        # The nearest first: what counts is how far the range around the example goes.
         other = min(rest, key=lambda n: abs(n - size))
         exported = export_at(other)
         valid = {other}
@@ -96,19 +94,17 @@ def batches(
             tried |= further
             rest += sorted(further)
             valid |= {n for n in rest if _all_hold(theirs, n)}
+            # The same graph: whatever the branch decides, it is the same on both of its sides.
             if ours is not None and _graph(model, exported[0], exported[1]) == ours:
                 holding |= valid
         rest = [n for n in rest if n not in valid]
-    sizes = sorted(tried)
-    if len(holding) == len(sizes):
+    # The range is what holds around the example without a gap.
+    below = [n for n in tried - holding if n < size]
+    above = [n for n in tried - holding if n > size]
+    if not below and not above:
         return Range()
-    at = sizes.index(size)
-    first = next((i for i in range(at, -1, -1) if sizes[i] not in holding), -1) + 1
-    after = next((i for i in range(at, len(sizes)) if sizes[i] not in holding), len(sizes))
-    low = sizes[first] if first else None
-    high = sizes[after - 1] if after < len(sizes) else None
-    if low is None and high is None:  # the sizes in between are others
-        return Range(size, size, asked)
+    low = min(n for n in tried if n > max(below)) if below else None
+    high = max(n for n in tried if n < min(above)) if above else None
     return Range(low, high, asked)
 
 
@@ -161,22 +157,14 @@ def _all_hold(tests: Iterable[str], size: int) -> bool:
     return all(_holds(test, size) for test in tests)
 
 
-def _graph(
-    model: torch.nn.Module, program: torch.export.ExportedProgram, batch: str
-) -> ArchGraph | None:
+def _graph(model: nn.Module, program: torch.export.ExportedProgram, batch: str) -> ArchGraph | None:
     """Return a program in canonical form; None if it has none."""
-    parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     owners = {key: key for key in model.state_dict()}
     try:
-        tape = spell_casts(fold(inline(program, batch, owners), owners))
-        spelt = spell(unstack(functionalised(tape, parameters)))
+        spelt = canonical(program, batch, owners, parameters)
     except TraceError:
         return None
-    graph = ArchGraph(
-        (),
-        tuple(spelt.constants.values()),
-        spelt.nodes,
-        spelt.outputs,
-        tuple(spelt.updates.items()),
-    )
+    constants, updates = tuple(spelt.constants.values()), tuple(spelt.updates.items())
+    graph = ArchGraph((), constants, spelt.nodes, spelt.outputs, updates)
     return renumber(prune(graph, leaves=False))

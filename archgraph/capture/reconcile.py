@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from archgraph.capture.spell import OneMode
 from archgraph.errors import TraceError
@@ -29,7 +29,7 @@ from archgraph.graph.passes import reachable
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, op_schema
 
-_ENDS = (("min", max), ("max", min))  # of a range: which of two holds for both
+_ENDS = (("min", max), ("max", min))  # of a range of batch sizes: which of two holds for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
@@ -89,13 +89,10 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     merged = _matched(evaluated.nodes, trained.nodes)  # 1
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
-    for index, pair in enumerate(merged):
-        left, _ = pair
+    for index, (left, right) in enumerate(merged):
         # No argument of forward can be called "~0".
         label = left.name if left is not None and left.op == "input" else f"~{index}"
-        for training, node in zip((False, True), pair, strict=True):
-            if node is not None:
-                names[training, node.name] = label
+        names |= {(t, n.name): label for t, n in ((False, left), (True, right)) if n is not None}
 
     def rename(value: Value, training: bool) -> Value:
         def one(item: Value) -> Value:
@@ -113,15 +110,18 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
 
     nodes = []  # 2
     drawn = _only_drawn(trained)
-    for pair in merged:
-        if pair[1] is not None and pair[1].name in drawn:
-            node = renamed(pair[1], True)
+    for left, right in merged:
+        if right is None:
+            assert left is not None, "a pair has one at least"
+            nodes.append(renamed(left, False))
+        elif right.name in drawn:
+            node = renamed(right, True)
             (name, value), *rest = node.args
             args = ((name, Mode(value, None)), *rest)
             nodes.append(dataclasses.replace(node, args=args))
-            continue
-        alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
-        nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
+        else:
+            node = renamed(right, True)
+            nodes.append(node if left is None else _joined(renamed(left, False), node))
     # 3
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
     updates = {
@@ -145,11 +145,9 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
             raise TraceError(
-                "forward branches on the values of a buffer that it changes, and a graph holds a "
-                "single branch",
+                f"forward branches on the values of {name}, which it changes, and a graph holds a "
+                "single branch; use torch.where, or trace the submodule that does not",
                 where=where,
-                found=name,
-                hint="use torch.where, or trace the submodule that does not",
             )
 
 
@@ -164,13 +162,14 @@ def _only_drawn(trained: OneMode) -> set[str]:
 def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
     """Return the operators of both captures in order, each beside its like."""
 
-    def key(node: Node) -> tuple[Any, ...]:
+    def key(node: Node) -> Hashable:
         return node.op, node.scope, tuple(node.leaves()), str(node.type)
 
     keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
-    if keys_a == keys_b:
+    if keys_a == keys_b:  # of most models
         return list(zip(a, b, strict=True))
     merged: list[NodePair] = []
+    # No junk: in a deep network every common operator would be taken for noise.
     matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -208,11 +207,10 @@ def _join(left: Value, right: Value) -> Value:
 
 def _joined(left: Node, right: Node) -> Node:
     """Return one operator that both modes have."""
-    ours: dict[str, Any] = dict(left.args)
-    theirs: dict[str, Any] = dict(right.args)
+    ours, theirs = dict(left.args), dict(right.args)
     if left.op == "input":  # batch sizes for which both hold
-        limits = ((k, narrower, [d[k] for d in (ours, theirs) if k in d]) for k, narrower in _ENDS)
-        args = tuple((k, narrower(values)) for k, narrower, values in limits if values)
+        limits = ((k, end, [v for n, v in (*left.args, *right.args) if n == k]) for k, end in _ENDS)
+        args = tuple((k, end(sizes)) for k, end, sizes in limits if sizes)  # type: ignore[type-var]  # integers
         return dataclasses.replace(left, args=args)
     aten = left.op.startswith("aten.")
     defaults = {a.name: a.default for a in op_schema(left.op).args} if aten else {}
@@ -237,12 +235,11 @@ def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
         return "training" if right is not None and right.name in live else ""
 
     for which, group in itertools.groupby(merged, mode):
-        nodes = [left or right for left, right in group]
+        nodes = [node for pair in group for node in pair if node is not None]
         if not which:
             continue
         first = nodes[0]
-        assert first is not None
-        operators = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes if n is not None))
+        operators = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes))
         scope = f" in {first.scope}" if first.scope else ""
         line = f" at {first.source}" if first.source else ""
         yield f"only in {which}: {operators}{scope}{line}"

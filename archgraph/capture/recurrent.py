@@ -8,27 +8,31 @@ a hidden size of its own, and depth is a matter of operators, as in all other ne
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from archgraph.capture import calls
 from archgraph.capture.tape import Tape
-from archgraph.ops.constants import constant_tensor
+from archgraph.graph.ir import Value
+from archgraph.ops.constants import tensor_of
 
-_ATEN: Any = torch.ops.aten
+_ATEN = torch.ops.aten
 _SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
 _ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
 
 
 def unstack(tape: Tape) -> Tape:
     """Replace recurrent operators by one per layer and direction, and what joins them."""
-    replaced: dict[torch.fx.Node, torch.fx.Node] = {}
+    replaced: dict[fx.Node, fx.Node] = {}
     for node in list(tape.graph.nodes):
         if node.target in _SEQUENCES:
-            args: dict[str, Any] = calls.arguments(node, lambda item, _type: item)
+            formal = [argument.name for argument in node.target._schema.arguments]
+            args = dict(zip(formal, node.args, strict=True))
             with tape.graph.inserting_before(node):
                 replaced |= _Stack(tape, node, args).results()
     return replace(tape, updates={k: replaced.get(v, v) for k, v in tape.updates.items()})
@@ -44,22 +48,23 @@ class _Stack:
     """
 
     tape: Tape
-    node: torch.fx.Node
-    args: dict[str, Any]
-    runs: list[torch.fx.Node] = field(default_factory=list)
-    last: list[list[torch.fx.Node]] = field(default_factory=list)
+    node: fx.Node
+    args: dict[str, Any]  # nodes, lists of nodes, numbers, as the operator's schema says
+    runs: list[fx.Node] = field(default_factory=list)
+    last: list[list[fx.Node]] = field(default_factory=list)
 
     @property
     def time(self) -> int:
         """Dimension of the steps."""
         return 1 if self.args["batch_first"] else 0
 
-    def results(self) -> dict[torch.fx.Node, torch.fx.Node]:
+    def results(self) -> dict[fx.Node, fx.Node]:
         """Write the layers out; gives what takes the place of each result."""
         output = self.run()
-        results: dict[torch.fx.Node, torch.fx.Node] = {}
+        results: dict[fx.Node, fx.Node] = {}
         for item in list(self.node.users):
-            index: Any = item.args[1]
+            index = item.args[1]
+            assert isinstance(index, int)
             if index == 0:
                 results[item] = output
             else:
@@ -70,7 +75,7 @@ class _Stack:
         self.tape.graph.erase_node(self.node)
         return results
 
-    def run(self) -> torch.fx.Node:
+    def run(self) -> fx.Node:
         """Write the layers out one after the other; return the sequence that comes out."""
         args, output = self.args, self.node.meta["val"][0]
         layers, ways = args["num_layers"], 1 + args["bidirectional"]
@@ -93,47 +98,45 @@ class _Stack:
         return x
 
     def layer(
-        self,
-        x: torch.fx.Node,
-        states: Sequence[torch.fx.Node],
-        weights: Sequence[torch.fx.Node],
-        value: torch.Tensor,
-    ) -> torch.fx.Node:
+        self, x: fx.Node, states: Sequence[fx.Node], weights: Sequence[fx.Node], value: Tensor
+    ) -> fx.Node:
         """Write one layer in one direction out; note its last states, return its sequence."""
         values = (value, *(s.meta["val"] for s in states))
         hx = list(states) if len(states) > 1 else states[0]
         changed = {"input": x, "hx": hx, "params": list(weights), "num_layers": 1, "dropout": 0.0}
         args = tuple((self.args | changed | {"bidirectional": False}).values())
-        call = self.insert(self.node.target, args, values)
+        target = self.node.target
+        assert callable(target)
+        call = self.insert(target, args, values)
         parts = [self.insert(operator.getitem, (call, i), value) for i, value in enumerate(values)]
         for group, part in zip([self.runs, *self.last], parts, strict=True):
             group.append(part)
         return parts[0]
 
-    def flipped(self, x: torch.fx.Node, backwards: int) -> torch.fx.Node:
+    def flipped(self, x: fx.Node, backwards: int) -> fx.Node:
         """Reverse the time of a sequence."""
         args = (x, [self.time])
         return self.insert(_ATEN.flip.default, args, x.meta["val"]) if backwards else x
 
-    def joined(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
+    def joined(self, parts: Sequence[fx.Node], dim: int) -> fx.Node:
         """Concatenate what several layers or directions give."""
         value = torch.cat([part.meta["val"] for part in parts], dim)
         args = (list(parts), dim)
         return self.insert(_ATEN.cat.default, args, value) if len(parts) > 1 else parts[0]
 
-    def dropped(self, outs: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    def dropped(self, outs: Sequence[fx.Node]) -> fx.Node:
         """Drop out between two layers, over memory with time first: torch draws in that order."""
         x = self.joined([self.turned(out) for out in outs], -1)
         args = (x, self.args["dropout"], self.args["train"])
         return self.turned(self.insert(_ATEN.dropout.default, args, x.meta["val"]))
 
-    def turned(self, x: torch.fx.Node) -> torch.fx.Node:
+    def turned(self, x: fx.Node) -> fx.Node:
         """Swap time and batch of a sequence that has the batch first."""
         value = x.meta["val"].transpose(0, 1)
         first = self.args["batch_first"]
         return self.insert(_ATEN.transpose.int, (x, 0, 1), value) if first else x
 
-    def state(self, stacked: torch.fx.Node, at: int) -> torch.fx.Node:
+    def state(self, stacked: fx.Node, at: int) -> fx.Node:
         """Return the initial state of one layer; zeros share no axis with those of the others."""
         value = stacked.meta["val"].narrow(0, at, 1)
         constant = self.tape.constants.get(stacked)
@@ -143,16 +146,23 @@ class _Stack:
             return self.insert(_ATEN.zeros.default, (shape,), value, dtype=value.dtype)
         return self.insert(_ATEN.slice.Tensor, (stacked, 0, at, at + 1), value)
 
-    def pick(self, item: torch.fx.Node, kind: int) -> None:
+    def pick(self, item: fx.Node, kind: int) -> None:
         """Let what takes one layer's last state take that alone: the hidden one is the last step.
 
         So a layer whose last step is read looks like all others.
         """
         for user in list(item.users):
             if user.target == _ATEN.select.int and user.args[1] == 0:
-                at: Any = user.args[2]
+                at = user.args[2]
+                assert isinstance(at, int)
                 user.args = (self.last[kind][at], 0, 0) if kind else (self.runs[at], self.time, -1)
 
-    def insert(self, target: Any, args: tuple[Any, ...], value: Any, **more: Any) -> torch.fx.Node:
+    def insert(
+        self,
+        target: Callable[..., object],
+        args: tuple[Argument | Value, ...],
+        value: object,
+        **more: Argument,
+    ) -> fx.Node:
         """Insert a call in the place of the operator."""
         return calls.insert(self.tape.graph, target, args, more, like=self.node, val=value)

@@ -8,22 +8,27 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from archgraph.capture.places import is_own, is_users
 
-_KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # past what a subclass overrides
-_MEMORY = (torch.Tensor, np.ndarray)
+# Containers of the user's, of any class and with any items: these are their methods, which are
+# called past what a subclass overrides.
+Container: TypeAlias = Any
+Memory: TypeAlias = Tensor | np.ndarray[Any, Any]
+_KINDS: tuple[Container, ...] = (OrderedDict, dict, list, set, deque)
 _CACHE = functools._lru_cache_wrapper
 _PARTS = frozenset(("training", "_parameters", "_buffers", "_modules"))  # not attributes
 _CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
 
 
 @contextlib.contextmanager
-def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
+def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     """Take back what forward changes, and give a function that names the attributes among it.
 
     Attributes of every module and of the user's objects in them, what lists and dictionaries hold,
@@ -32,23 +37,23 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
     """
     holders, memory = reachable_values(model)
     before = [(holder, path, _contents(holder)) for holder, path in holders]
-    trained = [value for value, _ in memory if isinstance(value, torch.nn.Parameter)]
+    trained = [value for value, _ in memory if isinstance(value, nn.Parameter)]
     flags = [(p, p.requires_grad, p.grad) for p in trained]
-    others = (value for value, _ in memory if not isinstance(value, torch.nn.Parameter))
+    # No copy of a parameter: a write to one is refused, and large models need the memory.
+    others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
     copies = [(value, _copy(value)) for value in others]
-    devices = {t.device.index for t, _ in memory if isinstance(t, torch.Tensor) and t.is_cuda}
+    devices = {t.device.index for t, _ in memory if isinstance(t, Tensor) and t.is_cuda}
     caches = {cache: cache.cache_info().currsize for cache in _caches()}
 
     def changed() -> list[str]:
-        attributes = ((path, _changed(holder, old)) for holder, path, old in before)
-        return list(
-            dict.fromkeys(
-                f"{path}{key}" if path.endswith(".") else path
-                for path, keys in attributes
-                for key in keys
-                if not path.endswith(":") and key not in _PARTS
-            )
+        names = (
+            f"{path}{key}" if path.endswith(".") else path
+            for holder, path, old in before
+            if not path.endswith(":")
+            for key in _changed(holder, old)
+            if key not in _PARTS
         )
+        return list(dict.fromkeys(names))
 
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     with torch.random.fork_rng(devices):
@@ -72,27 +77,29 @@ def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
                     cache.cache_clear()
 
 
-def reachable_values(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
+def reachable_values(
+    model: nn.Module,
+) -> tuple[list[tuple[Container, str]], list[tuple[Memory, str]]]:
     """Return containers that forward may change, then tensors and arrays in them, with their paths.
 
     A path begins with the name of the model's class. Modules, objects of the user's and containers
     are looked into in the order in which they lie. The path of a table of attributes ends in a dot,
     that of a module's table of parts in a colon.
     """
-    holders: list[tuple[Any, str]] = []
-    memory: list[tuple[Any, str]] = []
-    waiting: list[tuple[Any, str]] = [(model, type(model).__name__)]
+    holders: list[tuple[Container, str]] = []
+    memory: list[tuple[Memory, str]] = []
+    waiting: list[tuple[object, str]] = [(model, type(model).__name__)]
     visited: set[int] = set()
-    while waiting:
+    while waiting:  # not recursion: chains of objects may be longer than Python's stack
         value, path = waiting.pop()
         if id(value) in visited:
             continue
         visited.add(id(value))
-        if isinstance(value, _MEMORY):
+        if isinstance(value, (Tensor, np.ndarray)):
             memory.append((value, path))
             continue
         if not isinstance(value, (*_KINDS, tuple)):
-            inside = isinstance(value, torch.nn.Module) or is_own(type(value))
+            inside = isinstance(value, nn.Module) or is_own(type(value))
             if not inside or not isinstance(getattr(value, "__dict__", None), dict):
                 continue
             value, path = vars(value), f"{path}."
@@ -103,47 +110,53 @@ def reachable_values(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], lis
     return holders, memory
 
 
-def _joined(path: str, key: Any) -> str:
+def _joined(path: str, key: object) -> str:
     """Return the path of an item in a container; a module has its parts as attributes."""
     if path.endswith("."):
         return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
 
 
-def _caches() -> set[Any]:
+def _caches() -> set[functools._lru_cache_wrapper[object]]:
     """Return ``functools.cache`` functions of all loaded modules except the capture's."""
+
+    def is_others(name: str) -> bool:
+        return name.partition(".")[0] not in _CAPTURE
+
+    # Lists: a module may be imported meanwhile, by another thread.
     return {
         value
         for name, module in [*sys.modules.items()]
-        if name.partition(".")[0] not in _CAPTURE and is_users(_file(module))
+        if is_others(name) and is_users(_file(module))
         for value in [*vars(module).values()]
-        if type(value) is _CACHE and value.__module__.partition(".")[0] not in _CAPTURE
+        if type(value) is _CACHE and is_others(value.__module__)
     }
 
 
-def _file(module: Any) -> str:
+def _file(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or "<unknown>"
 
 
-def _kind(container: Any) -> Any:
+def _kind(container: Container) -> Container:
     return next((kind for kind in _KINDS if isinstance(container, kind)), tuple)
 
 
-def _contents(container: Any) -> dict[Any, Any]:
+def _contents(container: Container) -> dict[object, object]:
     """Return the items of a container by key or by position."""
     kind = _kind(container)
     items = kind.items if issubclass(kind, dict) else kind.__iter__
     return dict(items(container) if issubclass(kind, dict) else enumerate(items(container)))
 
 
-def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
+def _changed(container: Container, before: dict[object, object]) -> list[object]:
     """List the keys that a container lost, gained or rebound."""
     now, missing = _contents(container), object()
     every = {**before, **now}
+    # By identity: comparing objects of the user's runs code of the user's.
     return [key for key in every if before.get(key, missing) is not now.get(key, missing)]
 
 
-def _refill(container: Any, before: dict[Any, Any]) -> None:
+def _refill(container: Container, before: dict[object, object]) -> None:
     kind = _kind(container)
     kind.clear(container)
     if issubclass(kind, dict):
@@ -153,19 +166,18 @@ def _refill(container: Any, before: dict[Any, Any]) -> None:
         (kind.update if kind is set else kind.extend)(container, before.values())
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+def _copy(value: Memory) -> Memory | None:
+    if isinstance(value, Tensor):
         return None if value.is_meta else value.detach().clone()
     return value.copy()
 
 
-def _write(value: Any, copy: Any) -> None:
+def _write(value: Memory, copy: Memory | None) -> None:
     """Give memory its values back; what did not change is not touched."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            value[...] = copy
+    # NaN is unequal to itself and written back, which changes nothing.
+    elif isinstance(copy, Tensor) and not torch.equal(value, copy):
         with torch.no_grad():
-            if copy is not None and not torch.equal(
-                value, copy
-            ):  # NaN is written back, which changes nothing
-                value.copy_(copy)
-    elif value.flags.writeable:
-        value[...] = copy
+            value.copy_(copy)

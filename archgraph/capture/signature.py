@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._pytree import PyTree
 
 from archgraph.capture.export import Captured
 from archgraph.capture.ranges import Range
@@ -17,7 +17,7 @@ from archgraph.graph.ir import Batch, Leaf, Mode, Node, Record, Ref, Value, walk
 from archgraph.ops.schema import to_value
 
 
-def with_signature(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
+def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
     """Add forward's arguments and results as trees, and all notes, to a spelt capture."""
     program, notes = captured.program, [*captured.notes, *spelt.notes]
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
@@ -31,18 +31,16 @@ def with_signature(model: torch.nn.Module, captured: Captured, spelt: OneMode) -
     args, kwargs = pytree.tree_unflatten(users, spec.in_spec)
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs)
-    examples = signature.bind(*captured.args, **captured.kwargs)
+    examples = signature.bind(*captured.inputs[0], **captured.inputs[1])
     result: list[tuple[str, Value]] = []
     for key, value in bound.arguments.items():
         parameter, example = signature.parameters[key], examples.arguments[key]
-        fixed = [
-            x
-            for x in pytree.tree_leaves(example)
-            if x is not None and not isinstance(x, torch.Tensor)
-        ]
+        leaves = pytree.tree_leaves(example)
+        fixed = [repr(x) for x in leaves if x is not None and not isinstance(x, Tensor)]
         if fixed and example is not parameter.default:
-            notes.append(f"argument {key} is fixed in the graph: {', '.join(map(repr, fixed))}")
+            notes.append(f"argument {key} is fixed in the graph: {', '.join(fixed)}")
         result += ((k, tree(v)) for k, v in _spread(signature, key, value))
+    # The graph's arguments are the tensors alone; the numbers beside them are in its operators.
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
     assert isinstance(spelt.outputs, tuple)
     outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
@@ -53,7 +51,7 @@ def with_signature(model: torch.nn.Module, captured: Captured, spelt: OneMode) -
         outputs=outputs,
         fixed=captured.fixed,
         notes=tuple(notes),
-        decided=captured.decided,
+        decided=captured.observed.buffers,
     )
 
 
@@ -65,30 +63,31 @@ def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
     return tuple(dataclasses.replace(n, args=limits) if n is one else n for n in nodes)
 
 
-def forward_arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+def forward_arguments(
+    model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """Return what a model is called with, under the names that a graph's inputs have."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs).arguments
     return dict(pair for k, v in bound.items() for pair in _spread(signature, k, v))
 
 
-def _spread(signature: inspect.Signature, key: str, value: Any) -> list[tuple[str, Any]]:
+def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[tuple[str, PyTree]]:
     """Spread an argument; ``*args`` and ``**kwargs`` become arguments with names of their own."""
-    kind = signature.parameters[key].kind
-    if kind is inspect.Parameter.VAR_KEYWORD:
-        return list(value.items())
-    if kind is not inspect.Parameter.VAR_POSITIONAL:
-        return [(key, value)]
-    result = []
-    for index, item in enumerate(value):
-        label = f"{key}_{index}"
-        while label in signature.parameters:
-            label += "_"
-        result.append((label, item))
-    return result
+    match signature.parameters[key].kind:
+        case inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        case inspect.Parameter.VAR_POSITIONAL:
+            for index, item in enumerate(value):
+                label = f"{key}_{index}"
+                while label in signature.parameters:
+                    label += "_"
+                yield label, item
+        case _:
+            yield key, value
 
 
-def tree(value: Any) -> Value:
+def tree(value: PyTree) -> Value:
     """Convert a Python structure of values: dicts become records, lists tuples."""
     if isinstance(value, (Ref, Leaf, Mode)) or value is None:
         return value

@@ -7,17 +7,24 @@ name and inferred types; what returns its argument unchanged is left out; consta
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from archgraph.capture import calls
+from archgraph.capture.casts import spell_casts
+from archgraph.capture.fold import fold
+from archgraph.capture.inline import inline
 from archgraph.capture.places import under_no_grad, users_line
+from archgraph.capture.recurrent import unstack
 from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
+from archgraph.capture.writes import functionalised
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -38,6 +45,31 @@ class OneMode:
     fixed: str = ""  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
     decided: Mapping[str, str] = field(default_factory=dict)  # buffers that decide a branch: place
+
+
+def canonical(
+    program: torch.export.ExportedProgram,
+    batch: str | None,
+    owners: Mapping[str, str],
+    parameters: Collection[str],
+    most: float = math.inf,
+) -> OneMode:
+    """Pass an exported program through all passes.
+
+    Args:
+        program: The program.
+        batch: Symbol of its batch axis.
+        owners: The leaf of each state-dict key.
+        parameters: Leaves that forward must not write to.
+        most: Bytes of all that folding may compute.
+
+    Raises:
+        TraceError: If a graph cannot express it.
+    """
+    # Casts follow a leaf through the tape's views, which are gone once writes are functional;
+    # recurrent operators are taken apart when nothing writes to their results any more.
+    casts = spell_casts(fold(inline(program, batch, owners), owners, most))
+    return spell(unstack(functionalised(casts, parameters)))
 
 
 def spell(tape: Tape) -> OneMode:
@@ -61,48 +93,44 @@ class _Spelling:
 
     tape: Tape
     nodes: dict[str, Node] = field(default_factory=dict)
-    known: dict[torch.fx.Node, Value] = field(default_factory=dict)
+    known: dict[fx.Node, Value] = field(default_factory=dict)
     types: dict[Leaf, TensorType] = field(default_factory=dict)
     constants: dict[Value, Param] = field(default_factory=dict)
     detached: set[Value] = field(default_factory=set)  # no gradient passes through them
 
-    def step(self, node: torch.fx.Node) -> None:
+    def step(self, node: fx.Node) -> None:
         """Spell one call."""
         if node.op in ("placeholder", "get_attr"):
             self.source(node)
         elif node.op != "call_function" or node in self.known:
             return
         elif node.target is operator.getitem:
-            source = self.value(node.args[0])
+            source, index = map(self.value, node.args)
             assert isinstance(source, Ref)
+            # In the module of the operator whose item it is, so that a layer has its own items.
             scope = self.nodes[source.name].scope
-            args = (("source", source), ("index", node.args[1]))
+            args = (("source", source), ("index", index))
             type_ = self.tape.sizes.type(node.meta["val"], calls.where(node))
-            item = self.append(node, "getitem", args, type_, scope)  # type: ignore[arg-type]  # one of several types
-            self.known[node] = item
+            self.known[node] = self.append(node, "getitem", args, type_, scope)
         elif calls.is_operator(node):
             self.known[node] = self.call(node)
 
-    def source(self, node: torch.fx.Node) -> None:
+    def source(self, node: fx.Node) -> None:
         """Make an input a node; a parameter, buffer or constant a leaf."""
-        val = calls.stand_in(node)
-        if node in self.tape.inputs:
-            assert val is not None
-            name = self.tape.inputs[node]
-            self.nodes[name] = Node(name, "input", (), self.tape.sizes.type(val, f"input {name}"))
-            self.known[node] = Ref(name)
-        elif node in self.tape.leaves:
-            assert val is not None
-            leaf = Leaf(self.tape.leaves[node])
-            self.types[leaf] = self.tape.sizes.type(val, leaf.name)
-            self.known[node] = leaf
-        elif node in self.tape.constants:
+        val, sizes = calls.fake_tensor(node), self.tape.sizes
+        if node in self.tape.constants:
             param = self.tape.constants[node]
-            self.constants[Leaf(param.name)] = param
-            self.types[Leaf(param.name)] = param.type
-            self.known[node] = Leaf(param.name)
+            self.known[node] = leaf = Leaf(param.name)
+            self.constants[leaf], self.types[leaf] = param, param.type
+        elif val is not None and node in self.tape.inputs:
+            name = self.tape.inputs[node]
+            self.nodes[name] = Node(name, "input", (), sizes.type(val, f"input {name}"))
+            self.known[node] = Ref(name)
+        elif val is not None and node in self.tape.leaves:
+            self.known[node] = leaf = Leaf(self.tape.leaves[node])
+            self.types[leaf] = sizes.type(val, leaf.name)
 
-    def call(self, node: torch.fx.Node) -> Value:
+    def call(self, node: fx.Node) -> Value:
         """Spell an operator; return its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
         try:
@@ -114,7 +142,7 @@ class _Spelling:
             return self.detach(arguments["self"], node)
         if LITERAL not in node.meta:
             op, arguments = calls.canonical_call(node, arguments, self.tape.sizes)
-            if op == "" or calls.returns_input(op, arguments, node):
+            if op == "" or calls.returns_unchanged(op, arguments, node):
                 return next(iter(arguments.values()))
         row = table.row(op)
         if row.training_flag is not None and arguments.get(row.training_flag) is True:
@@ -128,9 +156,9 @@ class _Spelling:
             return self.detach(ref, node)  # export leaves out regions inside other regions
         return ref
 
-    def detach(self, value: Value, node: torch.fx.Node) -> Value:
+    def detach(self, value: Value, node: fx.Node) -> Value:
         """Detach a value."""
-        val = calls.stand_in(node)
+        val = calls.fake_tensor(node)
         if val is None or not val.dtype.is_floating_point:
             return value
         if not isinstance(value, Ref) or value in self.detached:
@@ -141,21 +169,23 @@ class _Spelling:
 
     # -- values -----------------------------------------------------------------------------
 
-    def value(self, item: Any, type_: str = "") -> Value:
+    def value(self, item: Argument | Batch, type_: str = "") -> Value:
         """Convert an argument of a call to a value of the graph."""
-        if isinstance(item, torch.fx.Node):
-            return self.known[item] if item in self.known else self.number(item)
-        if isinstance(item, (list, tuple)):
-            return tuple(self.value(i, type_) for i in item)
-        if isinstance(item, torch.SymInt):
-            return self.tape.sizes.size(item)
-        if isinstance(item, Batch):
-            return item
-        if isinstance(item, torch.device):
-            return None
-        return to_value(item, type_)
+        match item:
+            case fx.Node():
+                return self.known[item] if item in self.known else self.number(item)
+            case list() | tuple():
+                return tuple(self.value(i, type_) for i in item)
+            case torch.SymInt():
+                return self.tape.sizes.size(item)
+            case Batch():
+                return item
+            case torch.device():  # a graph is on no device
+                return None
+            case _:
+                return to_value(item, type_)
 
-    def number(self, node: torch.fx.Node) -> Value:
+    def number(self, node: fx.Node) -> Value:
         """Return a number that the capture computed."""
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
@@ -163,22 +193,20 @@ class _Spelling:
         if isinstance(val, (float, bool)):
             return val
         raise Inexpressible(
-            "a number depends on the values of a tensor",
+            "a number depends on the values of a tensor; leave out .item(), int() and float()",
             where=calls.where(node),
-            found=str(node.target),
-            hint="keep it a tensor: leave out .item(), int() and float()",
         )
 
     # -- nodes ------------------------------------------------------------------------------
 
-    def emit(self, node: torch.fx.Node, op: str, arguments: dict[str, Value]) -> Ref:
+    def emit(self, node: fx.Node, op: str, arguments: dict[str, Value]) -> Ref:
         """Append an operator; its type is that of the call's result."""
         line, val, sizes = calls.where(node), node.meta["val"], self.tape.sizes
         try:
             args = canonical_args(op, arguments)
         except GraphError as error:
             raise TraceError(str(error), where=line) from error
-        if isinstance(val, torch.Tensor):
+        if isinstance(val, Tensor):
             return self.append(node, op, args, sizes.type(val, line))
         type_: ResultType = tuple(sizes.type(v, line) for v in val if v is not None)
         call = Node(node.name, op, args)
@@ -191,7 +219,7 @@ class _Spelling:
 
     def append(
         self,
-        node: torch.fx.Node,
+        node: fx.Node,
         op: str,
         args: tuple[tuple[str, Value], ...],
         type_: ResultType,
@@ -214,10 +242,8 @@ class _Spelling:
             return self.nodes[value.name].type
         return self.types.get(value) if isinstance(value, Leaf) else None
 
-    def check_dtypes(
-        self, node: torch.fx.Node, op: str, args: tuple[tuple[str, Value], ...]
-    ) -> None:
-        """Refuse products of different dtypes, which run on a capture's stand-in tensors alone."""
+    def check_dtypes(self, node: fx.Node, op: str, args: tuple[tuple[str, Value], ...]) -> None:
+        """Refuse products of different dtypes, which run on fake tensors alone."""
         factors = [(k, self.type_of(v)) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
         dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
         if len(set(dtypes.values())) > 1:

@@ -18,25 +18,29 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
 from archgraph.capture.examples import register_dataclasses
 from archgraph.capture.places import NO_GRAD, is_users
-from archgraph.capture.tape import Note
+from archgraph.capture.tape import Note, Observed
 from archgraph.errors import TraceError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
 @contextlib.contextmanager
 def spelt_forward(
-    model: torch.nn.Module, keywords: Mapping[str, Any], register: bool = False
+    model: nn.Module, keywords: Mapping[str, object], register: bool = False
 ) -> Iterator[None]:
     """Spell out ``**kwargs`` of forward, and let pytrees look into its dataclasses."""
     forward = model.forward
@@ -48,7 +52,7 @@ def spelt_forward(
         return
 
     @functools.wraps(forward)
-    def spelt_out(*args: Any, **values: Any) -> Any:
+    def spelt_out(*args: object, **values: object) -> object:
         result = forward(*args, **values)
         if register:
             register_dataclasses(result)
@@ -59,19 +63,12 @@ def spelt_forward(
         inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in keywords if k not in kinds
     ]
     spelt_out.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # export reads it
-    original = vars(model).get("forward")
-    model.forward = spelt_out
-    try:
+    with replaced(((model, "forward", spelt_out),)):
         yield
-    finally:
-        if original is None:
-            del model.forward
-        else:
-            model.forward = original
 
 
 @contextlib.contextmanager
-def reachable(model: torch.nn.Module) -> Iterator[None]:
+def attributes_first(model: nn.Module) -> Iterator[None]:
     """Let ``model.type`` be the submodule of that name, as export looks it up, not the method."""
     hidden = [
         (vars(module), name, part)
@@ -130,13 +127,12 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
+def watched(observed: Observed, where: str) -> Iterator[None]:
     """Note what an exported program cannot show, and keep places inside helper functions.
 
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
     and inference mode, which export would drop or take apart, become what they compute; what is
-    saved for gradients stays as it is, whatever hooks would pack it. ``asked`` collects what the
-    user's code asks of autocast.
+    saved for gradients stays as it is, whatever hooks would pack it.
     """
     functions = _Functions()
     inference = torch.inference_mode
@@ -146,17 +142,19 @@ def watched(notes: list[Note], asked: set[str], where: str) -> Iterator[None]:
         (TracerBase, "_filter_traceback_frames", functions.frames),
         (inference, "__enter__", _enter_inference),
         (inference, "__exit__", _leave_inference),
-        (torch.nn.Module, "_apply", _converted),
+        (nn.Module, "_apply", _converted),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
-        *((torch, name, _noting(getattr(torch, name), asked)) for name in _AUTOCAST),
+        *((torch, name, _noting(getattr(torch, name), observed)) for name in _AUTOCAST),
     )
-    with replaced(attributes), _drawing(notes, where):
+    with replaced(attributes), _drawing(observed.notes, where):
         yield
 
 
 @contextlib.contextmanager
-def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Replace attributes of classes for the duration of a block."""
+def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]:
+    """Replace attributes of classes or objects for the duration of a block."""
+    # From the holder's own table: getattr() would bind methods and unwrap static ones.
+    attributes = tuple(attributes)
     before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
     for holder, name, new in attributes:
         setattr(holder, name, new)
@@ -178,7 +176,7 @@ class _Functions:
         self._defined = torch.autograd.function._is_setup_context_defined
         self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
-    def begin(self, setup: Any) -> bool:
+    def begin(self, setup: Callable[..., object]) -> bool:
         """Note that ``Function.apply`` begins: this is its first call, under any name."""
         frame = sys._getframe(1)
         if frame.f_code is self._apply:
@@ -201,28 +199,31 @@ class _Functions:
         )
 
 
-def _noting(function: Any, asked: set[str]) -> Any:
+def _noting(function: Callable[P, R], observed: Observed) -> Callable[P, R]:
     """Wrap a function of torch's so that it records calls by the user's code."""
 
     @functools.wraps(function)
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def noted(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_users(sys._getframe(1).f_code.co_filename):
-            asked.add(function.__name__)
+            observed.autocast.add(function.__name__)
         return function(*args, **kwargs)
 
     return noted
 
 
-def _save(_: Any) -> None:
+def _save(_: object) -> None:
     """Push hooks that leave what is saved as it is; the one that leaves takes them off again."""
     torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t)
 
 
-_apply = torch.nn.Module._apply
+_apply = nn.Module._apply
 
 
-def _converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+def _converted(
+    module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
     """Replace ``Module._apply``: a conversion to a module's own type changes nothing."""
+    # Forward may call self.float(), by which torch would assign the module new tensors.
     tensors = [*module.parameters(recurse), *module.buffers(recurse)]
     with torch.no_grad():
         pairs = [(tensor, fn(tensor)) for tensor in tensors]
@@ -231,14 +232,15 @@ def _converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.
     return _apply(module, fn, recurse)
 
 
-def _enter_inference(self: Any) -> None:
-    self.held = torch.is_grad_enabled()
+def _enter_inference(self: torch.inference_mode) -> None:
+    # As `no_grad`, which a capture takes in.
+    self.before = torch.is_grad_enabled()  # type: ignore[attr-defined]  # ours, for the way out
     if self.mode:
         torch.set_grad_enabled(False)
 
 
-def _leave_inference(self: Any, *_: Any) -> None:
-    torch.set_grad_enabled(self.held)
+def _leave_inference(self: torch.inference_mode, *_: object) -> None:
+    torch.set_grad_enabled(self.before)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -247,21 +249,14 @@ def _drawing(notes: list[Note], where: str) -> Iterator[None]:
     drawn = torch.get_rng_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     yield
+    # Fake tensors draw nothing: whatever moved the state of the CPU's generator set it.
     if not torch.equal(drawn, torch.get_rng_state()):
-        notes.append(
-            TraceError(
-                "forward seeds torch's random numbers, and a graph does not",
-                where=where,
-                hint="seed them before the call",
-            )
-        )
+        text = "forward seeds torch's random numbers, and a graph does not: seed before the call"
+        notes.append(TraceError(text, where=where))
     after = np.random.get_state()  # noqa: NPY002  # forward may use it
     if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
-        notes.append(
-            TraceError(
-                "forward draws from Python's random numbers: what it drew while it was traced "
-                "is fixed in the graph",
-                where=where,
-                hint="draw with torch instead",
-            )
+        text = (
+            "forward draws from Python's random numbers: what it drew while it was traced is fixed "
+            "in the graph; draw with torch instead"
         )
+        notes.append(TraceError(text, where=where))

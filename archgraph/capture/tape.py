@@ -1,8 +1,8 @@
 """The tape, which the passes of a capture hand on: calls in program order and facts about them.
 
-Order of the passes, each ``Tape -> Tape``: :func:`~archgraph.capture.inline.inline` (makes the
-tape), :func:`~archgraph.capture.fold.fold`, :func:`~archgraph.capture.casts.spell_casts`,
-:func:`~archgraph.capture.writes.functionalised`,
+Order of the passes (:func:`~archgraph.capture.spell.canonical`), each ``Tape -> Tape``:
+:func:`~archgraph.capture.inline.inline` (makes the tape), :func:`~archgraph.capture.fold.fold`,
+:func:`~archgraph.capture.casts.spell_casts`, :func:`~archgraph.capture.writes.functionalised`,
 :func:`~archgraph.capture.recurrent.unstack`; :func:`~archgraph.capture.spell.spell` reads it.
 """
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Param, Size, TensorType
@@ -21,6 +23,27 @@ from archgraph.graph.ir import Batch, Param, Size, TensorType
 # What a graph does otherwise than its model: an error where results, gradients or training steps
 # differ, which ``trace(..., strict=True)`` raises.
 Note: TypeAlias = str | TraceError
+
+
+@dataclass
+class Observed:
+    """What is observed while a model is exported.
+
+    Attributes:
+        notes: What the program does otherwise than the module.
+        autocast: Functions by which the user's code asks for autocast.
+        buffers: Names of buffers whose values decided a branch, each with the place of the code.
+        sizes: Whether a branch depends on nothing but a size that is open.
+    """
+
+    notes: list[Note] = field(default_factory=list)
+    autocast: set[str] = field(default_factory=set)
+    buffers: dict[str, str] = field(default_factory=dict)
+    sizes: bool = False
+
+    def clear(self) -> None:
+        """Forget everything, for another export."""
+        vars(self).update(vars(Observed()))
 
 
 class Inexpressible(TraceError):
@@ -40,7 +63,7 @@ class Region:
     """Switches that a call runs under: recording of gradients, device and dtype of autocast."""
 
     grad: bool = True
-    autocast: tuple[str, torch.dtype] | None = None
+    autocast: tuple[str, torch.dtype | None] | None = None
 
 
 PLAIN = Region()
@@ -50,8 +73,8 @@ PLAIN = Region()
 class View:
     """Where a result's memory belongs: ``call`` made it as a view of ``parent``."""
 
-    parent: torch.fx.Node
-    call: torch.fx.Node | None = None  # none: the result is the parent itself
+    parent: fx.Node
+    call: fx.Node | None = None  # none: the result is the parent itself
     position: int = 0  # of the parent among the arguments
     index: int = 0  # of the result among several
 
@@ -63,21 +86,22 @@ class Tape:
     A pass may edit the graph that it was given.
     """
 
-    graph: torch.fx.Graph
+    graph: fx.Graph
     sizes: CapturedSizes
-    inputs: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # tensors given to forward
-    leaves: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # parameters and buffers
-    tensors: Mapping[torch.fx.Node, torch.Tensor] = field(default_factory=dict)  # all others
-    labels: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # the module's for these
-    views: Mapping[torch.fx.Node, View] = field(default_factory=dict)
-    constants: Mapping[torch.fx.Node, Param] = field(default_factory=dict)  # made by folding
-    updates: Mapping[str, torch.fx.Node] = field(default_factory=dict)  # last values of buffers
+    inputs: Mapping[fx.Node, str] = field(default_factory=dict)  # tensors given to forward
+    leaves: Mapping[fx.Node, str] = field(default_factory=dict)  # parameters and buffers
+    tensors: Mapping[fx.Node, Tensor] = field(default_factory=dict)  # all others
+    labels: Mapping[fx.Node, str] = field(default_factory=dict)  # the module's for these
+    views: Mapping[fx.Node, View] = field(default_factory=dict)
+    constants: Mapping[fx.Node, Param] = field(default_factory=dict)  # made by folding
+    updates: Mapping[str, fx.Node] = field(default_factory=dict)  # last values of buffers
     notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
 
     @property
-    def results(self) -> tuple[Any, ...]:
+    def results(self) -> tuple[Argument, ...]:
         """What the calls give, in order: nodes, or plain values."""
-        results: Any = self.graph.output_node().args[0]
+        results = self.graph.output_node().args[0]
+        assert isinstance(results, (tuple, list))
         return tuple(results)
 
 
@@ -86,9 +110,9 @@ class CapturedSizes:
     """Sizes of a capture as sizes of a graph."""
 
     batch: str | None = None  # its symbol; none where every size is a number
-    _known: dict[Any, Size] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[sympy.Expr, Size] = field(default_factory=dict, repr=False, compare=False)
 
-    def size(self, size: Any, where: str = "") -> Size:
+    def size(self, size: int | torch.SymInt, where: str = "") -> Size:
         """Convert one size.
 
         Raises:
@@ -101,7 +125,7 @@ class CapturedSizes:
             self._known[expr] = self._read(sympy.expand(expr), where)
         return self._known[expr]
 
-    def _read(self, expr: Any, where: str) -> Size:
+    def _read(self, expr: sympy.Expr, where: str) -> Size:
         symbols = {str(s) for s in expr.free_symbols}
         if not symbols:
             return int(expr)
@@ -109,10 +133,11 @@ class CapturedSizes:
             raise Inexpressible(
                 "a size depends on the values of a tensor",
                 where=where or None,
-                found=str(expr),
                 hint="keep the shape and mask instead (torch.where, multiplication by the mask), "
                 "or trace the submodule that does not",
             )
+        # `n * batch ** k`: sizes of tensors that are flattened together with the batch, or outer
+        # products of the batch with itself.
         factor, rest = expr.as_coeff_Mul()
         powers = rest.as_powers_dict()
         integral = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
@@ -122,15 +147,14 @@ class CapturedSizes:
             "a size depends on the batch size in a way that a graph cannot express",
             where=where or None,
             found=str(expr).replace(str(self.batch), "batch"),
-            expected="a multiple of the batch size",
             hint="keep the batch axis apart from the others",
         )
 
-    def shape(self, tensor: torch.Tensor, where: str) -> tuple[Size, ...]:
+    def shape(self, tensor: Tensor, where: str) -> tuple[Size, ...]:
         """Return the shape of a tensor of the capture."""
         return tuple(self.size(s, where) for s in tensor.shape)
 
-    def type(self, tensor: torch.Tensor, where: str) -> TensorType:
+    def type(self, tensor: Tensor, where: str) -> TensorType:
         """Return the type of a tensor of the capture."""
         return TensorType(self.shape(tensor, where), dtype_name(tensor.dtype))
 

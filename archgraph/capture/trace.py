@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,31 +19,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from archgraph.capture.caches import uncached
-from archgraph.capture.casts import spell_casts
-from archgraph.capture.examples import buffers_on_meta, on_device_of
+from archgraph.capture.examples import ExampleInputs, buffers_on_meta, example_tensors, on_device_of
 from archgraph.capture.export import Captured, export_program
-from archgraph.capture.failures import UnknownType, suggesting
-from archgraph.capture.fold import fold
-from archgraph.capture.hooks import registered
-from archgraph.capture.inline import inline
+from archgraph.capture.failures import UnknownType, suggesting, uncached
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
-from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import with_signature
-from archgraph.capture.spell import OneMode, spell
+from archgraph.capture.spell import OneMode, canonical
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import (
     extra_state,
     other_classes,
     other_state,
+    registered,
     shared,
     unregistered,
 )
 from archgraph.capture.verify import verify as verified
-from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
@@ -66,7 +61,7 @@ class Traced:
     """
 
     graph: ArchGraph
-    state: dict[str, torch.Tensor]
+    state: dict[str, Tensor]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,14 +84,14 @@ class Traced:
 
 
 def trace(
-    model: torch.nn.Module,
+    model: nn.Module,
     /,
-    *args: Any,
+    *args: object,
     train: bool = True,
     strict: bool = True,
     verify: bool = True,
     name: str = "",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Traced:
     """Capture a model as a graph and a state; unpacks as ``graph, state``.
 
@@ -131,20 +126,28 @@ def trace(
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
     """
     with _explaining_tuples(args):
-        _ready(model, args, kwargs)
-    checked = itertools.chain(*(check(model) for check in _CHECKS))
-    differences = [*checked]
-    unlike = _said(differences, strict)
+        _check_ready(model, args, kwargs)
+    differences = [note for check in _CHECKS for note in check(model)]
+    unlike = _texts(differences, strict)
+    # What is known to differ would only show again.
+    compares = verify and not _differs(differences)
+    capture = functools.partial(
+        _traced, model, (args, kwargs), name or type(model).__name__, train=train, verify=compares
+    )
     with uncollected(), _explaining_tuples(args), suggesting(model):
-        # What is known to differ would show again.
-        compares = verify and not any(isinstance(note, TraceError) for note in differences)
-        way = _Way(train, name or type(model).__name__, compares)
-        traced, notes = _traced_uncached(model, args, kwargs, way)
+        try:
+            traced, notes = capture()
+        except UnknownType:  # of a result that is kept for the next call, if it can be switched off
+            with uncached(model) as switches:
+                if not switches:
+                    raise
+                traced, notes = capture()
+            notes = [*switches, *notes]
     skipped = () if verify else ("not verified: traced with verify=False",)
-    return _noted(traced, (*unlike, *_said(notes, strict), *skipped))
+    return _with_notes(traced, (*unlike, *_texts(notes, strict), *skipped))
 
 
-def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: str) -> Traced:
+def trace_own(model: nn.Module, kwargs: Mapping[str, Tensor], name: str) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
     Its code is known, so no call has to show that the built module computes the same.
@@ -157,35 +160,30 @@ def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: 
     Raises:
         TraceError: If it cannot be captured.
     """
-    _ready(model, (), kwargs)
+    inputs: ExampleInputs = (), dict(kwargs)
+    _check_ready(model, *inputs)
     with uncollected():
-        traced, notes = _traced(model, (), kwargs, _Way(False, name, limited=True))
-    return _noted(traced, _said(notes, strict=True))
+        traced, notes = _traced(model, inputs, name, limit=LIMITS.folded_bytes)
+    return _with_notes(traced, _texts(notes, strict=True))
 
 
-def _noted(traced: Traced, more: Iterable[str]) -> Traced:
+def _with_notes(traced: Traced, more: Iterable[str]) -> Traced:
     texts = dict.fromkeys((*traced.notes, *more))
     return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How to capture: whether in train mode, too; under which name; whether to limit folding."""
-
-    train: bool
-    name: str
-    verify: bool = False
-    limited: bool = False
+def _differs(notes: Iterable[Note]) -> bool:
+    return any(isinstance(note, TraceError) for note in notes)
 
 
 @contextlib.contextmanager
-def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
+def _explaining_tuples(args: tuple[object, ...]) -> Iterator[None]:
     """Add a hint where the inputs were passed in one tuple, as ``torch.export`` takes them."""
     try:
         yield
     except TraceError as error:
-        single = args[0] if len(args) == 1 and type(args[0]) in (tuple, list) else ()
-        if any(isinstance(value, torch.Tensor) for value in single):
+        single = args[0] if len(args) == 1 else None
+        if type(single) in (tuple, list) and example_tensors(single):
             error.hint = "pass the inputs one by one, ag.trace(model, x, y), not in a tuple"
         raise
 
@@ -193,13 +191,13 @@ def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
 _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model before its capture
 
 
-def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
+def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
     """Return notes as text; raise the first one that is an error, or warn of all of them."""
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
-                ways = filter(None, (note.hint, "trace with strict=False, which notes it"))
-                note.hint = ", or ".join(ways)
+                hint = f"{note.hint}, or " if note.hint else ""
+                note.hint = f"{hint}trace with strict=False, which notes it"
                 raise note
             warnings.warn(str(note), TraceWarning, stacklevel=3)
     return tuple(dict.fromkeys(map(str, notes)))
@@ -213,7 +211,7 @@ class Leaves:
     params: tuple[Param, ...]
 
     @staticmethod
-    def of(model: torch.nn.Module) -> Leaves:
+    def of(model: nn.Module) -> Leaves:
         """Return the leaves of a model; keys of one tensor are one leaf.
 
         A buffer outside of the state is one, too, where it has no values that a graph could hold.
@@ -234,100 +232,135 @@ class Leaves:
             params.append(Param(name, type_, role, tensor.requires_grad, tuple(aliases)))
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
-    def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Copy the current values of a model's leaves."""
         tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
 
-def _traced_uncached(
-    model: torch.nn.Module, args: Any, kwargs: Any, way: _Way
+def _traced(
+    model: nn.Module,
+    inputs: ExampleInputs,
+    name: str,
+    *,
+    train: bool = False,
+    verify: bool = False,
+    limit: float = math.inf,
 ) -> tuple[Traced, list[Note]]:
-    """Capture; where results are of a type that no graph holds, capture without what is cached."""
-    try:
-        return _traced(model, args, kwargs, way)
-    except UnknownType:
-        with uncached(model) as switches:
-            if not switches:
-                raise
-            traced, notes = _traced(model, args, kwargs, way)
-            return traced, [*switches, *notes]
-
-
-def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[Traced, list[Note]]:
-    flags = _flags(model)
-    leaves = Leaves.of(model)
+    """Capture a model; ``limit``: bytes of all that folding may compute."""
+    # Before the capture, which sets modes and, on the meta device, replaces buffers.
+    flags, leaves = _flags(model), Leaves.of(model)
     with buffers_on_meta(model) as values:
-        args, kwargs = on_device_of(model, (args, kwargs))
-        draft, captured = _drafted(model, args, kwargs, leaves, values, way)
-        tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-        tensors = dict(model.named_buffers(remove_duplicate=False)) | tensors
-        graph, lost = _graph(draft, tensors | values, leaves, way.name)
+        work = _Capture(model, on_device_of(model, inputs), leaves, values, limit)
+        draft, captured = work.both(train)
+        buffers = dict(model.named_buffers(remove_duplicate=False)) | values
+        graph, lost = _graph(draft, buffers, leaves, name)
         unread = _unread_statistics(draft, graph)
         notes = [*draft.notes, *unread.values(), *_partly_frozen(model, flags)]
-        without_memory = any(t.is_meta for t in tensors.values())
+        without_memory = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
         if without_memory:
-            text = (
-                "the model is on the meta device: its state has no values, and nothing verified it"
-            )
             unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
-            notes.append(text + unknown)
+            notes.append(
+                "the model is on the meta device: its state has no values, and nothing verified it"
+                + unknown
+            )
         known = getattr(model, "arch", None)
         if isinstance(known, ArchGraph) and _bare(known) == _bare(graph):
             graph = known  # the same architecture: keep its module scopes and sections
         graph = graph.replace(flags=flags, shared=_shared(model))
         check(graph)
         traced = Traced(graph, leaves.state(model))
-    unlike = any(isinstance(note, TraceError) for note in notes)  # it would show again
-    if way.verify and not without_memory and not unlike:
-        state = traced.state
-        notes += verified(model, graph, state, captured, train=way.train, unread=unread)
+    if verify and not without_memory and not _differs(notes):
+        notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
     return traced, notes
 
 
-def _drafted(
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    leaves: Leaves,
-    values: Mapping[str, torch.Tensor],
-    way: _Way,
-) -> tuple[OneMode, Captured]:
-    """Capture both modes as one, and evaluation by itself; the model's modes stay."""
-    modes = {m: m.training for m in model.modules()}
-    try:
-        model.eval()
-        with reading_modes() as readers:
-            draft, captured = _one_mode(model, args, kwargs, leaves, values, limited=way.limited)
-        # If every difference between the modes is a flag of an operator, one capture has both.
-        flagged = {n.scope for n in draft.nodes if table.row(n.op).training_flag is not None}
-        if way.train and not readers.follow_flags(model, flagged):
-            model.train()
-            draft = _both_modes(draft, model, args, kwargs, leaves, values)
-        else:
-            draft = live_flags(draft, leaves.params)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return draft, captured
+@dataclass(frozen=True)
+class _Capture:
+    """A model that is captured, in one mode after the other.
+
+    Attributes:
+        values: Values of buffers that are on the meta device for the capture.
+        limit: Bytes of all that folding may compute.
+    """
+
+    model: nn.Module
+    inputs: ExampleInputs
+    leaves: Leaves
+    values: Mapping[str, Tensor]
+    limit: float
+
+    def both(self, train: bool) -> tuple[OneMode, Captured]:
+        """Capture both modes as one, and evaluation by itself; the model's modes stay."""
+        modes = {m: m.training for m in self.model.modules()}
+        try:
+            self.model.eval()
+            with reading_modes() as readers:
+                evaluated, captured = self.one()
+            # If every difference between the modes is a flag of an operator, one capture has both.
+            flagged = {n.scope for n in evaluated.nodes if table.row(n.op).training_flag}
+            if not train or readers.follow_flags(self.model, flagged):
+                return live_flags(evaluated, self.leaves.params), captured
+            self.model.train()
+            return self.reconciled(evaluated), captured
+        finally:
+            # Not .train(): a model's own may freeze a part, or raise.
+            for module, mode in modes.items():
+                module.training = mode
+
+    def one(self, fixed: str = "") -> tuple[OneMode, Captured]:
+        """Return the canonical capture in the mode that the model is in.
+
+        ``fixed`` says why the batch has the example's size, where that is known.
+        """
+        captured = export_program(self.model, *self.inputs, fixed)
+        stored = captured.program.constants
+        stored.update({name: self.values[name] for name in stored.keys() & self.values.keys()})
+        owners = self.leaves.owner
+        parameters = {p.name for p in self.leaves.params if p.role == "parameter"}
+        spelt = canonical(captured.program, captured.batch, owners, parameters, self.limit)
+        constants = {k: v for k, v in stored.items() if torch.is_tensor(v)}
+        unlike = shared(self.model, constants, spelt.updates)
+        notes = (*spelt.notes, *unlike, *unregistered(self.model, constants))
+        spelt = dataclasses.replace(spelt, notes=notes)
+        return with_signature(self.model, captured, spelt), captured
+
+    def reconciled(self, evaluated: OneMode) -> OneMode:
+        """Return a capture that is right in train mode too; eval mode stands in where none is."""
+        try:
+            trained, _ = self.one()
+            if evaluated.fixed and not trained.fixed:
+                trained, _ = self.one(evaluated.fixed)
+            same_inputs(evaluated, trained)
+        except TraceError as error:
+            _refuse_lost_statistics(evaluated.nodes)
+            note = TraceError(
+                "train mode could not be captured, and eval mode would stand in for it",
+                where=error.where,
+                found=error.message,
+                hint="trace with train=False if that is meant",
+            )
+            alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
+            return live_flags(alone, self.leaves.params)
+        return reconcile(evaluated, trained)
 
 
-def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
+def _flags(model: nn.Module) -> tuple[tuple[str, bool], ...]:
     """Return the ``training`` flags of modules that differ from that of the module around them."""
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
 
 
-def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+def _shared(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Return the names of each module that a model has under several names."""
-    names: dict[torch.nn.Module, list[str]] = {}
+    names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     return tuple(tuple(several) for several in names.values() if len(several) > 1)
 
 
-def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:
+def _partly_frozen(model: nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:
     """Yield the note on modules that were in another mode than the model."""
     paths = [path for path, _ in flags if path]
     if paths:
@@ -338,24 +371,19 @@ def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) 
         )
 
 
-def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Refuse what cannot be captured before trying."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(
-                "a scripted module has no Python to capture",
+                "a scripted module has no Python to capture; trace what it was scripted from",
                 where=path or type(model).__name__,
-                hint="trace the module that it was scripted from",
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if torch.nn.parameter.is_lazy(tensor):
-            raise TraceError(
-                "a lazy module has no weights yet",
-                where=name,
-                hint="run the model once on an example before tracing it",
-            )
+        if nn.parameter.is_lazy(tensor):
+            raise TraceError("has no values yet: run the lazy module once first", where=name)
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)
@@ -365,61 +393,6 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
             where=type(model).__name__,
             expected=f"forward{signature}",
         ) from None
-
-
-def _one_mode(
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    leaves: Leaves,
-    values: Mapping[str, torch.Tensor],
-    *,
-    limited: bool = False,
-    fixed: str = "",
-) -> tuple[OneMode, Captured]:
-    """Return the canonical capture of a model in the mode that it is in.
-
-    ``values`` are those of buffers that are on the meta device for the capture; ``fixed`` says why
-    the batch has the example's size, where that is known.
-    """
-    captured = export_program(model, args, kwargs, fixed)
-    stored = captured.program.constants
-    stored.update({name: values[name] for name in stored.keys() & values.keys()})
-    tape = inline(captured.program, captured.batch, leaves.owner)
-    parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if limited else math.inf)
-    spelt = spell(unstack(functionalised(spell_casts(folded), parameters)))
-    constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
-    unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]
-    spelt = dataclasses.replace(spelt, notes=(*spelt.notes, *unlike))
-    return with_signature(model, captured, spelt), captured
-
-
-def _both_modes(
-    evaluated: OneMode,
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    leaves: Leaves,
-    values: Mapping[str, torch.Tensor],
-) -> OneMode:
-    """Return a capture that is right in train mode too; without one, eval mode stands in."""
-    try:
-        trained, _ = _one_mode(model, args, kwargs, leaves, values)
-        if evaluated.fixed and not trained.fixed:
-            trained, _ = _one_mode(model, args, kwargs, leaves, values, fixed=evaluated.fixed)
-        same_inputs(evaluated, trained)
-    except TraceError as error:
-        _refuse_lost_statistics(evaluated.nodes)
-        note = TraceError(
-            "train mode could not be captured, and eval mode would stand in for it",
-            where=error.where,
-            found=error.message,
-            hint="trace with train=False if that is meant",
-        )
-        alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
-        return live_flags(alone, leaves.params)
-    return reconcile(evaluated, trained)
 
 
 def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
@@ -458,7 +431,7 @@ def _bare(graph: ArchGraph) -> ArchGraph:
 
 
 def _graph(
-    draft: OneMode, tensors: Mapping[str, torch.Tensor], leaves: Leaves, name: str
+    draft: OneMode, buffers: Mapping[str, Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
     """Build the graph of a capture; return it and buffers that no operator initialises."""
     graph = ArchGraph(
@@ -478,9 +451,9 @@ def _graph(
         if param.role == "constant" and param.name not in used:
             continue
         if param.role == "buffer" and table.initialiser(graph, param) is None:
-            if tensors[param.name].is_meta:
+            if buffers[param.name].is_meta:
                 lost.append(param.name)
             else:
-                param = dataclasses.replace(param, value=constant(tensors[param.name]))
+                param = dataclasses.replace(param, value=constant(buffers[param.name]))
         params.append(param)
     return graph.replace(params=tuple(params)), lost

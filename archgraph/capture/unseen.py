@@ -1,7 +1,12 @@
-"""State that no capture shows: it is found on the module itself.
+"""Hooks and state that no capture shows: they are found on the module itself.
 
-A graph holds leaves, and each has memory of its own. Memory that two leaves share and state that is
-not a tensor would be lost without a word, so each is an error that says which and where.
+A graph holds operators and leaves, and each leaf has memory of its own. What else a module has
+would be lost without a word, so each such thing is an error that says which and where:
+
+- Hooks. (Those on modules that change inputs and outputs run while a module is captured. What hooks
+  do that forward registers, or that are on nodes of the autograd graph, shows when the gradients of
+  the built module are compared.)
+- Memory that two leaves share, and state that is not a tensor.
 """
 
 from __future__ import annotations
@@ -10,17 +15,47 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
+from torch import Tensor, nn
 
 from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.restored import reachable_values
 from archgraph.errors import TraceError
 from archgraph.hints import listed
 
+_ON_ALL = {
+    "_global_forward_hooks": "a forward hook of all modules",
+    "_global_forward_pre_hooks": "a forward pre-hook of all modules",
+    "_global_backward_hooks": "a backward hook of all modules",
+    "_global_backward_pre_hooks": "a backward pre-hook of all modules",
+}
+_ON_MODULE = {"_backward_hooks": "a backward hook", "_backward_pre_hooks": "a backward pre-hook"}
+_ON_TENSOR = {
+    "_backward_hooks": "a hook on its gradient",
+    "_post_accumulate_grad_hooks": "a hook after its gradient is accumulated",
+}
 
-def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
+
+def registered(model: nn.Module) -> Iterator[TraceError]:
+    """Yield an error for each hook that the graph of a module would lose."""
+    everywhere = nn.modules.module
+    modules = ((path or type(model).__name__, m, _ON_MODULE) for path, m in model.named_modules())
+    parameters = ((name, p, _ON_TENSOR) for name, p in model.named_parameters())
+    holders = ((everywhere.__name__, everywhere, _ON_ALL), *modules, *parameters)
+    for where, holder, kinds in holders:
+        for attribute, what in kinds.items():
+            for hook in (getattr(holder, attribute) or {}).values():
+                yield TraceError(
+                    f"has {what}, which may change results or gradients; a graph holds no hooks",
+                    where=where,
+                    found=definition_of(hook),
+                    hint="remove it before tracing and register it on the built module",
+                )
+
+
+def extra_state(model: nn.Module) -> Iterator[TraceError]:
     """Yield an error for state that is not a tensor, which the graph of a module would lose."""
     for path, module in model.named_modules():
-        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield TraceError(
                 "has extra state (get_extra_state), and a graph holds tensors only",
                 where=path or type(model).__name__,
@@ -29,16 +64,16 @@ def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
             )
 
 
-def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
+def other_state(model: nn.Module) -> Iterator[TraceError]:
     """Yield an error for entries of a model's ``state_dict`` that are missing or other tensors."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     leaves = parameters | dict(model.named_buffers(remove_duplicate=False))
     state = model.state_dict(keep_vars=True)
-    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     hooks = [hook for m in model.modules() for hook in m._state_dict_hooks.values()]
-    listed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    public = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for key in dict.fromkeys((*parameters, *tensors)):
-        if leaves.get(key) is not tensors.get(key) or id(leaves[key]) not in listed:
+        if leaves.get(key) is not tensors.get(key) or id(leaves[key]) not in public:
             yield TraceError(
                 "is not in the model's state_dict and its parameters() or buffers(), or is another "
                 "tensor there",
@@ -48,7 +83,7 @@ def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
             )
 
 
-def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
+def other_classes(model: nn.Module) -> Iterator[TraceError]:
     """Yield an error for leaves that compute in a way of their own; a graph's are plain tensors."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         for method in ("__torch_function__", "__torch_dispatch__"):
@@ -64,7 +99,7 @@ def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
 
 
 def shared(
-    model: torch.nn.Module, constants: Mapping[str, torch.Tensor], written: Collection[str]
+    model: nn.Module, constants: Mapping[str, Tensor], written: Collection[str]
 ) -> Iterator[TraceError]:
     """Yield an error for tensors that share memory, or a gradient, with a leaf that changes.
 
@@ -72,7 +107,7 @@ def shared(
 
     ``constants`` are what forward uses beside its leaves, ``written`` the buffers that it changes.
     """
-    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    tensors: dict[int, tuple[str, Tensor]] = {}
     leaves = itertools.chain(model.named_parameters(), model.named_buffers())
     for name, tensor in itertools.chain(leaves, constants.items()):
         tensors.setdefault(id(tensor), (name, tensor))
@@ -94,7 +129,7 @@ def shared(
             )
 
 
-def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) -> Iterator[str]:
+def unregistered(model: nn.Module, constants: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield a note on weights that are not registered: those of layers in plain containers.
 
     ``constants`` are what forward uses beside the model's leaves, as views without gradients.
@@ -104,7 +139,7 @@ def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) 
     names = [
         path.partition(".")[2]  # without the class of the model
         for tensor, path in reachable_values(model)[1]
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf
+        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.is_leaf
         if id(tensor) not in registered and _dense(tensor) and _span(tensor) in used
     ]
     if names:
@@ -116,8 +151,8 @@ def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) 
 
 
 def overlapping(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:
+    tensors: Iterable[tuple[str, Tensor]],
+) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
     """Yield pairs of named tensors that have an element in common.
 
     Memory is compared element by element: the weights of a recurrent layer may lie in one
@@ -127,6 +162,7 @@ def overlapping(
         ((*_span(tensor), name, tensor) for name, tensor in tensors if _dense(tensor)),
         key=lambda item: item[:3],
     )
+    # Sorted by their start: whatever overlaps with a tensor follows it before its end.
     for index, (memory, _, end, name, tensor) in enumerate(spans):
         for other_memory, start, _, other, second in itertools.islice(spans, index + 1, None):
             if other_memory != memory or start >= end:
@@ -135,12 +171,12 @@ def overlapping(
                 yield (name, tensor), (other, second)
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def _dense(tensor: Tensor) -> bool:
     """Return whether a tensor has elements in memory of its own or shared with others."""
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+def _span(tensor: Tensor) -> tuple[int, int, int]:
     """Return the memory that a tensor is in, its first byte there, and the one behind its last.
 
     All that has values is in one memory; on the meta device each storage is one of its own.
@@ -152,7 +188,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     return storage._cdata if tensor.is_meta else 0, start, start + int(length) * size
 
 
-def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _meet(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors whose memory overlaps have an element in common."""
     if a.is_contiguous() and b.is_contiguous():
         return True
@@ -164,7 +200,7 @@ def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.isin(theirs + step // size, ours).any())
 
 
-def _elements(tensor: torch.Tensor) -> torch.Tensor:
+def _elements(tensor: Tensor) -> Tensor:
     """Return the positions of a tensor's elements, counted from its first one."""
     _, start, end = _span(tensor)
     positions = torch.arange((end - start) // tensor.element_size())

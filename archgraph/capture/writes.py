@@ -12,10 +12,13 @@ import itertools
 import operator
 import warnings
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument, Target
+from torch.utils import _pytree as pytree
 
 from archgraph.capture import calls
 from archgraph.capture.tape import (
@@ -35,10 +38,10 @@ from archgraph.ops import table
 from archgraph.ops.operator import ViewWrite
 from archgraph.ops.schema import Schema, op_name, op_schema, to_value
 
-_WHOLE, _PART = Ref("whole"), Ref("part")
+_WHOLE, _PART = Ref("whole"), Ref("part")  # in a view's arguments, which are values of a graph
 
 
-def functionalised(tape: Tape, parameters: frozenset[str]) -> Tape:
+def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
     """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
 
     Raises:
@@ -63,22 +66,22 @@ def functionalised(tape: Tape, parameters: frozenset[str]) -> Tape:
 class _Writing:
     """The functional graph so far.
 
-    ``now`` is what each result was when it was last used, and ``seen`` how often its memory had
-    been written to by then; where that is less than ``count``, it is taken anew.
+    ``now`` is what each result was when it was last used, and ``current_at`` how often its memory
+    had been written to by then; where that is less than ``count``, it is taken anew.
     """
 
     tape: Tape
-    parameters: frozenset[str]
-    graph: torch.fx.Graph = field(default_factory=torch.fx.Graph)
-    start: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)  # what sources became
-    now: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+    parameters: Collection[str]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    start: dict[fx.Node, fx.Node] = field(default_factory=dict)  # what sources became
+    now: dict[fx.Node, fx.Node] = field(default_factory=dict)
     count: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
-    current_at: dict[torch.fx.Node, int] = field(default_factory=dict)
+    current_at: dict[fx.Node, int] = field(default_factory=dict)
     region: Region = field(default_factory=Region)  # of the current call
-    updates: dict[str, torch.fx.Node] = field(default_factory=dict)
+    updates: dict[str, fx.Node] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
-    def step(self, node: torch.fx.Node) -> None:
+    def step(self, node: fx.Node) -> None:
         """Take over one node."""
         self.region = calls.region(node)
         if FOLDED in node.meta:
@@ -87,35 +90,33 @@ class _Writing:
             self.start[node] = self.copy(node)
             self.hold(node, self.start[node])
         elif node.op == "output":
-            self.graph.output(torch.fx.node.map_arg(node.args[0], self.current))
+            self.graph.output(fx.node.map_arg(node.args[0], self.current))
         elif not calls.is_operator(node):
-            if calls.stand_in(node) is not None:  # one result of several
+            if calls.fake_tensor(node) is not None:  # one result of several
                 self.hold(node, self.copy(node))
         elif node.target.namespace != "aten":  # type: ignore[union-attr]  # an operator
             raise Inexpressible(
-                "operator outside ATen",
+                f"operator outside ATen, {node.target}: write it with torch functions",
                 where=calls.where(node),
-                found=str(node.target),
-                hint="write it with torch functions",
             )
         elif calls.writes(node):
             self.write(node)
         else:
             self.hold(node, self.copy(node))
 
-    def copy(self, node: torch.fx.Node) -> torch.fx.Node:
+    def copy(self, node: fx.Node) -> fx.Node:
         """Copy a node that changes nothing, with its arguments as they are now."""
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.current)
         new = self.graph.create_node(node.op, _pure(node.target), args, kwargs, node.name)
         new.meta = node.meta.copy()
         return new
 
-    def hold(self, node: torch.fx.Node, value: torch.fx.Node) -> None:
+    def hold(self, node: fx.Node, value: fx.Node) -> None:
         """Say what a result is, as of now."""
         self.now[node] = value
         self.current_at[node] = self.count[calls.memory(node)]
 
-    def current(self, node: torch.fx.Node) -> torch.fx.Node:
+    def current(self, node: fx.Node) -> fx.Node:
         """Return what a result is after all writes to its memory; sizes stay."""
         if node not in self.now:
             return node
@@ -124,27 +125,27 @@ class _Writing:
         view = self.tape.views.get(node)
         if view is None:
             raise TraceError(
-                "memory was written in place through another tensor, and is used afterwards",
+                f"memory of {node.name} was written in place through another tensor, and is used "
+                "afterwards; write x = x + y instead of x += y",
                 where=calls.where(node),
-                found=f"{node.name}, which shares memory with what was written",
-                hint="write x = x + y instead of x += y",
             )
         source = self.current(view.parent)
         self.hold(node, source if view.call is None else self.take(view, view.call, source))
         return self.now[node]
 
-    def take(self, view: View, call: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node:
+    def take(self, view: View, call: fx.Node, source: fx.Node) -> fx.Node:
         """Take the view of what its source is now."""
         position = view.position
-        before, after = torch.fx.node.map_arg(
+        before, after = fx.node.map_arg(
             (call.args[:position], call.args[position + 1 :]), self.current
         )
-        kwargs = torch.fx.node.map_arg(dict(call.kwargs), self.current)
+        kwargs = fx.node.map_arg(dict(call.kwargs), self.current)
         target = _pure(call.target)
         new = self.graph.create_node("call_function", target, (*before, source, *after), kwargs)
+        # Under the switches of its user, not of the call that it repeats.
         flags = {INSERTED: True, REGION: self.region}
         new.meta = {k: v for k, v in call.meta.items() if k != FOLDED} | flags
-        if calls.stand_in(call) is not None:
+        if calls.fake_tensor(call) is not None:
             return new
         part = self.graph.call_function(operator.getitem, (new, view.index))
         part.meta = new.meta | {"val": call.meta["val"][view.index]}
@@ -152,24 +153,19 @@ class _Writing:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def write(self, node: torch.fx.Node) -> None:
+    def write(self, node: fx.Node) -> None:
         """Make an in-place operator a functional one; later uses of its memory follow it."""
         target, line, goal = node.target, calls.where(node), calls.written(node)
         assert isinstance(target, torch._ops.OpOverload)
-        if goal is None:
-            raise TraceError(
-                "an operator changes several tensors in place", where=line, found=str(target)
-            )
-        val = goal.meta["val"]
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
         op = _functional(target)
-        if op is None:
-            raise TraceError(
-                "in-place operator without a functional form", where=line, found=str(target)
-            )
+        if goal is None or op is None:
+            why = "has no functional form" if goal else "changes several tensors"
+            raise TraceError(f"in-place operator {target} {why}", where=line)
+        val = goal.meta["val"]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.current)
         # `copy_` broadcasts its source to the memory that it writes.
         if op == "aten.copy":
-            assert isinstance(args[1], torch.fx.Node)
+            assert isinstance(args[1], fx.Node)
             new = self.expanded(args[1], val, node)
         else:
             new = self.call(
@@ -180,23 +176,25 @@ class _Writing:
             new = self.call(_TO, (new, val.dtype), {}, node)
         # What is written in a `no_grad` region does not carry gradients.
         if not self.region.grad:
-            new = calls.insert(self.graph, _DETACH, (new,), {}, like=node, val=val)
-            new.meta |= {IMPLIED: True, REGION: self.region}
+            flags = {IMPLIED: True, REGION: self.region}
+            new = calls.insert(self.graph, _DETACH, (new,), {}, like=node, val=val, **flags)
         self.assign(goal, new, node)
         self.hold(node, self.current(goal))
 
     def call(
-        self, overload: torch._ops.OpOverload, args: Any, kwargs: Any, node: torch.fx.Node
-    ) -> torch.fx.Node:
-        """Insert a call in the place of another one, with its stand-in result."""
-        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        self,
+        overload: torch._ops.OpOverload,
+        args: Sequence[Argument],
+        kwargs: Mapping[str, Argument],
+        node: fx.Node,
+    ) -> fx.Node:
+        """Insert a call in the place of another one, with its fake result."""
+        fakes = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
         with torch.no_grad():
-            val = overload(*values[0], **values[1])
+            val = overload(*fakes[0], **fakes[1])
         return calls.insert(self.graph, overload, tuple(args), kwargs, like=node, val=val)
 
-    def expanded(
-        self, source: torch.fx.Node, goal: torch.Tensor, node: torch.fx.Node
-    ) -> torch.fx.Node:
+    def expanded(self, source: fx.Node, goal: Tensor, node: fx.Node) -> fx.Node:
         """Expand what ``copy_`` writes to the shape of the memory that it is written to."""
         sizes, line = self.tape.sizes, calls.where(node)
         if sizes.shape(source.meta["val"], line) == sizes.shape(goal, line):
@@ -205,7 +203,7 @@ class _Writing:
             warnings.simplefilter("ignore")
             return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
-    def assign(self, goal: torch.fx.Node, new: torch.fx.Node, node: torch.fx.Node) -> None:
+    def assign(self, goal: fx.Node, new: fx.Node, node: fx.Node) -> None:
         """Let everything that shares memory with ``goal`` follow, after that became ``new``."""
         views, line = self.tape.views, calls.where(node)
         path = calls.path(goal, views)
@@ -213,19 +211,20 @@ class _Writing:
         leaf = self.tape.leaves.get(root)
         if leaf is not None and leaf in self.parameters:
             raise TraceError(
-                "forward writes to a parameter",
+                f"forward writes to the parameter {leaf}; make it a buffer, or compute the changed "
+                "value anew in forward",
                 where=line,
-                found=leaf,
-                hint="make it a buffer, or compute the changed value anew in forward",
             )
         if root in self.tape.inputs:
-            self.notes[
+            note = (
                 f"forward changes its argument {self.tape.inputs[root]} in place ({line}); the "
                 "graph computes the same and leaves the argument alone"
-            ] = None
+            )
+            self.notes[note] = None
         elif not self.region.grad and self.differentiable(self.current(root)):
-            text = f"what is written under no_grad lets no gradient through ({line})"
-            self.notes[text] = None
+            note = f"what is written under no_grad lets no gradient through ({line})"
+            self.notes[note] = None
+        # All of the path before any write: what a parent was is read through views of old memory.
         before = {n: self.current(n) for n in path}
         after = [(goal, new)]
         for child, parent in itertools.pairwise(path):
@@ -237,24 +236,24 @@ class _Writing:
         if leaf is not None:
             self.updates[leaf] = new
 
-    def put(
-        self, view: View, source: torch.fx.Node, part: torch.fx.Node, node: torch.fx.Node
-    ) -> torch.fx.Node:
+    def put(self, view: View, source: fx.Node, part: fx.Node, node: fx.Node) -> fx.Node:
         """Return what a tensor is after its view became ``part``."""
         call, sizes, line = view.call, self.tape.sizes, calls.where(node)
         if call is None:
             return part
 
-        def read(item: Any, type_: str) -> Value:
-            if isinstance(item, torch.fx.Node) and calls.stand_in(item) is None:
-                return sizes.size(item.meta["val"], line)
+        def read(item: Argument, type_: str) -> Value:
             if isinstance(item, (list, tuple)):
                 return tuple(read(i, type_) for i in item)
-            return _WHOLE if isinstance(item, torch.fx.Node) else to_value(item, type_)
+            if not isinstance(item, fx.Node):
+                return to_value(item, type_)
+            fake = calls.fake_tensor(item)
+            return sizes.size(item.meta["val"], line) if fake is None else _WHOLE
 
         op, args = calls.canonical_call(call, calls.arguments(call, read), sizes)
-        if calls.returns_input(op, args, call):
+        if calls.returns_unchanged(op, args, call):
             return part
+        # Written through `detach`, values pass no gradient, which a value without any need not say.
         if op == "aten.detach" and not self.differentiable(source):
             return part
         value = view.parent.meta["val"]
@@ -263,26 +262,25 @@ class _Writing:
         rewritten = inverse and inverse(ViewWrite(op, args, _WHOLE, _PART, shape, view.index))
         if rewritten is None:
             raise TraceError(
-                "writes in place through a view that cannot be written back",
+                f"writes in place through a view that cannot be written back, {op} of "
+                f"{view.parent.name}; write x = x + y instead of x += y on the view",
                 where=line,
-                found=f"{op} of {view.parent.name}",
-                hint="write x = x + y instead of x += y on the view",
             )
+        # As pairs of real numbers: through some operators only these have a gradient.
         pairs = value.is_complex() and table.row(rewritten[0]).real
-        if pairs:  # written as pairs of real numbers, through which gradients pass
+        if pairs:
             dim = rewritten[1]["dim"]
             assert isinstance(dim, int)
             rewritten[1]["dim"] = dim + value.dim() if dim < 0 else dim
             source, part = self.paired(source, node), self.paired(part, node)
             value = source.meta["val"]
-        stand_for = {_WHOLE: source, _PART: part}
-        kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in rewritten[1].items()}
-        overload = op_schema(rewritten[0]).overload
-        new = calls.insert(self.graph, overload, (), kwargs, like=node, val=value)
-        new.meta[LITERAL] = True
+        values = {_WHOLE: source, _PART: part}
+        kwargs = {k: values[v] if isinstance(v, Ref) else v for k, v in rewritten[1].items()}
+        overload, flags = schema(rewritten[0]).overload, {LITERAL: True}
+        new = calls.insert(self.graph, overload, (), kwargs, like=node, val=value, **flags)
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
 
-    def paired(self, value: torch.fx.Node, node: torch.fx.Node) -> torch.fx.Node:
+    def paired(self, value: fx.Node, node: fx.Node) -> fx.Node:
         """View complex numbers as pairs of real ones; real numbers stay as they are."""
         if not value.meta["val"].is_complex():
             return value
@@ -290,13 +288,13 @@ class _Writing:
             value = self.call(_RESOLVE, (value,), {}, node)
         return self.call(_AS_REAL, (value,), {}, node)
 
-    def differentiable(self, value: torch.fx.Node) -> bool:
+    def differentiable(self, value: fx.Node) -> bool:
         """Return whether a gradient can pass through a value."""
         leaves = {self.start[n]: name for n, name in self.tape.leaves.items() if n in self.start}
         pending, visited = [value], set()
         while pending:
             item = pending.pop()
-            val = calls.stand_in(item)
+            val = calls.fake_tensor(item)
             if item in visited or not calls.region(item).grad:
                 continue
             visited.add(item)
@@ -318,7 +316,7 @@ _RESOLVE = torch.ops.aten.resolve_conj.default
 _EXPAND = torch.ops.aten.expand.default
 
 
-def _pure(target: Any) -> Any:
+def _pure(target: Target) -> Target:
     """Return the pure form of a call: ``unsqueeze`` for ``unsqueeze_``."""
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
         return op_schema(calls.operator_name(target)).overload
@@ -328,8 +326,9 @@ def _pure(target: Any) -> Any:
 def _functional(target: torch._ops.OpOverload) -> str | None:
     """Return the operator that computes what an in-place one writes, by arguments or by name."""
     packet = target._schema.name.partition("::")[2]
-    plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")
+    plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")  # __iand__
     packets = getattr(torch.ops.aten, plain, None)
+    # By arguments first: `pow_.Scalar` is `pow.Tensor_Scalar`.
     for overload in (getattr(packets, name) for name in (packets.overloads() if packets else ())):
         if not overload._schema.is_mutable and _formal(overload) == _formal(target):
             return op_name(overload)
@@ -344,16 +343,19 @@ def _formal(overload: torch._ops.OpOverload) -> dict[str, str]:
 
 
 def _arguments(
-    target: torch._ops.OpOverload, functional: Schema, args: Any, kwargs: Any
-) -> tuple[list[Any], dict[str, Any]]:
+    target: torch._ops.OpOverload,
+    functional: Schema,
+    args: Sequence[Argument],
+    kwargs: Mapping[str, Argument],
+) -> tuple[list[Argument], dict[str, Argument]]:
     """Bind an in-place call to its functional form, whose arguments may differ in order or name."""
     formal = target._schema.arguments
     by_name = {a.name: a.default_value for a in formal if a.has_default_value()}
-    by_name |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs
+    by_name |= dict(zip([a.name for a in formal], args, strict=False)) | dict(kwargs)
     names = [name for name in _formal(target) if name in by_name]
-    if set(names) <= functional.by_name.keys():
-        return functional.call_args({name: by_name[name] for name in names})
-    others = [a.name for a in functional.args]  # dropout_(self, …) is dropout(input, …)
+    others = names
+    if not set(names) <= functional.by_name.keys():
+        others = [a.name for a in functional.args]  # dropout_(self, …) is dropout(input, …)
     return functional.call_args(
         {other: by_name[name] for other, name in zip(others, names, strict=False)}
     )

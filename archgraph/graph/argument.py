@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
@@ -36,6 +35,7 @@ def graph_of(value: GraphLike) -> ArchGraph:
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
         return graph
+    # By name: this room does not import torch, so that a graph is read and printed without it.
     module = any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
     raise GraphError(
         "is not an architecture",
@@ -49,15 +49,9 @@ def takes_graph(
     function: Callable[Concatenate[ArchGraph, P], R],
 ) -> Callable[Concatenate[GraphLike, P], R]:
     """Let a function take what stands for a graph as its first argument."""
-    first = next(iter(inspect.signature(function).parameters))
-    call: Callable[..., R] = function
 
     @functools.wraps(function)
-    def converting(*args: Any, **keywords: Any) -> R:
-        if args:
-            args = (graph_of(args[0]), *args[1:])
-        elif first in keywords:
-            keywords[first] = graph_of(keywords[first])
-        return call(*args, **keywords)
+    def converting(graph: GraphLike, *args: P.args, **keywords: P.kwargs) -> R:
+        return function(graph_of(graph), *args, **keywords)
 
-    return converting
+    return converting  # type: ignore[return-value]  # callable by keyword, too: all say `graph`

@@ -15,7 +15,7 @@ import importlib.metadata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from archgraph.graph.values import BATCH_WORD as BATCH_WORD
 from archgraph.graph.values import RESERVED as RESERVED
@@ -44,6 +44,8 @@ from archgraph.graph.values import walk as walk
 if TYPE_CHECKING:
     import networkx
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -62,7 +64,8 @@ class Param:
     value: Constant | None = None
 
     def __post_init__(self) -> None:
-        if self.role != "parameter":  # nothing else can be trained
+        # Only parameters train; so equal leaves compare equal, whatever a caller passed.
+        if self.role != "parameter":
             object.__setattr__(self, "trainable", False)
 
     @property
@@ -158,14 +161,12 @@ class Node:
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
-        kind = (
-            f"({', '.join(map(str, self.type))}{',' if len(self.type) == 1 else ''})"
-            if isinstance(self.type, tuple)
-            else str(self.type)
-        )
+        types = ", ".join(map(str, self.types))
+        if isinstance(self.type, tuple):
+            types = f"({types}{',' if len(self.type) == 1 else ''})"
         args = ", ".join(f"{k}={show(v)}" for k, v in self.args)
         scope = f" @ {self.scope}" if self.scope else ""
-        return f"%{self.name}: {kind} = {self.op}({args}){scope}"
+        return f"%{self.name}: {types} = {self.op}({args}){scope}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -200,14 +201,13 @@ class ArchGraph:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self.digest)  # memoised; hashing the fields walks all nodes at every call
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the caches, which hold classes made at run time."""
-        fields = (self.inputs, self.params, self.nodes, self.outputs, self.updates)
-        return ArchGraph, (*fields, self.sections, self.name, self.notes, self.flags, self.shared)
+        return ArchGraph, tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
+    def __deepcopy__(self, memo: dict[int, object]) -> ArchGraph:
         return self  # frozen, so that a copy could not differ
 
     @property
@@ -230,14 +230,12 @@ class ArchGraph:
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the nodes that use a node's result, by node name, in topological order."""
-        return self._memo("users", lambda g: _users(g, [n.name for n in g.nodes], Node.uses))
+        return self._memo("users", lambda g: _users(g, g.node, Node.uses))
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the nodes that use a leaf, by leaf name, in topological order."""
-        return self._memo(
-            "leaf_users", lambda g: _users(g, [p.name for p in g.params], Node.leaves)
-        )
+        return self._memo("leaf_users", lambda g: _users(g, g.param, Node.leaves))
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -260,8 +258,7 @@ class ArchGraph:
 
     def output_refs(self) -> tuple[str, ...]:
         """Return names of the nodes that the outputs (of both modes) and the updates use."""
-        values = (self.outputs, *(v for _, v in self.updates))
-        return tuple(dict.fromkeys(i.name for v in values for i in walk(v) if isinstance(i, Ref)))
+        return tuple(dict.fromkeys(refs((self.outputs, *(v for _, v in self.updates)))))
 
     def replace(self, **changes: Any) -> ArchGraph:
         """Return a copy with some fields changed (caches are not carried over)."""
@@ -302,8 +299,9 @@ class ArchGraph:
             return svg
         return None
 
-    def _memo(self, key: Hashable, make: Callable[[ArchGraph], Any]) -> Any:
-        # The cache is not part of the value: results are functions of the graph alone.
+    def _memo(self, key: Hashable, make: Callable[[ArchGraph], R]) -> R:
+        # The cache is not part of the value: results are functions of the graph alone. It lives
+        # and dies with the graph; a cache by graph elsewhere would keep every graph of a run alive.
         if key not in self._cache:
             self._cache[key] = make(self)
         return self._cache[key]
@@ -321,7 +319,7 @@ def _users(
     return MappingProxyType({name: tuple(nodes) for name, nodes in users.items()})
 
 
-def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+def per_graph(function: Callable[..., R]) -> Callable[..., R]:
     """Cache an analysis on the graph itself, so that it lives as long as the graph.
 
     What it takes beside the graph are hashable values, by position: each has its own result.
@@ -329,7 +327,7 @@ def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     key = f"{function.__module__}.{function.__qualname__}"
 
     @functools.wraps(function)
-    def cached(graph: ArchGraph, *values: Hashable) -> Any:
+    def cached(graph: ArchGraph, *values: Hashable) -> R:
         return graph._memo((key, *values), lambda graph: function(graph, *values))
 
     return cached

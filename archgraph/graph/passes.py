@@ -16,6 +16,7 @@ def reachable(
     inside: Container[str] | None = None,
 ) -> set[str]:
     """Return the names reachable from some names by ``onward``, without leaving ``inside``."""
+    # Not recursive: a path through a deep network is longer than Python's stack.
     visited: set[str] = set()
     pending = list(names)
     while pending:
@@ -37,6 +38,7 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
         for n in graph.nodes
     )
     updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
+    # Of the graph of both modes: once flags are resolved, these look like any dead operator.
     alone = {name for name, mode in _of_one_mode(graph) if mode is training}
     return prune(
         graph.replace(
@@ -107,6 +109,7 @@ def renumber(graph: ArchGraph) -> ArchGraph:
 
     Inputs keep their names. Equal architectures have equal canonical graphs.
     """
+    # First: an argument of forward may be called `relu`.
     used = {n.name for n in graph.nodes if n.op == "input"}
     names: dict[str, str] = {name: name for name in used}
     counters: dict[str, Iterator[int]] = {}

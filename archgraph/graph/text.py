@@ -21,8 +21,8 @@ import math
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, get_args
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import (
@@ -83,9 +83,8 @@ class _Cursor:
         self, message: str, *, found: str | None = None, expected: str | None = None
     ) -> NoReturn:
         column = self.column + self.at + 1
-        where = f"{self.file}:{self.line}:{column}"
-        if not self.file:
-            where = f"line {self.line}, column {column}"
+        line = f"line {self.line}, column {column}"
+        where = f"{self.file}:{self.line}:{column}" if self.file else line
         if found is None:
             rest = self.text[self.at :].strip()
             found = repr(rest if len(rest) <= 24 else rest[:24] + "…") if rest else "end of line"
@@ -131,10 +130,10 @@ class _Cursor:
         try:
             text = str(ast.literal_eval(token))
             text.encode()  # a surrogate alone is a Python string, but cannot be written to a file
-        except (SyntaxError, ValueError) as error:  # half of a pair of surrogates has no encoding
-            half = isinstance(error, UnicodeEncodeError)
-            message = "has an unpaired surrogate" if half else "has an unknown escape"
-            self.refuse(message, "a Python string literal", token)
+        except UnicodeEncodeError:
+            self.refuse("has an unpaired surrogate", "a Python string literal", token)
+        except (SyntaxError, ValueError):
+            self.refuse("has an unknown escape", "a Python string literal", token)
         return text
 
     def name(self, expected: str) -> str:
@@ -149,12 +148,6 @@ class _Cursor:
         if self.at < len(self.text):
             self.fail("goes on after its end", expected="end of line")
 
-    def integer(self) -> int:
-        word = self.word("an integer")
-        if not _INTEGER.fullmatch(word):
-            self.refuse("cannot be read", "an integer")
-        return self.bounded(word)
-
     def bounded(self, word: str) -> int:
         """Return the value of the word that was read last."""
         # The length first: turning a long numeral into an integer is quadratic.
@@ -165,7 +158,12 @@ class _Cursor:
 
 def _batch(cursor: _Cursor, factor: int) -> Batch:
     """Read what follows the word ``batch``: nothing, or its power."""
-    return Batch(factor, cursor.integer()) if cursor.take("**") else Batch(factor)
+    if not cursor.take("**"):
+        return Batch(factor)
+    word = cursor.word("an integer")
+    if not _INTEGER.fullmatch(word):
+        cursor.refuse("cannot be read", "an integer")
+    return Batch(factor, cursor.bounded(word))
 
 
 def _size(cursor: _Cursor) -> Size:
@@ -214,6 +212,7 @@ def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
 
 def _value(cursor: _Cursor, depth: int = 0) -> Value:
     cursor.blanks()
+    # Values are read by recursion: a file must not exhaust Python's stack.
     if depth > LIMITS.value_depth:
         cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
     if cursor.take("("):
@@ -273,6 +272,7 @@ def _record(cursor: _Cursor, name: str, depth: int) -> Record:
 
 def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
     """Read the bytes of a leaf, unpacked no further than its type allows."""
+    cursor.blanks()
     shape = tuple(s for s in kind.shape if isinstance(s, int))
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
     if size > LIMITS.constant_bytes:
@@ -305,10 +305,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
         )
     aliases: list[str] = []
     trainable = role == "parameter"
-    while not cursor.peek("="):
-        cursor.blanks()
-        if cursor.at == len(cursor.text):
-            return Param(name, kind, role, trainable, tuple(aliases))
+    while not cursor.peek("=") and cursor.at < len(cursor.text):
         match cursor.word("'alias', 'frozen', '=' or end of line"):
             case "alias":
                 aliases.append(cursor.name("the name of an alias"))
@@ -316,10 +313,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
                 trainable = False
             case _:
                 cursor.refuse("is not known here", "'alias' or 'frozen'")
-    cursor.need("=")
-    cursor.blanks()
-    value = _constant(cursor, kind)
-    cursor.end()
+    value = _constant(cursor, kind) if cursor.take("=") else None
     return Param(name, kind, role, trainable, tuple(aliases), value)
 
 
@@ -345,27 +339,13 @@ def _node(cursor: _Cursor) -> Node:
         if not scope:
             cursor.fail("has no scope", expected="a module path")
         cursor.at = len(cursor.text)
-    cursor.end()
     return Node(name, op, args, kind, scope)
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What the lines of a graph have given so far."""
-
-    name: str = ""
-    notes: list[str] = field(default_factory=list)
-    params: list[Param] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    sections: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    updates: list[tuple[str, Value]] = field(default_factory=list)
-    inputs: list[tuple[str, Value]] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-
-
-def _names(cursor: _Cursor) -> tuple[str, ...]:
+def _section(cursor: _Cursor) -> tuple[str, tuple[str, ...]]:
+    name = cursor.string()
     cursor.need("(")
-    return _items(cursor, _Cursor.string)
+    return name, _items(cursor, _Cursor.string)
 
 
 def _pair(cursor: _Cursor) -> tuple[str, Value]:
@@ -374,30 +354,29 @@ def _pair(cursor: _Cursor) -> tuple[str, Value]:
     return key, _value(cursor)
 
 
-# What the first word of a line announces; a line that starts with '%' is a node.
-_STATEMENTS: dict[str, Callable[[_Parts, _Cursor], None]] = {
-    "graph": lambda parts, cursor: setattr(parts, "name", cursor.string()),
-    "note": lambda parts, cursor: parts.notes.append(cursor.string()),
-    "section": lambda parts, cursor: parts.sections.append((cursor.string(), _names(cursor))),
-    "update": lambda parts, cursor: parts.updates.append(_pair(cursor)),
-    "forward": lambda parts, cursor: parts.inputs.append(_pair(cursor)),
-    "return": lambda parts, cursor: parts.outputs.append(_value(cursor)),
+# Field of a graph that a line adds to, by the line's first word; a line of '%' is a node.
+_STATEMENTS: dict[str, tuple[str, Callable[[_Cursor], object]]] = {
+    "graph": ("name", _Cursor.string),
+    "note": ("notes", _Cursor.string),
+    "section": ("sections", _section),
+    "update": ("updates", _pair),
+    "forward": ("inputs", _pair),
+    "return": ("outputs", _value),
 }
 
 
-def _statement(parts: _Parts, cursor: _Cursor) -> None:
+def _statement(cursor: _Cursor) -> tuple[str, object]:
+    """Read one line: the field of the graph that it adds to, and the item."""
     if cursor.peek("%"):
-        parts.nodes.append(_node(cursor))
-        return
+        return "nodes", _node(cursor)
     word = cursor.word("a statement")
     if word in ROLES:
-        parts.params.append(_param(cursor, word))
-    elif word in _STATEMENTS:
-        _STATEMENTS[word](parts, cursor)
-    else:
+        return "params", _param(cursor, word)
+    if word not in _STATEMENTS:
         expected = ", ".join([*ROLES, *_STATEMENTS, "%name: …"])
         cursor.refuse("is not a statement", f"one of {expected}")
-    cursor.end()
+    name, read = _STATEMENTS[word]
+    return name, read(cursor)
 
 
 def parse(text: str, *, file: str = "") -> ArchGraph:
@@ -421,36 +400,26 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         forward x = %x
         return %x
     """
-    parts = _Parts()
-    # Not splitlines(): a quoted name may contain signs that it takes for line ends.
+    fields: dict[str, list[Any]] = {"inputs": [], "params": [], "nodes": []}
+    # Not splitlines(): a quoted name may contain signs that it takes for line ends. No further than
+    # the limit: a file of empty lines must not become a list of as many strings.
     lines = text.split("\n", LIMITS.lines)
     if len(lines) > LIMITS.lines:
-        raise SpecError(
-            "has too many lines", where=file or None, expected=f"at most {LIMITS.lines}"
-        )
+        raise SpecError(f"has more than {LIMITS.lines} lines", where=file or None)
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            _statement(parts, _Cursor(line, number, file))
-    if len(parts.outputs) != 1:
+            name, item = _all_of(_statement, line, number, 0, file)
+            fields.setdefault(name, []).append(item)
+    outputs, names = fields.pop("outputs", []), fields.pop("name", [""])
+    if len(outputs) != 1:
         raise SpecError(
-            "is an incomplete graph",
-            where=file or None,
-            found=f"{len(parts.outputs)} lines 'return …'",
-            expected="one",
+            "a graph has one line 'return …'", where=file or None, found=f"{len(outputs)} of them"
         )
-    return ArchGraph(
-        inputs=tuple(parts.inputs),
-        params=tuple(parts.params),
-        nodes=tuple(parts.nodes),
-        outputs=parts.outputs[0],
-        updates=tuple(parts.updates),
-        sections=tuple(parts.sections),
-        name=parts.name,
-        notes=tuple(parts.notes),
-    )
+    items = {field: tuple(values) for field, values in fields.items()}
+    return ArchGraph(**items, outputs=outputs[0], name=names[-1])
 
 
-def _whole(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
+def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
     """Read all of a text that begins at a line (from 1) and a column (from 0) of a file."""
     cursor = _Cursor(text, line, file, column)
     result = read(cursor)
@@ -468,7 +437,7 @@ def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
         >>> parse_value("(%relu, 2*batch, fc.weight, training, 0.5)")[1]
         Batch(factor=2, power=1)
     """
-    return _whole(_value, text, line, column, file)
+    return _all_of(_value, text, line, column, file)
 
 
 def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Node:
@@ -481,7 +450,7 @@ def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> 
         >>> parse_node("%relu: float32[batch, 8] = aten.relu(self=%x) @ act").scope
         'act'
     """
-    return _whole(_node, text, line, column, file)
+    return _all_of(_node, text, line, column, file)
 
 
 def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Param:
@@ -501,7 +470,7 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
             cursor.refuse("is not a role", " or ".join(ROLES))
         return _param(cursor, word)
 
-    return _whole(read, text, line, column, file)
+    return _all_of(read, text, line, column, file)
 
 
 def statement_name(line: str) -> str | None:

@@ -159,6 +159,7 @@ def leaf_word(name: str) -> str:
 
 def quote(text: str) -> str:
     """Render a Python string literal in double or single quotes, always on one line."""
+    # repr() escapes line ends, by which `parse` splits a graph.
     return repr(text)
 
 
@@ -173,7 +174,7 @@ def show(value: Value) -> str:
     if isinstance(value, str):
         return quote(value)
     if isinstance(value, float):
-        return repr(value)
+        return repr(value)  # the shortest text that reads back to the same float
     return str(value)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from archgraph.errors import GraphError
@@ -43,7 +43,7 @@ class ArchBlock(nn.Module):
         """Describe a recurrent layer whose layers or directions a cut left with unequal sizes."""
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle by graph and path, since the class is not importable; with the user's changes."""
         return _blank, (self._graph, self._path), self.__getstate__()
 
@@ -57,7 +57,6 @@ class ArchModule(ArchBlock):
     """
 
     arch: ClassVar[ArchGraph]
-    _inputs: ClassVar[InputTypes]
 
     def extra_repr(self) -> str:
         """Describe the module in one line: name, operators."""
@@ -67,8 +66,9 @@ class ArchModule(ArchBlock):
 class ArchSequential(ArchModule, nn.Sequential):
     """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: slice | int) -> nn.Module:
         """Return one module, or a plain ``nn.Sequential`` of some."""
+        # torch makes the slice by calling the class, whose graph computes all modules.
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
@@ -111,20 +111,19 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     """
     values = initial_state(graph, seed) if state is None else state
     _check_fit(graph, values, graph.param)
-    template = _template(graph)
     devices = {values[name].device for name in graph.state_names}
     device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
-    leaves: dict[str, torch.Tensor] = {}
+    leaves: dict[str, Tensor] = {}
     for param in graph.params:
         if param.role == "constant":
             assert param.value is not None
-            leaves[param.name] = constant_tensor(param.value).to(device)
-            continue
-        leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
+            leaf = tensor_of(param.value).to(device)
+        else:
+            leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[param.name] = leaf
-    return template.filled(leaves)
+    return _template(graph).filled(leaves)
 
 
 # -- templates ----------------------------------------------------------------------------------
@@ -149,9 +148,11 @@ class Template:
         plan = ModulePlan.of(graph)
         self.graph, self.blocks = graph, Blocks(plan)
         self.leaves = [(*_split(name), param.name) for name, param in _names(graph)]
+        # Which blocks exist is known only when their code is generated: a block's results are
+        # looked up by those who read them, and a block that runs later has none yet.
         try:  # 1
             root = forward(plan, "", plan.work, self.blocks)
-        except KeyError:  # a result that comes too late
+        except KeyError:
             self.blocks = Blocks(plan, flat=True)
             root = forward(plan, "", plan.work, self.blocks)
         owners = dict.fromkeys(path for path, _, _ in self.leaves)
@@ -198,8 +199,8 @@ class Template:
         match self.graph.inputs, self.graph.outputs:
             case ((("input", Ref()),), Ref()) if not owns and self.blocks.chain("") == names:
                 kind, run = ArchSequential, nn.Sequential.forward
-        inputs = InputTypes.of(self.graph)
-        return self._block(kind, "", forward=checked(run), arch=self.graph, _inputs=inputs)
+        run = checked(run, InputTypes.of(self.graph))
+        return self._block(kind, "", forward=run, arch=self.graph)
 
     def _part(self, path: str, names: tuple[str, ...], owns: bool) -> nn.Module:
         """Return the module at a path that has modules of some names and maybe leaves."""
@@ -215,12 +216,12 @@ class Template:
             return nn.Sequential()
         return self._block(ArchBlock, path, forward=block.run)
 
-    def _block(self, base: type[ArchBlock], path: str, **attributes: Any) -> nn.Module:
+    def _block(self, base: type[ArchBlock], path: str, **attributes: object) -> nn.Module:
         """Return a module of a class of its own, which knows where it belongs."""
         attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), attributes)()
 
-    def filled(self, leaves: Mapping[str, torch.Tensor]) -> ArchModule:
+    def filled(self, leaves: Mapping[str, Tensor]) -> ArchModule:
         """Return a copy with tensors."""
         copies: dict[str, nn.Module] = {}
         shared: dict[nn.Module, nn.Module] = {}
@@ -235,9 +236,11 @@ class Template:
             module, tensor = copies[path], leaves[leaf]
             if type(module).__setattr__ is not nn.Module.__setattr__:
                 setattr(module, name, tensor)  # a recurrent layer has a list of its weights beside
-                continue
-            table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
-            cast(dict[str, Any], table)[name] = tensor
+            # In the tables: assigning an attribute looks through all others, for each tensor.
+            elif isinstance(tensor, nn.Parameter):
+                module._parameters[name] = tensor
+            else:
+                module._buffers[name] = tensor
         return cast(ArchModule, copies[""])
 
 
@@ -245,7 +248,7 @@ _GAPS = 1000  # modules that compute nothing, in one list
 
 
 def _template(graph: ArchGraph) -> Template:
-    return cast(Template, graph._memo("archgraph.build", Template))
+    return graph._memo("archgraph.build", Template)
 
 
 _TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recurrent layer
@@ -253,6 +256,7 @@ _TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recu
 
 def _copied(module: nn.Module) -> nn.Module:
     """Return a module with tables of its own; what is in them is the same."""
+    # Not copy.copy(): a block pickles by its graph (:meth:`ArchBlock.__reduce__`).
     copy = module.__new__(type(module))
     for name, value in vars(module).items():
         copy.__dict__[name] = value.copy() if type(value) in _TABLES else value
@@ -316,7 +320,7 @@ def _tree(
 # -- states -------------------------------------------------------------------------------------
 
 
-def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a built module: detached tensors by name, a tied one once.
 
     The tensors share memory with the module's, except for parametrised ones
@@ -342,9 +346,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
         raise GraphError(
-            "the module has a tensor that its graph lacks",
-            where=extra[0],
-            hint="merge it into the graph's tensors, or remove it, before reading the state",
+            "the module has a tensor that its graph lacks; merge or remove it", where=extra[0]
         )
     return state
 
@@ -361,15 +363,15 @@ def _built(module: nn.Module) -> ArchModule:
     return parts[0]
 
 
-def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tensor:
+def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
     """Return a tensor of a built module by the graph's name, detached."""
     if name in full:
-        return cast(torch.Tensor, full[name].detach())
+        return full[name].detach()
     path, last = _split(name)
     owner = dict(module.named_modules(remove_duplicate=False)).get(path)
     if owner is not None and parametrize.is_parametrized(owner, last):
         with torch.no_grad():
-            return cast(torch.Tensor, getattr(owner, last))
+            return cast(Tensor, getattr(owner, last))
     raise GraphError(
         "the module no longer has this tensor of its graph",
         where=name,
@@ -379,7 +381,7 @@ def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tens
 
 
 @takes_graph
-def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
+def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
     """Return a state as the ``state_dict`` of the model that the graph was traced from.
 
     A state has a tied tensor once; the ``state_dict`` of the model has it under each of its names,
@@ -417,9 +419,8 @@ def load_state(module: nn.Module, state: State) -> None:
     computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
     if computed:
         raise GraphError(
-            "is parametrised; a state cannot hold the parametrisation",
+            "is parametrised: call torch.nn.utils.parametrize.remove_parametrizations first",
             where=min(computed),
-            hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -427,18 +428,18 @@ def load_state(module: nn.Module, state: State) -> None:
 
 
 def _check_fit(
-    graph: ArchGraph, state: State, like: Mapping[str, Param] | Mapping[str, torch.Tensor]
+    graph: ArchGraph, state: State, like: Mapping[str, Param] | Mapping[str, Tensor]
 ) -> None:
     """Refuse a state without a tensor, with one of another shape, or with tied ones that differ."""
     if not isinstance(state, Mapping):
         raise GraphError(
-            "a state is a mapping of names to tensors",
+            "a state is a mapping of names to tensors, as ag.trace, ag.state_of and transfer.pull "
+            "return it",
             found=type(state).__name__,
-            hint="ag.trace, ag.state_of and transfer.pull give one; a module has state_dict()",
         )
     for name in graph.state_names:
         value, expected = state.get(name), tuple(like[name].shape)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             facts = missing(name, state)
             raise GraphError("the state lacks this tensor", where=name, expected=expected, **facts)
         if value.shape != expected:
@@ -452,16 +453,15 @@ def _check_fit(
         for alias in graph.param[name].aliases:
             if alias in state and not _equal(state[name], state[alias]):
                 raise GraphError(
-                    "tied tensors have different values",
+                    f"has other values than {name}, and the graph has one tensor for both",
                     where=alias,
-                    found=f"other values than {name}",
-                    expected="the same, since the graph has one tensor for both",
                     hint=f"leave {alias} out, or trace the model with its weights untied",
                 )
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same values; NaN equals NaN."""
+    # The same memory needs no comparison: states of tied models name one tensor twice.
     if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
         return True
     return one.shape == other.shape and bool(

@@ -18,6 +18,8 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
@@ -36,7 +38,7 @@ from archgraph.ops import table
 from archgraph.ops.schema import from_atom, op_schema
 
 
-class Output(dict[str, Any]):
+class Output(dict[str, Any]):  # values are as free as a model's results
     """A model's named results: a dict whose keys are attributes, and whose items have an order.
 
     >>> result = Output(logits=1, hidden=2)
@@ -44,7 +46,7 @@ class Output(dict[str, Any]):
     (1, 2, 1, (1, 2))
     """
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, int | slice):
             return tuple(self.values())[key]
         return super().__getitem__(key)
@@ -73,7 +75,7 @@ class Forward:
         sources: Its source in evaluation and in training.
     """
 
-    run: Callable[..., Any]
+    run: Callable[..., object]
     sources: tuple[str, str]
 
 
@@ -94,16 +96,19 @@ def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forwar
     return Forward(work, (first, second))
 
 
+# Blocks of one form have one source: a deep network compiles it once.
 @functools.lru_cache(maxsize=1 << 10)
 def _compiled(source: str) -> CodeType:
     return compile(source, "<archgraph>", "exec")
 
 
-def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatch(
+    evaluate: Callable[..., object], train: Callable[..., object]
+) -> Callable[..., object]:
     """Return one forward for both modes, with the signature of either."""
 
     @functools.wraps(evaluate)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         return (train if self.training else evaluate)(self, *args, **kwargs)
 
     return forward
@@ -173,6 +178,7 @@ class Blocks:
             inside = joined(path, name)
             needs, results = plan.needs(inside, group), plan.results(inside, group)
             if inside in plan.layers:  # 2
+                # A recurrent layer gives a tuple, which the next module of a chain cannot take.
                 once = len(group) == 1 and inside not in plan.stacks
                 once = once and isinstance(results[0] if results else None, Ref)
             else:
@@ -249,6 +255,7 @@ class _Body:
             # In the other mode the operators behind an update may not run at all.
             here = all(name in self.live for name in refs(assigned))
             if assigned is not None and here and self.assigns(buffer):
+                # Into its memory: a buffer that is replaced would be lost to whoever holds it.
                 copy = torch.ops.aten.copy_.default
                 self.fx.call_function(copy, (self.lower(Leaf(buffer)), self.lower(assigned)))
         if self.path:  # 4
@@ -307,9 +314,9 @@ class _Body:
             return
         args = tuple(self.lower(value) for value in stack.layer.inputs)
         output, states = self.items(self.call_module(path, args), 2)
+        # nn.LSTM gives its two states as a tuple, nn.GRU and nn.RNN their single one as it is.
         last = self.items(states, len(stack.last)) if len(stack.last) > 1 else (states,)
-        names = (stack.output, *stack.last)
-        results = zip(names, (output, *last), strict=True)
+        results = zip((stack.output, *stack.last), (output, *last), strict=True)
         self.env |= {Ref(name): result for name, result in results if name is not None}
         for name, (kind, at) in stack.steps.items():
             select = torch.ops.aten.select.int
@@ -324,21 +331,22 @@ class _Body:
         """Append one call of a block, or several of them one after the other."""
         start = 0
         for run in self.plan.runs[path]:
-            if start < len(group) and run[0] is group[start]:
-                start += len(run)
-                results = self.plan.results(path, run)
-                if any(map(self.is_used, results)):
-                    args = tuple(self.need(need) for need in self.plan.needs(path, run))
-                    called = self.call_module(path, args)
-                    items = (called,) if len(results) == 1 else self.items(called, len(results))
-                    bound = zip(results, items, strict=True)
-                    self.env |= {result: item for result, item in bound if self.is_used(result)}
+            if start == len(group) or run[0] is not group[start]:
+                continue  # a call of the module at another place
+            start += len(run)
+            results = self.plan.results(path, run)
+            if any(map(self.is_used, results)):
+                args = tuple(self.need(need) for need in self.plan.needs(path, run))
+                called = self.call_module(path, args)
+                items = (called,) if len(results) == 1 else self.items(called, len(results))
+                bound = zip(results, items, strict=True)
+                self.env |= {result: item for result, item in bound if self.is_used(result)}
 
     def is_used(self, result: Ref | Mode) -> bool:
         """Return whether this mode has a result of a block; those that it decides, both have."""
         return isinstance(result, Mode) or result.name in self.live
 
-    def need(self, need: Need) -> Any:
+    def need(self, need: Need) -> Argument:
         """Return what a block is called with for a need; None where this mode lacks it."""
         if need == DEVICE:
             return self.device()
@@ -358,6 +366,7 @@ class _Body:
             return self.call_module(node.scope, tuple(self.lower(value) for value in inputs))
         arguments = {k: self.lower(v) for k, v in node.args}
         for name in table.row(node.op).contiguous:
+            # A graph says nothing of strides, and these kernels refuse what is not contiguous.
             contiguous = torch.ops.aten.contiguous.default
             arguments[name] = self.fx.call_function(contiguous, (arguments[name],))
         if makes_tensor(node):
@@ -366,14 +375,14 @@ class _Body:
         positional, keywords = row.call_args(arguments)
         return self.fx.call_function(row.overload, tuple(positional), keywords)
 
-    def call_module(self, path: str, args: tuple[Any, ...]) -> torch.fx.Node:
+    def call_module(self, path: str, args: tuple[Argument, ...]) -> torch.fx.Node:
         """Append a call of a layer or a block."""
         inside = path[len(self.path) + 1 :] if self.path else path
         return self.fx.call_module(self.target(inside), args)
 
     # -- values -----------------------------------------------------------------------------------
 
-    def lower(self, value: Value) -> Any:
+    def lower(self, value: Value) -> Argument:
         """Return what an argument of a call is in the code."""
         match value:
             case Ref():
@@ -391,7 +400,7 @@ class _Body:
             case tuple():
                 return [self.lower(v) for v in value]
             case _:
-                return value
+                return value  # type: ignore[return-value]  # no operator takes a record
 
     def leaf(self, name: str) -> torch.fx.Node:
         """Read a parameter, buffer or constant of a module at or inside of the path."""
@@ -452,7 +461,7 @@ class _Body:
                 return self.fx.call_function(operator.floordiv, (length, factor))
         raise GraphError("a size depends on the batch, but no input has a batch axis")
 
-    def tree(self, value: Value) -> Any:
+    def tree(self, value: Value) -> Argument:
         """Return what forward returns, in its structure."""
         match value:
             case Record(fields, name):
@@ -467,7 +476,7 @@ class _Body:
 
 
 # Names that hide leaves and modules: attributes of every built module, a variable of forward.
-_HIDING = frozenset({"arch", "_graph", "_path", "_inputs", "self", *vars(torch.nn.Module())})
+_HIDING = frozenset({"arch", "_graph", "_path", "self", *vars(nn.Module())})
 
 
 @functools.cache
@@ -475,7 +484,7 @@ def _plain(name: str) -> bool:
     """Return whether ``self.NAME`` is the leaf or module of that name in generated code."""
     parts = name.split(".")
     usual = all((p.isidentifier() and not keyword.iskeyword(p)) or p.isdecimal() for p in parts)
-    return usual and not any(p in _HIDING or hasattr(torch.nn.Module, p) for p in parts)
+    return usual and not any(p in _HIDING or hasattr(nn.Module, p) for p in parts)
 
 
 def _argument(name: str) -> str:
@@ -484,18 +493,19 @@ def _argument(name: str) -> str:
     return name
 
 
+# One class per name and fields: results of two calls are of one type, as the model's are.
 @functools.lru_cache(maxsize=256)
-def _named_tuple(name: str, keys: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., object]:
     return namedtuple(name, keys)
 
 
-def _record(name: str, keys: list[str], values: list[Any]) -> Any:
+def _record(name: str, keys: list[str], values: list[object]) -> object:
     if name:
         return _named_tuple(name, tuple(keys))(*values)
     return Output(zip(keys, values, strict=True))
 
 
-def _field(record: Any, key: str) -> Any:
+def _field(record: object, key: str) -> object:
     return record[key] if isinstance(record, Mapping) else getattr(record, key)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
@@ -13,7 +14,7 @@ from archgraph.ops.table import initialiser
 
 
 @takes_graph
-def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
+def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, Tensor]:
     """Return fresh weights: each leaf as the operator that uses it says, drawn in graph order.
 
     Args:
@@ -28,7 +29,7 @@ def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) -> torch.Tensor:
+def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) -> Tensor:
     if param.value is not None:
         return constant_tensor(param.value)
     dtype = torch_dtype(param.dtype)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
@@ -28,8 +29,8 @@ class TensorInput:
         steps: The way to it inside of the argument.
         type: Its type.
         dtype: The dtype of that, as torch has it.
-        low: The least size of its first dimension for which the graph holds.
-        high: The largest one; None where there is none.
+        low: The least size of its first dimension for which the graph holds; 0 for all.
+        high: The largest one; infinite for all.
     """
 
     label: str
@@ -39,68 +40,54 @@ class TensorInput:
     type: TensorType
     dtype: torch.dtype
     low: int
-    high: int | None
+    high: float
 
     @property
     def is_batched(self) -> bool:
         """Whether its first dimension is the batch."""
         return self.type.shape[:1] == (Batch(),)
 
-    def fits(self, value: Any, dtype: torch.dtype) -> bool:
+    def fits(self, value: object, dtype: torch.dtype) -> bool:
         """Return whether a value is a tensor of this type, in some dtype."""
-        if not isinstance(value, torch.Tensor) or value.dtype is not dtype:
-            return False
-        rank_fits = value.dim() == len(self.type.shape)
-        return rank_fits and not self.other_sizes(value) and self.holds(value)
+        return (
+            isinstance(value, Tensor)
+            and value.dtype is dtype
+            and value.dim() == len(self.type.shape)
+            and not self.other_sizes(value)
+            and (not value.dim() or self.low <= value.shape[0] <= self.high)
+        )
 
-    def other_sizes(self, value: torch.Tensor) -> list[int]:
+    def other_sizes(self, value: Tensor) -> list[int]:
         """Return the dimensions whose size is fixed and another one in a tensor."""
         sizes = enumerate(zip(self.type.shape, value.shape, strict=False))
         return [dim for dim, (size, other) in sizes if isinstance(size, int) and size != other]
 
-    def holds(self, value: torch.Tensor) -> bool:
-        """Return whether the graph holds for the size of a tensor's first dimension."""
-        if self.low and value.shape[0] < self.low:
-            return False
-        return self.high is None or value.shape[0] <= self.high
-
-    def refusal(self, value: Any, dtype: torch.dtype) -> GraphError:
+    def refusal(self, value: object, dtype: torch.dtype) -> GraphError:
         """Return the error for a value that does not fit."""
-        expected = TensorType(self.type.shape, _name(dtype))
-        where, rank = f"input {self.label}", len(expected.shape)
-        if not isinstance(value, torch.Tensor):
-            return GraphError(
-                "is not a tensor",
-                where=where,
-                found=type(value).__name__,
-                expected=str(expected),
-                hint=_remedy(value, _name(dtype)),
-            )
-        others = self.other_sizes(value)
-        if value.dim() == rank - 1 and self.is_batched:
-            hint = "an axis for the batch seems to be missing: x[None]"
-        elif value.dim() != rank or others:
-            hint = "pass this shape, or trace the model on an example of the other shape"
-            if others == [0]:
-                hint += "; the graph's notes say why the size of the batch is fixed"
-        elif value.dtype is not dtype:
-            hint = f"convert it: .to(torch.{_name(dtype)})"
+        message = "does not fit this module"
+        expected = str(TensorType(self.type.shape, _name(dtype)))
+        actual, rank = type(value).__name__, len(self.type.shape)
+        if not isinstance(value, Tensor):
+            message, hint = "is not a tensor", _remedy(value, _name(dtype))
         else:
-            ends = [f"{self.low} or more"] if self.low else []
-            ends += [f"{self.high} or less"] if self.high is not None else []
-            return GraphError(
-                "the model branches on the batch size; the graph holds the other branch",
-                where=where,
-                found=value.shape[0],
-                expected=" and ".join(ends),
-                hint="split the batch, or trace the model on an example of this size",
-            )
+            actual = f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
+            others = self.other_sizes(value)
+            if value.dim() == rank - 1 and self.is_batched:
+                hint = "an axis for the batch seems to be missing: x[None]"
+            elif value.dim() != rank or others:
+                hint = "pass this shape, or trace the model on an example of the other shape"
+                if others == [0]:
+                    hint += "; the graph's notes say why the size of the batch is fixed"
+            elif value.dtype is not dtype:
+                hint = f"convert it: .to(torch.{_name(dtype)})"
+            else:
+                message = "the model branches on the batch size; the graph holds the other branch"
+                ends = [f"{self.low} or more"] * (self.low > 0)
+                ends += [f"{self.high} or less"] * (self.high < math.inf)
+                actual, expected = str(value.shape[0]), " and ".join(ends)
+                hint = "split the batch, or trace the model on an example of this size"
         return GraphError(
-            "does not fit this module",
-            where=where,
-            found=f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]",
-            expected=str(expected),
-            hint=hint,
+            message, where=f"input {self.label}", found=actual, expected=expected, hint=hint
         )
 
 
@@ -127,7 +114,7 @@ class InputTypes:
                 node = graph.node[name]
                 label = key + "".join(f"[{step!r}]" for step in steps)
                 type_ = TensorType(node.shape, node.dtype)
-                low, high = cast(int, node.arg("min", 0)), cast("int | None", node.arg("max"))
+                low, high = cast(int, node.arg("min", 0)), cast(float, node.arg("max", math.inf))
                 at = label, index, key, steps, type_, torch_dtype(node.dtype), low, high
                 tensors.append(TensorInput(*at))
         for param in graph.params:
@@ -136,7 +123,9 @@ class InputTypes:
                 return InputTypes(tuple(tensors), tuple(param.name.split(".")), dtype)
         return InputTypes(tuple(tensors), (), None)
 
-    def check(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def check(
+        self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
 
         1. A module that was converted to another dtype takes its inputs in that dtype.
@@ -146,27 +135,27 @@ class InputTypes:
         Raises:
             GraphError: Names the input, what was found and what is expected.
         """
+        # Whoever traces the module records sizes; comparing them would fix them in the trace.
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             return
         leaf = self._leaf_of(module)
-        first: tuple[TensorInput, torch.Tensor] | None = None
+        first: tuple[TensorInput, Tensor] | None = None
         for item in self.tensors:
             if item.index >= len(args) and item.key not in kwargs:
                 continue
             value = args[item.index] if item.index < len(args) else kwargs[item.key]
             for step in item.steps:
                 value = _inside(value, step, item.label)
-            if isinstance(value, torch.fx.Proxy):  # of symbolic tracing, which has no types
+            if isinstance(value, fx.Proxy):  # of symbolic tracing, which has no types
                 return
             dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype  # 1
             if not item.fits(value, dtype):
                 raise item.refusal(value, dtype)
+            assert isinstance(value, Tensor)
             if leaf is not None and value.device != leaf.device:  # 2
                 raise GraphError(
-                    "is on another device than the module",
+                    f"is on {value.device} and the module on {leaf.device}",
                     where=f"input {item.label}",
-                    found=str(value.device),
-                    expected=str(leaf.device),
                     hint=f"move it: .to({str(leaf.device)!r})",
                 )
             if item.is_batched:  # 3
@@ -177,17 +166,14 @@ class InputTypes:
                         where=f"input {item.label}",
                         found=value.shape[0],
                         expected=first[1].shape[0],
-                        hint="all inputs of a call share one batch size",
                     )
 
-    def _leaf_of(self, module: nn.Module) -> torch.Tensor | None:
+    def _leaf_of(self, module: nn.Module) -> Tensor | None:
         """Return the leaf of a module; None if it has been replaced."""
-        if not self.leaf:
-            return None
-        *path, name = self.leaf
+        # From the tables: a parametrised leaf is not in them, and its attribute is computed.
+        *path, name = self.leaf or ("",)
         for part in path:
-            inside = module._modules.get(part)
-            if inside is None:
+            if (inside := module._modules.get(part)) is None:
                 return None
             module = inside
         return (module._parameters | module._buffers).get(name)
@@ -197,12 +183,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
+def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., object]:
     """Let the forward of a network compare its inputs with the graph's first."""
 
+    # In forward, not before the call: hooks of the user's may convert the inputs.
     @functools.wraps(forward)
-    def compared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._inputs.check(self, args, kwargs)
+    def compared(self: nn.Module, *args: object, **kwargs: object) -> object:
+        types.check(self, args, kwargs)
         return forward(self, *args, **kwargs)
 
     return compared
@@ -221,11 +208,11 @@ def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
             return []
 
 
-def _inside(value: Any, step: int | str, label: str) -> Any:
+def _inside(value: object, step: int | str, label: str) -> object:
     try:
         if isinstance(step, str) and not isinstance(value, Mapping):
             return getattr(value, step)
-        return value[step]
+        return value[step]  # type: ignore[index]  # what has no items is refused below
     except (AttributeError, LookupError, TypeError):
         raise GraphError(
             "is missing",
@@ -235,12 +222,12 @@ def _inside(value: Any, step: int | str, label: str) -> Any:
         ) from None
 
 
-def _remedy(value: Any, dtype: str) -> str:
+def _remedy(value: object, dtype: str) -> str:
     """Say how a value becomes the tensor that an input has to be."""
     if value is None:
         return "to call it without this input, trace the model without it"
     if isinstance(value, Mapping):
         return "pass each tensor by name: module(**inputs)"
-    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
         return "pass each tensor as an argument: module(*inputs)"
     return f"convert it: torch.as_tensor(value, dtype=torch.{dtype})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from archgraph.analysis.forms import differ, nearest_form
-from archgraph.graph.argument import GraphLike, graph_of, takes_graph
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.relate.alignment import Alignment, Unmatched
 from archgraph.relate.blocks import matching_blocks, same_operators
@@ -22,8 +22,7 @@ from archgraph.relate.sides import Match, Sides, side_by_side
 Refused = Mapping[tuple[int, int], str]
 
 
-@takes_graph
-def align(client: ArchGraph, whole: GraphLike) -> Alignment:
+def align(client: GraphLike, whole: GraphLike) -> Alignment:
     """Find what of two graphs belongs together, whoever wrote them.
 
     Sections are aligned in order, then blocks in order within them; two blocks match when they
@@ -59,7 +58,7 @@ def align(client: ArchGraph, whole: GraphLike) -> Alignment:
         >>> {name: str(entry) for name, entry in found.transfer.entries.items()}["2.weight"]
         '4.weight[:, :4]'
     """
-    return _aligned(client, graph_of(whole))
+    return _aligned(graph_of(client), graph_of(whole))
 
 
 @per_graph  # tiers of many families are the same two graphs

@@ -55,7 +55,7 @@ def signature(graph: ArchGraph | Signature) -> Signature:
     >>> print(*signature(ArchGraph(inputs=(), params=(fc,), nodes=(), outputs=())))
     fc.weight: float32[10, 4]
     """
-    return cast(Signature, _signature(graph)) if isinstance(graph, ArchGraph) else graph
+    return _signature(graph) if isinstance(graph, ArchGraph) else graph
 
 
 def first_difference(actual: Signature, expected: Signature) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def calls(tape: Tape) -> list[str]:
 def run(tape: Tape, net: Tiny, x: torch.Tensor) -> list[Any]:
     """Results of a tape, each call under its own switches."""
     tensors = dict(net.named_parameters()) | {k: v.clone() for k, v in net.named_buffers()}
-    values: dict[torch.fx.Node, Any] = {}
+    values: dict[Any, Any] = {}
 
     def real(node: Any) -> Any:
         if isinstance(node, Batch):

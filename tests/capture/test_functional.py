@@ -94,5 +94,5 @@ def test_a_write_to_a_parameter_is_refused():
         return x @ net.weight
 
     tape, _ = inlined(body)
-    with pytest.raises(TraceError, match="forward writes to a parameter; found weight"):
+    with pytest.raises(TraceError, match="forward writes to the parameter weight"):
         functionalised(fold(tape, ()), frozenset({"weight"}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from archgraph.capture.calls import region, stand_in
+from archgraph.capture.calls import fake_tensor, region
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, inlined, run
 
@@ -81,6 +81,6 @@ def test_a_condition_on_a_size_is_refused():
 
 def test_sizes_are_kept_symbolic():
     tape, _ = inlined(plain)
-    shapes = [t.shape for t in map(stand_in, tape.inputs) if t is not None]
+    shapes = [t.shape for t in map(fake_tensor, tape.inputs) if t is not None]
     assert [tape.sizes.shape(torch.empty(1), "") for _ in shapes] == [(1,)]
     assert isinstance(shapes[0][0], torch.SymInt)

@@ -239,7 +239,7 @@ class _Undropped(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-@fault("the built module raises in evaluation and the model does not; found ZeroDivisionError")
+@fault("the built module raises in evaluation and the model does not: ZeroDivisionError")
 def an_error(net):
     _result(net, lambda m, r: 1 / 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from archgraph.capture.calls import memory
@@ -11,7 +13,7 @@ from tests.capture.tapes import inlined
 def of(body):
     """Names of the operators that took views, from the result to what it is a view of."""
     tape, _ = inlined(body)
-    node = tape.results[0]
+    node: Any = tape.results[0]
     path = []
     while node in tape.views:
         view = tape.views[node]

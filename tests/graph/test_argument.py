@@ -46,7 +46,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "with_features": (),
 }
 # Those that take several graphs, or a graph among other things, are called by the tests below.
-OTHERS = {"align", "export", "save", "state_dict", "widths"}
+OTHERS = {"export", "save", "state_dict", "widths"}
 
 
 @pytest.fixture(scope="module")

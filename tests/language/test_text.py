@@ -82,7 +82,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
             "line 3, column 1: is not a statement; found 'nodule'; expected one of "
             "parameter, buffer, constant, graph, note, section, update, forward, return, %name: …",
         ),
-        (HEAD, "is an incomplete graph; found 0 lines 'return …'; expected one"),
+        (HEAD, "a graph has one line 'return …'; found 0 of them"),
         (
             HEAD + "return %x %x",
             "line 3, column 11: goes on after its end; found '%x'; expected end of line",

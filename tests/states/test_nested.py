@@ -7,6 +7,13 @@ import torch
 from torch import nn
 
 import archgraph as ag
+from archgraph.layout.layouts import AxisRef
+
+
+def first_axis(graph):
+    axis = ag.axes(graph).of("0.weight")[0]
+    assert isinstance(axis, AxisRef)
+    return axis.name
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +23,7 @@ def graph():
 
 
 def test_the_larger_part_and_what_is_nested_in_it_compose_to_the_smaller(graph):
-    axis = ag.axes(graph).of("0.weight")[0].name
+    axis = first_axis(graph)
     large = ag.take(graph, positions={axis: [1, 3, 4, 6, 7]}).transfer
     small = ag.take(graph, positions={axis: [7, 3]}).transfer
     inside = ag.nested(large, small)
@@ -27,7 +34,7 @@ def test_the_larger_part_and_what_is_nested_in_it_compose_to_the_smaller(graph):
 
 
 def test_what_is_not_nested_is_refused(graph):
-    axis = ag.axes(graph).of("0.weight")[0].name
+    axis = first_axis(graph)
     parts = [ag.take(graph, positions={axis: p}).transfer for p in ([0, 1, 2], [2, 3])]
     with pytest.raises(ag.RewriteError, match=r"0.weight: has positions that the larger"):
         ag.nested(*parts)
@@ -40,7 +47,7 @@ def test_what_is_not_nested_is_refused(graph):
 
 def test_gradients_flow_where_they_are_asked_for(graph):
     """Through slices and through an index."""
-    axis = ag.axes(graph).of("0.weight")[0].name
+    axis = first_axis(graph)
     state = {k: v.requires_grad_() for k, v in ag.initial_state(graph).items()}
     for positions in ([0, 1, 2], [6, 0, 3]):
         part = ag.take(graph, positions={axis: positions}).transfer

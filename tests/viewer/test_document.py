@@ -59,12 +59,10 @@ def test_figures_of_operators_and_axes_are_those_of_the_library(net):
     assert data["totals"]["macs"] == spent.macs == sum(ops["macs"])
     for row, fact in zip(data["axes"], about.axes.values(), strict=True):
         assert row[:3] == [fact.name, fact.size, fact.role]
-        assert (row[6] is None) == (fact.saving is None)
-        assert row[6] is None or row[6] == [fact.saving.parameters, fact.saving.macs]
-        assert row[7] is None or (row[7]["why"], row[7]["remedy"]) == (
-            fact.pin.why,
-            fact.pin.remedy,
-        )
+        saving, pin = fact.saving, fact.pin
+        assert row[6] == (None if saving is None else [saving.parameters, saving.macs])
+        if row[7] is not None:
+            assert pin is not None and (row[7]["why"], row[7]["remedy"]) == (pin.why, pin.remedy)
 
 
 def test_axes_leaves_and_sources_of_each_operator_are_told(net):

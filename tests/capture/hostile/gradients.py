@@ -142,7 +142,7 @@ def data_replaced_in_forward(net, x):
     return net.head(net.layer(x))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: forward writes to a parameter; found layer\.weight")
+@body(refused=r"hostile/\w+\.py:\d+: forward writes to the parameter layer\.weight")
 def parameter_clipped_in_forward(net, x):
     with torch.no_grad():
         net.layer.weight.clamp_(-0.1, 0.1)

@@ -192,7 +192,7 @@ def sparse_gradient(net):
         part.requires_grad_(False)
 
 
-@net(_embedded, refused=r"hostile/\w+\.py:\d+: forward writes to a parameter; found embed\.weight")
+@net(_embedded, refused=r"hostile/\w+\.py:\d+: forward writes to the parameter embed\.weight")
 def embedding_that_renormalises(net):
     net.embed = nn.Embedding(5, 3, max_norm=0.5)
 

@@ -26,7 +26,7 @@ def parametrised(net):
     parametrize.register_parametrization(net.layer, "weight", Symmetric())
 
 
-@module(refused=r"0\.weight: a lazy module has no weights yet")
+@module(refused=r"0\.weight: has no values yet: run the lazy")
 def lazy() -> nn.Module:
     """No weights yet."""
     return nn.Sequential(nn.LazyLinear(4))
