@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
-import pydantic
+from pydantic import Field
 
 from archgraph.errors import GraphError
-from archgraph.fields import Place
+from archgraph.fields import Base, Place, Version
 from archgraph.graph import text as syntax
 from archgraph.graph.ir import ArchGraph, Value, show
 from archgraph.language.document import Document
@@ -32,21 +32,19 @@ from archgraph.language.yaml import parse_document
 T = TypeVar("T")
 
 
-class FlatModel(pydantic.BaseModel):
+class FlatModel(Base):
     """Any graph, written out: what ``archgraph.save`` writes."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    archgraph: Literal[1]
+    archgraph: Version
     name: str = ""
     inputs: dict[str, str]
     leaves: str = ""
     nodes: str = ""
     outputs: str
-    updates: dict[str, str] = {}
-    sections: dict[str, tuple[str, ...]] = {}
+    updates: dict[str, str] = Field(default={})
+    sections: dict[str, tuple[str, ...]] = Field(default={})
     notes: tuple[str, ...] = ()
-    modes: dict[str, Literal["train", "eval"]] = {}
+    modes: dict[str, Literal["train", "eval"]] = Field(default={})
 
 
 def quoted(text: str) -> str:
@@ -56,15 +54,9 @@ def quoted(text: str) -> str:
     "a \"b\"\n"
     """
     escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-
-    def escape(sign: str) -> str:
-        if sign in escapes:
-            return escapes[sign]
-        if sign.isprintable():
-            return sign
-        return f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\U{ord(sign):08x}"
-
-    return '"' + "".join(map(escape, text)) + '"'
+    # `\U` for whatever else YAML might read differently: line ends of Unicode, control characters.
+    signs = (escapes.get(s) or (s if s.isprintable() else f"\\U{ord(s):08x}") for s in text)
+    return f'"{"".join(signs)}"'
 
 
 def _block(key: str, lines: Iterable[str]) -> list[str]:
@@ -122,12 +114,9 @@ def _difference(graph: ArchGraph, text: str) -> str | None:
     back = read_flat(parse_document(text, "the written file"))
     if back == graph:
         return None
-    for mine, other in zip(
-        (*graph.params, *graph.nodes), (*back.params, *back.nodes), strict=False
-    ):
-        if mine != other:
-            return str(mine)
-    return "inputs, outputs, updates or sections"
+    ours, theirs = (*graph.params, *graph.nodes), (*back.params, *back.nodes)
+    different = (str(a) for a, b in zip(ours, theirs, strict=False) if a != b)
+    return next(different, "inputs, outputs, updates or sections")
 
 
 def _lines(document: Document, key: str, text: str, read_line: Callable[..., T]) -> tuple[T, ...]:
@@ -140,8 +129,8 @@ def _lines(document: Document, key: str, text: str, read_line: Callable[..., T])
     )
 
 
-def _value(document: Document, place: Place, text: str) -> Value:
-    line, column = document.texts.get(place, (1, 0))
+def _value(document: Document, loc: Place, text: str) -> Value:
+    line, column = document.texts.get(loc, (1, 0))
     return syntax.parse_value(text, line=line, column=column, file=document.file)
 
 

@@ -16,25 +16,29 @@ import shlex
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import pydantic
 
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
-from archgraph.language.aggregate import RULES, AggregateSpec
+from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.rewrites.registry import rewrite_rows
+from archgraph.plain import Json
+from archgraph.rewrites.registry import RewriteRow, rewrite_rows
+
+# A JSON schema, or the ones that it refers to, by name.
+Schema: TypeAlias = Mapping[str, Json]
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -84,17 +88,14 @@ class Topic:
         lines = [f"{self.name} ({self.group})", "", self.sentence]
         if self.options:
             width = max(len(option.name) for option in self.options)
+            margin = " " * (width + 4)
+            wrapper = textwrap.TextWrapper(96, margin, margin)
             lines.append("")
             for option in self.options:
-                default = option.default
-                if default not in ("", "required"):
-                    default = f"default {default}"
-                facts = "; ".join(filter(None, (option.type, default)))
+                words = "" if option.default in ("", "required") else "default "
+                facts = "; ".join(filter(None, (option.type, words + option.default)))
                 lines.append(f"  {option.name.ljust(width)}  {facts}")
-                margin = " " * (width + 4)
-                lines += textwrap.wrap(
-                    option.sentence, 96, initial_indent=margin, subsequent_indent=margin
-                )
+                lines += wrapper.wrap(option.sentence)
         lines += ["", *self.notes] if self.notes else []
         if self.example:
             lines += ["", "Example:", *(f"  {line}" for line in self.example.splitlines())]
@@ -137,11 +138,10 @@ def topics() -> Mapping[str, Topic]:
             options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
             if model is DataSpec:
                 options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
-            known.append(
-                Topic(name, group, _sentence(model), options, example=examples[name].rstrip())
-            )
-    known += _rules()
-    known += _rewrites()
+            example = examples[name].rstrip()
+            known.append(Topic(name, group, _sentence(model), options, example=example))
+    known += _rows(RULE_GROUP, AggregateSpec, RULES)
+    known += _rows(REWRITE_GROUP, Rewrites, rewrite_rows().values())
     common = tuple(_options(StepOptions))
     example = "relu: {from: input, as: activated, name: act}"
     known.append(Topic("step", STEP_GROUP, "What every step takes.", common, example=example))
@@ -243,46 +243,28 @@ def markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rules() -> Iterator[Topic]:
-    """Yield the rules of ``aggregate``, in the order in which they are applied."""
-    described = AggregateSpec.model_json_schema()
+def _rows(
+    group: str, model: type[pydantic.BaseModel], rows: Iterable[Rule | RewriteRow]
+) -> Iterator[Topic]:
+    """Yield rules of ``aggregate``, or rewrites, in the order in which they are applied."""
+    described = model.model_json_schema()
     known = described["$defs"]
-    for rule in RULES:
-        entry = described["properties"][rule.name]
-        forms = entry["anyOf"]
-        long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
-        options = tuple(o for form in long for o in _described(form, known))
-        notes = (
-            *_short(rule.name, options[0].name if len(forms) > 2 and options else ""),
-            f"What holds afterwards: {rule.promise}.",
-            f"Source: {rule.source}.",
-        )
-        options = options or (HelpOption(rule.name, _type(entry, known), "", ""),)
-        yield Topic(
-            rule.name, RULE_GROUP, rule.help, options, notes, f"{rule.name}: {rule.example}"
-        )
-
-
-def _rewrites() -> Iterator[Topic]:
-    """Yield the rewrites, in the order in which they are done."""
-    described = Rewrites.model_json_schema()
-    known = described["$defs"]
-    for row in rewrite_rows().values():
+    for row in rows:
         entry = described["properties"][row.name]
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
         options = tuple(o for form in long for o in _described(form, known))
-        main = options[0].name if options and len(forms) > 1 else ""
-        option = row.name.replace("_", "-")
-        value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
-        notes = (
-            *_short(row.name, main),
-            f"On the command line: `archgraph rewrite FILE --{option}{value}`.",
-            f"What holds afterwards: {row.law}.",
-        )
+        # Beside the mapping (and null, of a rule) stands a bare value for its first key.
+        bare = [form for form in forms if "$ref" not in form and form.get("type") != "null"]
+        notes = _short(row.name, options[0].name if options and bare else "")
+        if isinstance(row, Rule):
+            notes += (f"What holds afterwards: {row.promise}.", f"Source: {row.source}.")
+        else:
+            value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
+            command = f"archgraph rewrite FILE --{row.name.replace('_', '-')}{value}"
+            notes += (f"On the command line: `{command}`.", f"What holds afterwards: {row.law}.")
         options = options or (HelpOption(row.name, _type(entry, known), "", ""),)
-        example = f"{row.name}: {row.example}"
-        yield Topic(row.name, REWRITE_GROUP, row.help, options, notes, example)
+        yield Topic(row.name, group, row.help, options, notes, f"{row.name}: {row.example}")
 
 
 @functools.cache
@@ -331,7 +313,7 @@ def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
     return _described(described, known)
 
 
-def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[HelpOption]:
+def _described(described: Schema, known: Schema) -> Iterator[HelpOption]:
     """Yield the keys of a mapping that a JSON schema describes."""
     for name, entry in described["properties"].items():
         needed = name in described.get("required", ())
@@ -342,7 +324,7 @@ def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterat
         yield HelpOption(name, _type(entry, known), default, sentence, example)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: Json) -> str:
     """Render a default as YAML; empty values and mappings (whose keys have defaults) as nothing."""
     if value in (None, dataclasses.MISSING, "", [], ()) or isinstance(value, dict):
         return ""
@@ -361,7 +343,7 @@ _NOUNS = {
 }
 
 
-def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
+def _type(entry: Json, known: Schema, *, plural: bool = False) -> str:
     """Describe what a JSON schema admits, in words."""
     if entry is True:
         return "anything"
@@ -392,7 +374,7 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     return f"{_NOUNS[kind][plural]}{_range(entry)}"
 
 
-def _range(entry: Mapping[str, Any]) -> str:
+def _range(entry: Schema) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     known = {sign: entry[key] for key, sign in signs.items() if key in entry}
     bounds = [f"{sign} {bound:g}" for sign, bound in known.items() if bound != MAX_SIZE]

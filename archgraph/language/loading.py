@@ -66,13 +66,9 @@ def check_ending(path: str | os.PathLike[str]) -> None:
         SpecError: If it does.
     """
     if Path(path).suffix.lower() in WEIGHTS:
-        raise SpecError(
-            "an architecture is written as YAML, without weights",
-            where=str(path),
-            found=Path(path).suffix,
-            expected="a .yaml file",
-            hint="for weights: ag.export, or `archgraph export`, see docs/onnx.md",
-        )
+        message = "an architecture is written as YAML, without weights"
+        hint = "for weights: ag.export, or `archgraph export`, see docs/onnx.md"
+        raise SpecError(message, where=str(path), expected="a .yaml file", hint=hint)
 
 
 def load(
@@ -80,7 +76,7 @@ def load(
     choices: Mapping[str, int] | None = None,
     *,
     python: bool = False,
-) -> Any:
+) -> Any:  # not a union, of which each caller would have to exclude one half
     """Read a model file of any form.
 
     Args:
@@ -149,15 +145,13 @@ def _read(
             message = f"{error.where}: {error.message}" if error.where else error.message
             document.fail(("sections",), message, **error.facts)
     if choices:
-        raise SpecError(
-            "has no choices", where=document.file, found=", ".join(choices), expected="none"
-        )
+        raise SpecError("has no choices", where=document.file, found=", ".join(choices))
     if "python" in data:
         # Tracing loads torch.export, which takes longer than all other files together.
         from archgraph.language.python import capture
 
         return capture(document, document.validate(PythonModel))
-    if "nodes" not in data:
+    if "nodes" not in data:  # neither form: the commoner one says what is missing
         document.validate(AuthoredModel)
     graph = flat.read_flat(document)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
@@ -21,7 +20,7 @@ from archgraph.states import Rewritten
 
 
 @takes_graph
-def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewritten:
+def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites: the keys of a client in a family's file, as keywords.
 
     They are applied in the order of ``archgraph help``, whatever the order of the keywords: depth
@@ -30,7 +29,7 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewri
     Args:
         graph: The architecture.
         verify: Run the law of each rewrite that has one.
-        **asked: Values by the name of a rewrite, as in a file: the function's first argument,
+        **rewrites: Values by the name of a rewrite, as in a file: the function's first argument,
             a mapping of its options, or True. ``python`` maps rewrites of your own,
             ``"package.module:function"``, to such values. None and False ask for nothing.
 
@@ -50,11 +49,11 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewri
         Traceback (most recent call last):
         archgraph.errors.SpecError: rewrite: tak: is an unknown key; found 'tak'; ...
     """
-    values = {key: _as_read(value) for key, value in asked.items() if value is not None}
+    values = {key: _as_read(value) for key, value in rewrites.items() if value is not None}
     document = Document("rewrite", values, dict.fromkeys(places(values), 0))
-    rewrites = document.validate(Rewrites)
-    with allowed(bool(rewrites.python)):  # whoever names code in a call consents to it
-        return rewritten(graph, rewrites, verify=verify)
+    requested = document.validate(Rewrites)
+    with allowed(bool(requested.python)):  # whoever names code in a call consents to it
+        return rewritten(graph, requested, verify=verify)
 
 
 def rewritten(
@@ -107,7 +106,7 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
     return apply(function, graph, value, verify=verify)
 
 
-def _as_read(value: Any) -> Any:
+def _as_read(value: Json) -> Json:
     """Convert a Python value to one that was read from a file; objects with a graph become it."""
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):

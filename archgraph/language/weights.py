@@ -50,10 +50,6 @@ class WeightsSpec(Base):
     def _same_stars(cls, value: dict[str, str]) -> dict[str, str]:
         for old, new in value.items():
             if old.count("*") != new.count("*"):
-                raise Mistake(
-                    "has another number of * than its name in the file",
-                    place=(old,),
-                    found=new,
-                    expected=f"{old.count('*')} of them, as in {old}",
-                )
+                message = "has another number of * than its name in the file"
+                raise Mistake(message, place=(old,), found=new, expected=f"as many as in {old}")
         return value
