@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # Below one half: of any number of clients some are left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
-    Count,
-    Field(description="clients that have to cover a value for it to change; else it stays"),
+    Count, Field(description="clients that have to cover a value for it to change; else it stays")
 ]
 
 
@@ -205,8 +204,7 @@ def _named(value: object) -> object:
 
 
 Aggregate = Annotated[
-    AggregateSpec,
-    BeforeValidator(_named, json_schema_input_type=Literal["median"] | AggregateSpec),
+    AggregateSpec, BeforeValidator(_named, json_schema_input_type=Literal["median"] | AggregateSpec)
 ]
 
 

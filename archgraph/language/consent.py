@@ -67,8 +67,9 @@ def needs_consent(name: str, base: type) -> bool:
     except ImportError:
         return True
     # Modules have more names than those they define: `archgraph.demo.network:torch` is not ours.
-    shipped = isinstance(value, type) and value.__module__.partition(".")[0] == _PACKAGE
-    return not (shipped and issubclass(value, base))
+    if not isinstance(value, type) or value.__module__.partition(".")[0] != _PACKAGE:
+        return True
+    return not issubclass(value, base)
 
 
 def consented(name: str, base: type, where: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
 from archgraph.language.mistakes import abbreviate
+from archgraph.language.model import CallableName
 from archgraph.plain import Json
 
 
@@ -148,17 +149,10 @@ class NamedData(DataSpec):
     known: ClassVar[tuple[str, ...]] = ("dataset", "limit", "bptt", "length", "vocabulary")
 
 
-def _names_function(value: str) -> str:
-    if all(value.partition(":")):
-        return value
-    expected = "package.module:function"
-    raise Mistake("does not name a Python function", found=repr(value), expected=expected)
-
-
 class PythonData(DataSpec):
     """Data that a function of your own returns: training and test set."""
 
-    python: Annotated[str, pydantic.AfterValidator(_names_function)] = Field(
+    python: CallableName = Field(
         json_schema_extra={"pattern": "^[^:]+:.+$"},
         description="the function, `package.module:function`; it returns (train, test), each a "
         "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`",
@@ -198,8 +192,7 @@ def _one_form(value: object) -> object:
 
 
 Target = Annotated[
-    str | TargetSpec,
-    pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec),
+    str | TargetSpec, pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec)
 ]
 TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[

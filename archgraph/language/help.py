@@ -354,10 +354,9 @@ def _type(entry: Json, known: Schema, *, plural: bool = False) -> str:
         return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
     if entry.get("title") in _NOUNS:
         return _NOUNS[entry["title"]][plural]
-    for key in ("anyOf", "oneOf"):
-        if key in entry:
-            words = dict.fromkeys(_type(e, known, plural=plural) for e in entry[key])
-            return " or ".join(filter(None, words))
+    if forms := entry.get("anyOf") or entry.get("oneOf"):
+        words = dict.fromkeys(_type(form, known, plural=plural) for form in forms)
+        return " or ".join(filter(None, words))
     if "const" in entry:
         return str(entry["const"])
     if "enum" in entry:

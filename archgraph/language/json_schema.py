@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from archgraph.language.flat import FlatModel
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.steps import STEPS, RawOptions
+from archgraph.language.steps import STEPS, RawOptions, StepOptions
 from archgraph.plain import Json
 
 Schema: TypeAlias = dict[str, Json]
@@ -25,9 +25,9 @@ def model_schema() -> Schema:
 
 def _add_steps(definitions: Schema) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
-    models = [*dict.fromkeys(row.options for row in STEPS.values()), RawOptions]
+    models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
     mode: JsonSchemaMode = "validation"
-    sources = [(m, mode) for m in (*models, BlockOptions)]
+    sources = [*((m, mode) for m in models), (BlockOptions, mode)]
     names, schemas = models_json_schema(sources, ref_template="#/$defs/{model}")
     definitions |= {k: v for k, v in schemas.get("$defs", {}).items() if k not in definitions}
     for options in models:

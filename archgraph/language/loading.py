@@ -72,10 +72,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load(
-    path: str | os.PathLike[str],
-    choices: Mapping[str, int] | None = None,
-    *,
-    python: bool = False,
+    path: str | os.PathLike[str], choices: Mapping[str, int] | None = None, *, python: bool = False
 ) -> Any:  # not a union, of which each caller would have to exclude one half
     """Read a model file of any form.
 

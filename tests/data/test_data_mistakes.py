@@ -201,8 +201,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "a_name_only": (
         said(python="mydata.make"),
-        "experiment.yaml:8: data.python: does not name a Python function; found "
-        "'mydata.make'; expected package.module:function",
+        "experiment.yaml:8: data.python: is not the name of a callable; found "
+        "'mydata.make'; expected package.module:callable",
     ),
     "no_data": (
         said(partition={"scheme": "iid"}),

@@ -399,7 +399,7 @@ def assert_pulls(found: Family) -> None:
             "model: join\nclients: [{name: a, model: net.yaml}, {name: b, model: other.yaml}]",
             r"family\.yaml:2: model: .*: graphs cannot be joined; no block of the other graph",
         ),
-        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "belongs to a global"),
+        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "belongs to a"),
     ],
 )
 def test_mistakes_of_a_join_are_located(tmp_path: Path, text: str, message: str) -> None:

@@ -20,14 +20,7 @@ from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import ParamValue
 from archgraph.language.lowering.choices import choose
 from archgraph.language.lowering.reader import BlockOptions, StepReader
-from archgraph.language.lowering.scope import (
-    CHANNELS,
-    FEATURES,
-    INPUT,
-    Scope,
-    labels_of,
-    lookup,
-)
+from archgraph.language.lowering.scope import CHANNELS, FEATURES, INPUT, Scope, labels_of, lookup
 from archgraph.language.lowering.shortcut import Shortcut, shortcut_of
 from archgraph.language.model import AuthoredModel, BlockBody, BlockSpec, SectionSpec, Step
 from archgraph.language.steps import Site, StepOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from archgraph.errors import ErrorFacts, SpecError
+from archgraph.errors import SpecError
 from archgraph.hints import nearest, unknown
 from archgraph.language.document import Document
 from archgraph.language.model import AuthoredModel
@@ -60,7 +60,7 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
             document.fail(loc, message, expected="'section.key' or a parameter", hint=hint)
         # An expression, or true, which equals 1, is not among the candidates either.
         if type(now) is not int or now not in candidates:
-            facts: ErrorFacts = {"found": list(candidates), "expected": f"{now} too"}
-            document.fail(loc, "leaves out the written value", **facts)
+            message, expected = "leaves out the written value", f"{now} too"
+            document.fail(loc, message, found=list(candidates), expected=expected)
         written[key] = now
     return written

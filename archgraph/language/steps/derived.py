@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.fields import FieldInfo
 
 from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
@@ -47,7 +46,7 @@ class SchemaOption:
     default: object = _OF_SCHEMA
     type: Json = None
 
-    def field(self, argument: Argument) -> tuple[Json, FieldInfo]:
+    def field(self, argument: Argument) -> tuple[Json, Json]:
         """Return the option as a field of a pydantic model."""
         kind = self.type
         if kind is None:
@@ -105,8 +104,8 @@ def derive(
             specified[argument] = (value,) if listed else value
         return site.call(op, **specified)
 
-    facts = {"sentence": sentence, "example": example or name}
-    STEPS[name] = StepRow(options_model(name, fields), emit, stem or name, main, **facts)
+    model, example = options_model(name, fields), example or name
+    STEPS[name] = StepRow(model, emit, stem or name, main, sentence=sentence, example=example)
 
 
 _ACTIVATIONS = {
