@@ -86,9 +86,8 @@ class ArchGraphError(Exception):
         facts: ErrorFacts = {**self.facts, "hint": hint or self.hint}
         return (kind or type(self))(self.message, where=where, **facts)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with all parts: errors cross process borders (xdist, simulation workers)."""
-        return type(self), (self.message,), self.__dict__
+    # Errors cross process borders with all parts: BaseException pickles `args` and `__dict__`, and
+    # `args` is the message alone, which is all that a subclass may require.
 
 
 class GraphError(ArchGraphError):

@@ -19,10 +19,11 @@ class Base(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
-        strict=True,
+        strict=True,  # '3' in quotes is text
         frozen=True,
+        # `from`, `as` and `with` are aliases, since Python has these words for itself.
         populate_by_name=True,
-        allow_inf_nan=False,
+        allow_inf_nan=False,  # which JSON lacks
         # Built when the first file of its kind is read: a file uses few of them.
         defer_build=True,
     )

@@ -195,6 +195,7 @@ class AggregateSpec(_Rules):
         if self.clip is None:
             return 1.0
         relative = self.clip == "median"
+        # A norm grows with the number of weights, in which tiers differ; a mean square does not.
         largest, norm = (median, size.rms) if relative else (float(self.clip), size.norm)
         return largest / norm if norm > largest > 0 else 1.0
 

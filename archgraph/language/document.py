@@ -40,6 +40,7 @@ def places(value: Json, loc: Place = ()) -> Iterator[Place]:
             yield from places(item, (*loc, key))
 
 
+# Compared and hashed by identity: what is computed from a file is cached by its document.
 @dataclass(frozen=True, eq=False)
 class Document:
     """The content of a YAML file; equal files that were read once are one document.
@@ -149,6 +150,7 @@ class FromFile(Base):
 
     def read_from(self, document: Document) -> Self:
         """Record the document that these values were read from, and return them."""
+        # Private attributes may be set on a frozen model, and are no part of its value.
         self._document, self._changed = document, frozenset()
         return self
 

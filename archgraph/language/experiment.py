@@ -80,6 +80,7 @@ class EvaluateSpec(Base):
             >>> [number for number in range(1, 12) if late.due(number, 11)]
             [8, 10, 11]
         """
+        # Not rounded: after 0.7 of 11 rounds, 7.7, the eighth is the first.
         begun = round > rounds_of(self.after or 0.0, rounds)
         return round == rounds or (begun and round % self.every == 0)
 
@@ -177,6 +178,7 @@ class EngineSpec(Base):
             >>> EngineSpec(device="cuda").places, EngineSpec(device="cuda", workers=2).places
             ((), ('cuda',))
         """
+        # A deadline is kept by ending the process of the client.
         apart = len(self.devices) > 1 or (self.workers or 1) > 1 or self.deadline is not None
         return self.devices if apart and self.kind_of_device != "cpu" else ()
 
@@ -249,6 +251,7 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
 
 def strategy_options(cls: type[DataclassInstance]) -> list[dataclasses.Field[Json]]:
     """Return the fields of a strategy that are options: its own, then inherited ones."""
+    # `dataclasses.fields` begins with the base class; help begins with what is the method's own.
     own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
     fields = (field for field in dataclasses.fields(cls) if field.init)
     return sorted(fields, key=lambda field: own_first.index(field.name))
@@ -394,6 +397,7 @@ class ExperimentSpec(FromFile):
     @property
     def strategy_name(self) -> str:
         """Name of the strategy, or of its Python class (``package.module:Class``)."""
+        # The options of a Python class stand beside `python`, in any order.
         return str(self.strategy.get("python", next(iter(self.strategy))))
 
     @property

@@ -27,6 +27,7 @@ PythonRewrites = Annotated[
     ),
 ]
 
+# Its fields are made of the rows of the registry, which a type checker does not see.
 if TYPE_CHECKING:
     import torch
 
@@ -83,6 +84,7 @@ class MemberSpec(Rewrites, _Client):
     def _consistent(self) -> MemberSpec:
         if self.model is not None and self.choose is not None:
             raise Mistake("has both a model and choices", place=("choose",))
+        # One is the default, which a file that names owners leaves out.
         if self.owners is not None and self.count not in (1, len(self.owners)):
             numbers = f"{len(self.owners)} names, count: {self.count}"
             message = "names another number of clients than it counts"
@@ -148,6 +150,7 @@ class FamilySpec(FromFile):
             if self.owners and member.owners is None:
                 message = "lacks `owners`, which other clients have"
                 raise Mistake(message, place=loc, found=member.name)
+            # Shares, `also` and figures name a kind of client.
             if member.name in names:
                 message, loc = "names two kinds of client alike", (*loc, "name")
                 raise Mistake(message, place=loc, found=repr(member.name))

@@ -137,7 +137,7 @@ def _value(document: Document, loc: Place, text: str) -> Value:
 def line_of(document: Document, where: str) -> int:
     """Return the line of a flat file on which a node (``%name …``), a leaf or an update stands.
 
-    Where there is no such line, that of the key that ``where`` names, or else of the nodes.
+    Without such a line, return that of the key that ``where`` names, or else of the nodes.
     """
     name = where.partition(" in ")[0]
     if name.startswith("%"):

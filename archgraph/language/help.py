@@ -275,6 +275,7 @@ def _strategy(name: str) -> Topic:
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):  # what several strategies share is described in their base
         _, _, described = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        # Google's style: a field is indented by four, the lines that go on by more.
         sentences |= re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE)
     types = typing.get_type_hints(cls)
     options = []
@@ -308,7 +309,7 @@ def _sentence(model: type[pydantic.BaseModel]) -> str:
 def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
     described = model.model_json_schema()
     known = described.get("$defs", {})
-    if "$ref" in described:
+    if "$ref" in described:  # a model that contains itself: blocks in blocks
         described = known[described["$ref"].rpartition("/")[2]]
     return _described(described, known)
 

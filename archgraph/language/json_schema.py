@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from archgraph.language.flat import FlatModel
@@ -27,7 +27,8 @@ def _add_steps(definitions: Schema) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
     models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
     mode: JsonSchemaMode = "validation"
-    sources = [*((m, mode) for m in models), (BlockOptions, mode)]
+    sources: list[tuple[type[BaseModel], JsonSchemaMode]]
+    sources = [(m, mode) for m in (*models, BlockOptions)]
     names, schemas = models_json_schema(sources, ref_template="#/$defs/{model}")
     definitions |= {k: v for k, v in schemas.get("$defs", {}).items() if k not in definitions}
     for options in models:

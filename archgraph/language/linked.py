@@ -89,6 +89,7 @@ def read_experiment(
     _shared(document, spec, family)
     _trained_too(document, spec, family)
     updates = {"family": family, "data": _data(document, spec.data)}
+    # Not by `beside`: with its SHA-256 the file need not be there for a check.
     if spec.weights is not None:
         file = (Path(document.file).parent / Path(spec.weights.file).expanduser()).absolute()
         updates["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
@@ -144,12 +145,11 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
     # With a share for every kind nothing may be left; otherwise the rest needs something.
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):
-        whose, expected = (
-            ("some data to no client", "1 together")
-            if complete
-            else ("no data to the other clients", "less than 1 together")
-        )
-        document.fail(loc, f"leaves {whose}", found=f"{total:g}", expected=expected)
+        message = "leaves no data to the other clients"
+        if complete:
+            message = "leaves some data to no client"
+        expected = "1 together" if complete else "less than 1 together"
+        document.fail(loc, message, found=f"{total:g}", expected=expected)
 
 
 def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
@@ -169,7 +169,7 @@ def _family(document: Document) -> FamilySpec:
     spec = document.validate(FamilySpec)
 
     def source(model: object, loc: Place) -> object:
-        if isinstance(model, str) and model != "join":
+        if isinstance(model, str):
             return str(beside(document, model, loc))
         return anchored(model, Path(document.file).parent.absolute())
 
@@ -177,5 +177,5 @@ def _family(document: Document) -> FamilySpec:
         member.model_copy(update={"model": source(member.model, ("clients", i, "model"))})
         for i, member in enumerate(spec.clients)
     )
-    update = {"model": source(spec.model, ("model",)), "clients": clients}
-    return spec.model_copy(update=update).read_from(document)
+    model = spec.model if spec.model == "join" else source(spec.model, ("model",))
+    return spec.model_copy(update={"model": model, "clients": clients}).read_from(document)

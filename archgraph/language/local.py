@@ -89,6 +89,7 @@ class LocalOptions(Base):
     def lr_at(self, round: int, rounds: int) -> float:
         """Return the learning rate in a round (counted from 1)."""
         rise = rounds_of(self.warmup, rounds)
+        # Up: the rate is full in the round in which the warm-up ends. Down: so the cosine begins.
         if round <= rise:
             return self.lr * round / math.ceil(rise)
         if self.schedule == "cosine":

@@ -52,6 +52,8 @@ class Step:
     """A step as written: a name, and its options or the bare value of its main one."""
 
     name: str
+    # Read when the row of the step is known (`lowering.reader`): a union of all rows would answer
+    # one wrong key with the mistakes of sixty of them.
     options: Json = None
 
     @classmethod
@@ -182,7 +184,7 @@ Input = Annotated[InputSpec, bare("shape", tuple, tuple[Count, ...] | InputSpec)
 def _identifiers(value: dict[str, InputSpec]) -> dict[str, InputSpec]:
     if not value:
         raise Mistake("is empty", expected="name: [sizes without the batch]")
-    for name in value:
+    for name in value:  # they become parameters of the module's forward(self, …)
         if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
             message = "cannot be the name of an argument of forward"
             raise Mistake(message, place=(name,), found=repr(name), expected="an identifier")
@@ -236,6 +238,7 @@ def anchored(value: Json, base: Path) -> Json:
     if not isinstance(value, Mapping):
         return value
     result = {key: anchored(item, base) for key, item in value.items()}
+    # A new mapping: what was read from the file is shared by all who read it.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)

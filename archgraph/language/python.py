@@ -46,6 +46,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
     from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
 
     where = document.where(("python",))
+    # No devices: saving the generators of all GPUs would start CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         if reads_folder(spec.python):
@@ -132,6 +133,7 @@ def _safe(document: Document, loc: Place, args: Mapping[str, Json], *, weights: 
 
 def _closed(document: Document, loc: Place, name: str, args: dict[str, Json]) -> None:
     """Add to a reader's arguments what keeps it on this machine and away from pickles and code."""
+    # Without weights: configurations and tokenizers have none.
     args[FOLDER] = str(_safe(document, loc, args, weights=False))
     for key, value in _CLOSED.get(_package(name), {}).items():
         if args.setdefault(key, value) != value:

@@ -98,6 +98,7 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
     function = import_named(name, Rewritten, name)
     if value is True:
         return apply(function, graph, verify=verify)
+    # A mapping is either the options or the value itself, {axis: size}: the names decide.
     options = [*inspect.signature(function).parameters][1:]
     if isinstance(value, Mapping) and set(value) <= set(options):
         return apply(function, graph, verify=verify, **value)

@@ -1,4 +1,4 @@
-"""Examples that are held out of training, and what is selected by them."""
+"""Held-out training examples, and what is selected by them."""
 
 from __future__ import annotations
 

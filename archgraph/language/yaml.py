@@ -1,9 +1,9 @@
 """Reading YAML: a parser's events become plain data, with the line of every key.
 
 libyaml is the parser, ten times as fast as one in Python. Only mappings, sequences and plain
-scalars are read; nothing is constructed, no tag is followed. What a file may ask for is bounded
-(:mod:`archgraph.limits`) while it is read, not afterwards: depth, keys and values (aliases count
-each time they are used).
+scalars are read; nothing is constructed, no tag is followed. Limits (:mod:`archgraph.limits`) on
+depth and on the number of keys and values (aliases count each time they are used) apply while a
+file is read, not afterwards.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     """Read a YAML file; an ONNX file has no keys.
 
     Raises:
-        SpecError: If it is missing, no plain YAML, or asks for too much.
+        SpecError: If it is missing, is not plain YAML, or exceeds a limit.
     """
     if is_onnx(path):
         return Document(str(path), {}, {})
@@ -261,7 +261,7 @@ def parse_document(text: str, file: str) -> Document:
     """Read YAML text; ``file`` names it in messages.
 
     Raises:
-        SpecError: If it is not plain YAML mapping, or asks for too much.
+        SpecError: If it is not a mapping in plain YAML, or exceeds a limit.
 
     Example:
         >>> parse_document("a: [1, {b: yes}]", "x.yaml").data

@@ -380,8 +380,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "target_said_twice": (
         table(target={"values": "y", "classes": "y"}),
-        "experiment.yaml:9: data.target: must describe the target in one way; found values and "
-        "classes; expected the name of a column, or one of classes, labels, values",
+        "experiment.yaml:9: data.target: must describe the target in one way; found classes and "
+        "values",
     ),
     "empty_table": (
         table(lambda text: text.split("\n")[0] + "\n"),

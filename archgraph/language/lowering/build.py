@@ -77,6 +77,7 @@ class _Lowering:
             for name, spec in model.inputs.items()
         }
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
+        # Known beforehand, so that an error tells "made later" from "unknown".
         later = frozenset(labels | {s.name for s in model.sections})
         root = Scope("", values, model.params, later=later)
         x = next(iter(values.values()))
@@ -120,6 +121,7 @@ class _Lowering:
         """Lower a section of plain steps; all later sections know the names that they give."""
         steps = section.steps or ()
         scope = Scope(section.name, {INPUT: x}, self._with_sizes(root.params, x), root, root.later)
+        # Here, and not only step by step: these names are put into the root's at the end.
         for index, label in enumerate(labels_of(steps)):
             if label in root.values:
                 self.reader.duplicate(label, (*loc, index, steps[index].name, "as"))
@@ -206,6 +208,7 @@ class _Lowering:
             self.document.fail(loc, "is nested too deeply", found=chain, expected=expected)
         # A block in place has no parameters of its own: it sees those of the block around.
         defaults = block.params if isinstance(block, BlockSpec) else {}
+        # Inner names hide outer ones, as in Python.
         params = {**outer.params, **defaults, **arguments}
         for key in defaults:
             if params[key] is None:
@@ -228,6 +231,7 @@ class _Lowering:
         """Return the parameters, and the sizes of a list's input."""
         shape = self.draft.shape(x)
         sizes = {}
+        # No integer where the axis depends on the batch.
         if len(shape) > 1 and isinstance(shape[1], int):
             sizes[CHANNELS] = shape[1]
         if shape and isinstance(shape[-1], int):
@@ -267,6 +271,7 @@ class _Lowering:
         self, steps: Sequence[Step], loc: Place, scope: Scope, x: Ref, modules: Sequence[str]
     ) -> Ref:
         """Lower a list of steps, one after the other, on a value."""
+        # All names first: a batch norm anywhere in the list decides on the bias of convolutions.
         names = [self.reader.step_name(s, scope.params, (*loc, i)) for i, s in enumerate(steps)]
         normalised = any(map(_is_norm, names))
         labels = labels_of(steps)

@@ -85,7 +85,7 @@ class StepReader:
         """Check names and options of steps, whether a section uses them or not."""
         for index, step in enumerate(steps):
             here = (*loc, index)
-            if is_expression(step.name):
+            if is_expression(step.name):  # known only where the block is used
                 continue
             if step.name == "block":
                 options = self.options(BlockOptions, step, "steps", here, None)
@@ -159,6 +159,7 @@ class StepReader:
         inner = (*loc, step.name)
         if not isinstance(data, dict):
             self._not_a_mapping(inner, data, "parameters")
+        # `from`, `as` and `name` are the step's; all else are parameters of the block.
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         arguments: dict[str, ParamValue] = {}
         for key, value in data.items():
@@ -180,7 +181,7 @@ class StepReader:
             return resolve_expressions(value, params)
 
     def step_name(self, step: Step, params: Mapping[str, ParamValue], loc: Place) -> str:
-        """Return the name of a step, resolved if it is a parameter."""
+        """Return the name of a step, resolved if it is a parameter (``- $activation``)."""
         if not is_expression(step.name):
             return step.name
         name = self.resolve(step.name, params, loc)

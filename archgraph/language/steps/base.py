@@ -136,6 +136,7 @@ def add_step(
 
     def add(function: Callable[..., Ref]) -> Callable[..., Ref]:
         # The function is the only description of a step: schema, help and defaults follow from it.
+        # Evaluated, since `from __future__ import annotations` leaves annotations as text.
         signature = inspect.signature(function, eval_str=True)
         fields: dict[str, Any] = {}
         for key, parameter in list(signature.parameters.items())[2:]:
@@ -157,7 +158,7 @@ def add_step(
 
 def options_model(name: str, fields: dict[str, Any]) -> type[StepOptions]:
     """Build the pydantic model of a step's options."""
-    if not fields:
+    if not fields:  # one model for all of them, and so one definition in the schema
         return StepOptions
     title = "".join(word.capitalize() for word in name.split("_"))
     return pydantic.create_model(f"{title}Options", __base__=StepOptions, **fields)

@@ -147,6 +147,7 @@ def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
 def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
     """Run one layer in one direction, from zeros."""
     out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
+    # In torch.nn's order: the operator tells its parameters apart by their positions.
     shapes: dict[str, tuple[int, ...]] = {
         "weight_ih": (rows, site.size(x, -1)),
         "weight_hh": (rows, out),

@@ -70,7 +70,7 @@ def _layer_scale(
 ) -> Ref:
     """Multiply each feature by a learned factor."""
     rank = len(site.shape(x))
-    after = rank - 1 - dim % rank
+    after = rank - 1 - dim % rank  # axes of size 1, so that the weight broadcasts
     weight = site.parameter("weight", (site.size(x, dim), *(1,) * after))
     return site.call("aten.mul.Tensor", self=x, other=weight)
 
