@@ -17,7 +17,7 @@ difference between two files is a difference between two architectures::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
 from pydantic import Field
@@ -59,9 +59,14 @@ def quoted(text: str) -> str:
     return f'"{"".join(signs)}"'
 
 
-def _block(key: str, lines: Iterable[str]) -> list[str]:
+def _part(key: str, lines: Iterable[object], mark: str = "") -> list[str]:
+    """Return the lines of a key and what it holds, or none if it holds nothing."""
     content = [f"  {line}" for line in lines]
-    return [f"{key}: |", *content] if content else []
+    return [f"{key}:{mark}", *content] if content else []
+
+
+def _pairs(pairs: Iterable[tuple[str, Value]]) -> Iterator[str]:
+    return (f"{quoted(key)}: {quoted(show(value))}" for key, value in pairs)
 
 
 def dump(graph: ArchGraph) -> str:
@@ -83,25 +88,21 @@ def dump(graph: ArchGraph) -> str:
         outputs: "%x"
         <BLANKLINE>
     """
+    sections = (f"{quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections)
+    modes = (f"{quoted(path)}: {'train' if flag else 'eval'}" for path, flag in graph.flags)
     lines = [
         "archgraph: 1",
         f"name: {quoted(graph.name)}",
-        "inputs:" if graph.inputs else "inputs: {}",
+        *(_part("inputs", _pairs(graph.inputs)) or ["inputs: {}"]),
+        # As text of its own, `|`: a line of the file is a line of `print(graph)`, without quotes.
+        *_part("leaves", graph.params, " |"),
+        *_part("nodes", graph.nodes, " |"),
+        f"outputs: {quoted(show(graph.outputs))}",
+        *_part("updates", _pairs(graph.updates)),
+        *_part("sections", sections),
+        *_part("notes", (f"- {quoted(note)}" for note in graph.notes)),
+        *_part("modes", modes),
     ]
-    lines += [f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.inputs]
-    lines += _block("leaves", map(str, graph.params))
-    lines += _block("nodes", map(str, graph.nodes))
-    lines.append(f"outputs: {quoted(show(graph.outputs))}")
-    if graph.updates:
-        lines += ["updates:", *(f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.updates)]
-    if graph.sections:
-        lines.append("sections:")
-        lines += [f"  {quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections]
-    if graph.notes:
-        lines += ["notes:", *(f"  - {quoted(note)}" for note in graph.notes)]
-    if graph.flags:
-        modes = ((path, "train" if flag else "eval") for path, flag in graph.flags)
-        lines += ["modes:", *(f"  {quoted(path)}: {mode}" for path, mode in modes)]
     text = "\n".join(lines) + "\n"
     if (lost := _difference(graph, text)) is not None:
         raise GraphError("cannot be written without loss", found=lost, hint="rename it")

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
 
 import pydantic
 
@@ -31,14 +30,11 @@ from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
-from archgraph.language.kinds import file_kinds
+from archgraph.language.kinds import JsonSchema, file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.rewrites.registry import RewriteRow, rewrite_rows
-
-# A JSON schema, or the ones that it refers to, by name.
-Schema: TypeAlias = Mapping[str, Json]
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -314,7 +310,7 @@ def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
     return _described(described, known)
 
 
-def _described(described: Schema, known: Schema) -> Iterator[HelpOption]:
+def _described(described: JsonSchema, known: JsonSchema) -> Iterator[HelpOption]:
     """Yield the keys of a mapping that a JSON schema describes."""
     for name, entry in described["properties"].items():
         needed = name in described.get("required", ())
@@ -344,7 +340,7 @@ _NOUNS = {
 }
 
 
-def _type(entry: Json, known: Schema, *, plural: bool = False) -> str:
+def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
     """Describe what a JSON schema admits, in words."""
     if entry is True:
         return "anything"
@@ -374,7 +370,7 @@ def _type(entry: Json, known: Schema, *, plural: bool = False) -> str:
     return f"{_NOUNS[kind][plural]}{_range(entry)}"
 
 
-def _range(entry: Schema) -> str:
+def _range(entry: JsonSchema) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     known = {sign: entry[key] for key, sign in signs.items() if key in entry}
     bounds = [f"{sign} {bound:g}" for sign, bound in known.items() if bound != MAX_SIZE]

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from archgraph.language.flat import FlatModel
+from archgraph.language.kinds import JsonSchema
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 from archgraph.plain import Json
 
-Schema: TypeAlias = dict[str, Json]
 
-
-def model_schema() -> Schema:
+def model_schema() -> JsonSchema:
     """Return the JSON schema of model files, what a step may be included."""
     described = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
     _add_steps(described["$defs"])
     return {key: _link(value) for key, value in described.items()}
 
 
-def _add_steps(definitions: Schema) -> None:
+def _add_steps(definitions: JsonSchema) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
     models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
     mode: JsonSchemaMode = "validation"
@@ -42,7 +39,7 @@ def _add_steps(definitions: Schema) -> None:
         "pattern": r"\$",
         "description": "$name, or arithmetic: $width * 6 // 2",
     }
-    forms: list[Schema] = []
+    forms: list[JsonSchema] = []
     for name, row in STEPS.items():
         values = [names[row.options, mode], {"type": "null"}]
         if row.main:  # its bare value
@@ -77,6 +74,6 @@ def _link(value: Json) -> Json:
     return [_link(v) for v in value] if isinstance(value, list) else value
 
 
-def _one(name: str, options: Schema) -> Schema:
+def _one(name: str, options: JsonSchema) -> JsonSchema:
     only = {"properties": {name: options}, "required": [name], "additionalProperties": False}
     return {"type": "object", **only}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # What checks of many files share: experiments of a study, data sets. Its keys are theirs to choose.
 Cache: TypeAlias = dict[str, Any]
+JsonSchema: TypeAlias = dict[str, Json]
 GROUP = "archgraph.files"
 NOT_IMPORTED = "not imported"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -51,7 +52,7 @@ class FileKind:
     name: str
     rank: int
     keys: frozenset[str]
-    schema: Callable[[], dict[str, Json]]
+    schema: Callable[[], JsonSchema]
     mappings: Callable[[], Mapping[str, type[pydantic.BaseModel]]]
     check: Callable[[Path, Cache], str]
 
@@ -80,7 +81,7 @@ def kind_of(data: object) -> str:
     return next((kind.name for kind in file_kinds().values() if keys & kind.keys), "")
 
 
-def schema(kind: str) -> dict[str, Json]:
+def schema(kind: str) -> JsonSchema:
     """Return the JSON schema of a kind of file, for editors.
 
     Args:
@@ -115,7 +116,7 @@ def without_consent(source: Document) -> bool:
     return any(needs_consent(name, torch.nn.Module) for name in python_names(source.data))
 
 
-def _schema() -> dict[str, Json]:
+def _schema() -> JsonSchema:
     from archgraph.language.json_schema import model_schema
 
     return model_schema()

@@ -25,7 +25,7 @@ from archgraph.language.model import anchored
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.plain import Json
 
-Weights: TypeAlias = dict[str, torch.Tensor]
+FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str]) -> FamilySpec:
@@ -62,7 +62,7 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> Expe
 
 
 def read_experiment(
-    document: Document, weights: Mapping[Place, Weights] = MappingProxyType({})
+    document: Document, weights: Mapping[Place, FirstWeights] = MappingProxyType({})
 ) -> ExperimentSpec:
     """Read the experiment in a document; files that it names are relative to the document.
 
@@ -96,9 +96,9 @@ def read_experiment(
     return spec.model_copy(update=updates).read_from(document)
 
 
-def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, Weights]]:
+def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, FirstWeights]]:
     """Convert Python values to a document, with models as text, and weights by place."""
-    weights: dict[Place, Weights] = {}
+    weights: dict[Place, FirstWeights] = {}
 
     def plain(value: Json, loc: Place = ()) -> Json:
         if isinstance(value, torch.nn.Module):
