@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from archgraph.language.document import Document
 
-# What checks of many files share: experiments of a study, data sets. Its keys are theirs to choose.
+# What the checks of many files share, by key: families that are resolved already.
 Cache: TypeAlias = dict[str, Any]
 JsonSchema: TypeAlias = dict[str, Json]
 GROUP = "archgraph.files"
