@@ -201,6 +201,7 @@ class AggregateSpec(_Rules):
 
 
 def _named(value: object) -> object:
+    # `aggregate: median`, the one rule that needs no options.
     return {value: {}} if isinstance(value, str) else value
 
 

@@ -89,6 +89,7 @@ def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
             raise SpecError("is not there", where=str(path), expected="a file or a folder")
         files = [path]
         if path.is_dir():
+            # In one order on every machine: file systems list as they like.
             files = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
             if not files:
                 raise SpecError("holds no YAML file", where=str(path))

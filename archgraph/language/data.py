@@ -17,6 +17,7 @@ from archgraph.plain import Json
 
 
 def _at_most_all(value: dict[str, float]) -> dict[str, float]:
+    # Up to rounding: shares that sum to 1 on paper may sum to a little more.
     total = sum(value.values())
     if total > 1 and not math.isclose(total, 1):
         raise Mistake("share out more than there is", found=f"{total:g}", expected="at most 1")
@@ -312,7 +313,7 @@ def as_learned(data: DataSpec, task: str | None) -> DataSpec:
     form, target = _LEARNED.get(task or ""), getattr(data, "target", None)
     if form is None or not isinstance(target, str):
         return data
-    column = (target,) if form == "labels" else target
+    column = (target,) if form == "labels" else target  # labels are several columns
     return data.model_copy(update={"target": TargetSpec.model_validate({form: column})})
 
 

@@ -282,7 +282,7 @@ StrategyChoice = Annotated[
 
 
 _DEPENDS = "what becomes of one client would depend on the others; `privacy` clips"
-# Keys that break the promise of `privacy`, and why.
+# Keys that break the promise of `privacy`, and why: the proof takes one clipped update per client.
 _NOT_PRIVATE = {
     "aggregate": _DEPENDS,
     "bound": _DEPENDS,

@@ -136,6 +136,7 @@ class FamilySpec(FromFile):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> FamilySpec:
+        # A join is made of the clients' models, so that there is nothing to choose or change.
         absent = self.model in (None, "join")
         if absent and (self.choose or self.change != Rewrites()):
             key = "choose" if self.choose else "change"

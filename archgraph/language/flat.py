@@ -116,6 +116,7 @@ def _difference(graph: ArchGraph, text: str) -> str | None:
     if back == graph:
         return None
     ours, theirs = (*graph.params, *graph.nodes), (*back.params, *back.nodes)
+    # Lengths differ where a name has a line break.
     different = (str(a) for a, b in zip(ours, theirs, strict=False) if a != b)
     return next(different, "inputs, outputs, updates or sections")
 

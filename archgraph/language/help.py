@@ -190,7 +190,7 @@ def topic(name: str) -> Topic:
     same = [k for k in keys if k == name] or [k for k in keys if k.endswith(f".{key}")]
     if len(same) == 1:
         mapping, option = keys[same[0]]
-        alone = dataclasses.replace(option, sentence="")
+        alone = dataclasses.replace(option, sentence="")  # which is the topic's own
         value = option.example or option.default.removesuffix("required")
         inner = re.search(r"mapping `([^`]*)`", option.type)
         usage = f"{key}: {value}" if value else mapping.example
@@ -200,6 +200,7 @@ def topic(name: str) -> Topic:
         return Topic(key, mapping.name, option.sentence, (alone,), example=example)
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
+    # A word of a description comes last: it finds what a person calls by another name.
     words = [*known, *strategies, *keys, *(k.partition(".")[2] for k in keys)]
     asked = name.replace("_", " ")
     about = [k for k, (_, option) in keys.items() if asked in option.sentence]

@@ -135,6 +135,7 @@ def _read(
         from archgraph.onnx.read import read
 
         return read(document.file, choices)
+    # The other two forms have `sections`, too: lists of the names of blocks.
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None

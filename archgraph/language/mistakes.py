@@ -94,6 +94,7 @@ def raise_mistake(
 def _fail_choice(document: Document, fault: ErrorDetails, loc: Place) -> NoReturn:
     """Raise the error for a value outside a list of choices."""
     facts = fault["ctx"]
+    # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
     wrong = facts.get("tag", fault["input"])

@@ -48,6 +48,7 @@ class WeightsSpec(Base):
     @pydantic.field_validator("rename")
     @classmethod
     def _same_stars(cls, value: dict[str, str]) -> dict[str, str]:
+        # The n-th star on one side stands for the same text as the n-th on the other.
         for old, new in value.items():
             if old.count("*") != new.count("*"):
                 message = "has another number of * than its name in the file"

@@ -24,7 +24,7 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
             expected = f"one of {', '.join(map(str, model.choices[key]))}"
             message = f"is not a candidate of {key!r}"
             document.fail(("choices", key), message, found=value, expected=expected)
-    written_choices(document, model)
+    written_choices(document, model)  # for its errors, of choices that stay as written, too
     params = model.params | {k: v for k, v in choices.items() if "." not in k}
     sections = []
     for section in model.sections:

@@ -64,6 +64,7 @@ def lookup(
     value = scope.find(name)
     if value is not None:
         return value
+    # A cycle first: moving a step up, the advice about a later one, would not break it.
     labels = labels_of(steps)
     if name in labels:
         if path := _cycle(steps, labels, index, labels.index(name)):

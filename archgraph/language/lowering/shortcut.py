@@ -83,6 +83,7 @@ class Shortcut:
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
         """Emit a 1×1 convolution or a linear map, and a batch norm if the steps end in one."""
+        # The rows of the table emit it, so that it is what a person would write as steps.
         site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
         norm = self.normalised if options.batch_norm is None else options.batch_norm
         have = self.draft.shape(x)
@@ -105,7 +106,7 @@ def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
     """Return the stride of the 1×1 projection between two shapes; None if none fits."""
     if len(have) != len(want) or have[0] != want[0] or len(want) < 2:
         return None
-    if len(want) < 4 and have[:-1] == want[:-1]:
+    if len(want) < 4 and have[:-1] == want[:-1]:  # a linear map of the last axis
         return 1
     pairs = list(zip(have[2:], want[2:], strict=True))
     # A stride s leaves ceil(a / s) positions; the sizes above 1 say which it was.

@@ -21,6 +21,7 @@ def _reshape(
     ],
 ) -> Ref:
     """Give the same numbers another shape; the batch axis stays."""
+    # The batch stays an axis of its own, whatever its size is when the network runs.
     return site.call("aten.reshape", self=x, shape=(Batch(), *shape))
 
 
@@ -71,6 +72,7 @@ def _mul(
 ) -> Ref:
     """Multiply two or more values, or a value and a number."""
     if isinstance(other, float | int):
+        # A float, so that 2 and 2.0 give one graph.
         return site.call("aten.mul.Tensor", self=xs[0], other=float(other))
     return functools.reduce(
         lambda a, b: site.call("aten.mul.Tensor", self=a, other=b), _operands(site, other, xs)

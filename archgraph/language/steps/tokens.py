@@ -138,6 +138,7 @@ def _projections(
         return query, key, value
     if context is not None:
         raise Mistake("cannot be fused with another context", place=("fused",))
+    # One product instead of three; query, key and value in the order of `in_proj_weight`.
     joint = _linear_map(site.within("qkv"), x, 3 * inner, bias)
     parts = site.call("aten.split_with_sizes", self=joint, split_sizes=(inner,) * 3, dim=-1)
     query, key, value = (site.call("getitem", source=parts, index=i) for i in range(3))
