@@ -24,8 +24,8 @@ def _add_steps(definitions: JsonSchema) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
     models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
     mode: JsonSchemaMode = "validation"
-    sources: list[tuple[type[BaseModel], JsonSchemaMode]]
-    sources = [(m, mode) for m in (*models, BlockOptions)]
+    sources: list[tuple[type[BaseModel], JsonSchemaMode]] = [(m, mode) for m in models]
+    sources.append((BlockOptions, mode))
     names, schemas = models_json_schema(sources, ref_template="#/$defs/{model}")
     definitions |= {k: v for k, v in schemas.get("$defs", {}).items() if k not in definitions}
     for options in models:

@@ -104,7 +104,8 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
         message = "loads nothing: the folder has none of this model's weights"
         hint = "name the class that the folder's config.json names"
         actual = listed(sorted(report["unexpected_keys"])) or "no weights"
-        raise SpecError(message, where=where, found=actual, hint=hint)
+        expected = listed(sorted(parameters))
+        raise SpecError(message, where=where, found=actual, expected=expected, hint=hint)
     return model
 
 

@@ -171,8 +171,7 @@ MISTAKES = {
         python_model("made_here:Net", "{x: [2]}"),
         "show net.yaml",
         "net.yaml:2: python: names Python code, which is not run without your consent; found "
-        "made_here:Net; if you trust the file and that code: --python at the command line, "
-        "python=True in Python",
+        "made_here:Net; if you trust it: --python at the command line, python=True in Python",
     ),
     "an input by another name": Mistake(
         python_model("made_here:Net", "{image: [2]}"),
