@@ -206,13 +206,14 @@ MISTAKES = {
     "a family instead of an experiment": Mistake(
         {},
         "run family.yaml",
-        "family.yaml:1: is a family, not an experiment; name it in an experiment, family: family.yaml",
+        "family.yaml:1: is a family, not an experiment; name it in an experiment, "
+        "family: family.yaml",
     ),
     "a model instead of an experiment": Mistake(
         {},
         "run model.yaml",
-        "model.yaml:1: is a model, not an experiment; name it in an experiment, family: {model: model.yaml, clients: "
-        "[{name: all, count: 4}]}",
+        "model.yaml:1: is a model, not an experiment; name it in an experiment, "
+        "family: {model: model.yaml, clients: [{name: all, count: 4}]}",
     ),
     "a model file that is not there": Mistake(
         family("model.yaml", "modle.yaml"),
