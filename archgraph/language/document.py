@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,16 +94,6 @@ class Document:
                 error.where = ": ".join(filter(None, (self.where(loc), error.where)))
             raise
 
-    def at(self, loc: Place) -> Json:
-        """Return the value at a place; None if the file lacks it."""
-        value = self.data
-        for key in loc:
-            try:
-                value = value[key]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
-
     def validate(self, model: type[M]) -> M:
         """Validate the data as a pydantic model.
 
@@ -128,7 +120,7 @@ class Document:
         size = len(loc)
         lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == loc}
         texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == loc}
-        return Document(self.file, self.at(loc), lines, texts)
+        return Document(self.file, functools.reduce(operator.getitem, loc, self.data), lines, texts)
 
 
 class FromFile(Base):

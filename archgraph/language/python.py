@@ -7,7 +7,6 @@ import inspect
 import math
 import operator
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any  # what a callable of the user's returns
 
 import pydantic
@@ -93,8 +92,7 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
     # transformers only warns about weights that it draws anew: its report says which.
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
-    _safe(document, ("args",), args, weights=True)
-    result = _made(document, (), spec.python, args)
+    result = _made(document, (), spec.python, args, weights=True)
     if not isinstance(result, tuple):
         return result
     model, report = result
@@ -113,33 +111,27 @@ def _package(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-def _safe(document: Document, loc: Place, args: Mapping[str, Json], *, weights: bool) -> Path:
-    """Return the folder argument of a reader; refuse weights that are not safe to load."""
-    loc = (*loc, FOLDER)
-    name = args.get(FOLDER)
-    if not isinstance(name, str) or not name:
-        document.fail(loc, "is not the name of a folder", found=abbreviate(name))
-    folder = beside(document, name, loc, folder=True)
+def _closed(
+    document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool
+) -> dict[str, Json]:
+    """Return a reader's arguments with what keeps it on this machine, off pickles and code."""
+    folder_loc = (*loc, FOLDER)
+    if not isinstance(folder_name := args.get(FOLDER), str) or not folder_name:
+        document.fail(folder_loc, "is not the name of a folder", found=abbreviate(folder_name))
+    folder = beside(document, folder_name, folder_loc, folder=True)
     pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
+    # A folder of a configuration or a tokenizer has no weights at all.
     if not any(folder.glob("*.safetensors")) and (weights or pickles):
         hint = "pickles run code when loaded; convert them first if you trust them"
-        document.fail(
-            loc,
-            "has no weights in safetensors",
-            found=", ".join(pickles) or "no weights at all",
-            hint=hint if pickles else None,
-        )
-    return folder
-
-
-def _closed(document: Document, loc: Place, name: str, args: dict[str, Json]) -> None:
-    """Add to a reader's arguments what keeps it on this machine and away from pickles and code."""
-    # Without weights: configurations and tokenizers have none.
-    args[FOLDER] = str(_safe(document, loc, args, weights=False))
+        facts: ErrorFacts = {"found": ", ".join(pickles) or "no weights at all"}
+        facts["hint"] = hint if pickles else None
+        document.fail(folder_loc, "has no weights in safetensors", **facts)
+    closed = {**args, FOLDER: str(folder)}
     for key, value in _CLOSED.get(_package(name), {}).items():
-        if args.setdefault(key, value) != value:
-            facts: ErrorFacts = {"found": args[key], "expected": value}
+        if closed.setdefault(key, value) != value:
+            facts = {"found": args[key], "expected": value}
             document.fail((*loc, key), "is fixed for safety", **facts)
+    return closed
 
 
 def import_named(name: str, base: type, where: str) -> Any:
@@ -166,16 +158,19 @@ def import_named(name: str, base: type, where: str) -> Any:
         raise SpecError("cannot be imported", where=where, found=said, hint=hint) from error
 
 
-def _made(document: Document, loc: Place, name: str, args: Mapping[str, Json]) -> Any:
+def _made(
+    document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
+) -> Any:
     """Call a callable with its arguments; ``loc`` is where both are written."""
     where = document.where(("python",))
+    loc = (*loc, "args")
+    # Before anything is imported: a missing folder needs no consent to be reported.
+    if reads_folder(name):
+        args = _closed(document, loc, name, args, weights=weights)
     function = import_named(name, torch.nn.Module, where)
     if not callable(function):
         raise SpecError("is not callable", where=where, found=type(function).__name__)
-    loc = (*loc, "args")
     arguments = {key: _argument(document, (*loc, key), value) for key, value in args.items()}
-    if reads_folder(name):
-        _closed(document, loc, name, arguments)
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
