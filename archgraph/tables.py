@@ -119,10 +119,10 @@ class Table:
         *before, last = self._bands(width, apart)  # case 3 where there are several
         title = self.title
         for band in before:
-            yield self._drawn(band, apart, width, title, "")
+            yield self._rich_table(band, apart, width, title, "")
             yield ""
             title = ""
-        yield self._drawn(last, apart, width, title, self.note)
+        yield self._rich_table(last, apart, width, title, self.note)
 
     def _bands(self, width: int, apart: str) -> list[list[int]]:
         """Group columns that fit side by side."""
@@ -175,7 +175,7 @@ class Table:
     def _text(self, text: str, column: int, apart: str) -> str:
         return text.replace(" ± ", f"{apart}± ") if column in self.right else text
 
-    def _drawn(
+    def _rich_table(
         self, columns: Sequence[int], apart: str, width: int, title: str, note: str
     ) -> RichTable:
         from rich import box
@@ -280,13 +280,13 @@ class _Cell:
             if self.names:
                 yield Text(elided(line, width, head), no_wrap=True)
             else:
-                yield Text(" ".join(" ".join(folded(word, width)) for word in line.split(" ")))
+                yield Text(" ".join(" ".join(split_word(word, width)) for word in line.split(" ")))
 
 
-def folded(word: str, width: int) -> list[str]:
+def split_word(word: str, width: int) -> list[str]:
     """Split a word into pieces of at most ``width`` characters, after punctuation if possible.
 
-    >>> folded("fashion_mnist_heterofl", 16), folded("abcdef", 4)
+    >>> split_word("fashion_mnist_heterofl", 16), split_word("abcdef", 4)
     (['fashion_mnist_', 'heterofl'], ['abcd', 'ef'])
     """
     pieces = []

@@ -249,7 +249,7 @@ def anchored(value: Json, base: Path) -> Json:
     return result
 
 
-class Made(Base):
+class PythonValue(Base):
     """A value that a Python callable makes: a configuration, say."""
 
     python: CallableName = Field(description="package.module:callable")
@@ -260,7 +260,7 @@ class Made(Base):
     )
 
 
-class PythonModel(Made):
+class PythonModel(PythonValue):
     """A model written in Python. The only place where a file imports code of the user's."""
 
     archgraph: Version = 1

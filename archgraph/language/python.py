@@ -20,7 +20,7 @@ from archgraph.hints import import_cause, listed
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import abbreviate, raise_mistake
-from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
+from archgraph.language.model import FOLDER, PythonModel, PythonValue, reads_folder
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import torch_dtype
 from archgraph.plain import Json
@@ -51,7 +51,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         if reads_folder(spec.python):
             model = _pretrained(document, spec, where)
         else:
-            model = _made(document, (), spec.python, spec.args)
+            model = _construct(document, (), spec.python, spec.args)
         if not isinstance(model, torch.nn.Module):
             facts: ErrorFacts = {"found": type(model).__name__, "expected": "torch.nn.Module"}
             raise SpecError("does not return a model", where=where, **facts)
@@ -92,7 +92,7 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
     # transformers only warns about weights that it draws anew: its report says which.
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
-    result = _made(document, (), spec.python, args, weights=True)
+    result = _construct(document, (), spec.python, args, weights=True)
     if not isinstance(result, tuple):
         return result
     model, report = result
@@ -111,7 +111,7 @@ def _package(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-def _closed(
+def _restricted(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool
 ) -> dict[str, Json]:
     """Return a reader's arguments with what keeps it on this machine, off pickles and code."""
@@ -158,7 +158,7 @@ def import_named(name: str, base: type, where: str) -> Any:
         raise SpecError("cannot be imported", where=where, found=said, hint=hint) from error
 
 
-def _made(
+def _construct(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
 ) -> Any:
     """Call a callable with its arguments; ``loc`` is where both are written."""
@@ -166,7 +166,7 @@ def _made(
     loc = (*loc, "args")
     # Before anything is imported: a missing folder needs no consent to be reported.
     if reads_folder(name):
-        args = _closed(document, loc, name, args, weights=weights)
+        args = _restricted(document, loc, name, args, weights=weights)
     function = import_named(name, torch.nn.Module, where)
     if not callable(function):
         raise SpecError("is not callable", where=where, found=type(function).__name__)
@@ -189,7 +189,7 @@ def _argument(document: Document, loc: Place, value: Json) -> Any:
     if "python" not in value:
         return {k: _argument(document, (*loc, k), v) for k, v in value.items()}
     try:
-        nested = Made.model_validate(dict(value))
+        nested = PythonValue.model_validate(dict(value))
     except pydantic.ValidationError as error:
-        raise_mistake(document, error, Made, loc)
-    return _made(document, loc, nested.python, nested.args)
+        raise_mistake(document, error, PythonValue, loc)
+    return _construct(document, loc, nested.python, nested.args)
