@@ -59,7 +59,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         for name, input_spec in spec.inputs.items():
             if (size := math.prod(input_spec.shape)) > LIMITS.example_elements:
                 facts = {"found": f"{size:,}", "expected": f"at most {LIMITS.example_elements:,}"}
-                document.fail(("inputs", name), "has too many elements", **facts)
+                document.fail(("inputs", name), "is too large an example", **facts)
             # A batch of two: torch.export treats sizes of 0 and 1 as constants.
             shape, dtype = (2, *input_spec.shape), torch_dtype(input_spec.dtype)
             inputs[name] = torch.zeros(shape, dtype=dtype)
