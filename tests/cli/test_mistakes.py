@@ -140,8 +140,8 @@ MISTAKES = {
     "a list that is not aligned": Mistake(
         model("  - {name: body", "- {name: body"),
         "show model.yaml",
-        "model.yaml:12: is not YAML; expected key; let the keys of a "
-        "mapping, or the dashes of a list, begin in one column",
+        "model.yaml:12: is not YAML; expected key; let keys of a mapping, "
+        "or dashes of a list, begin in one column",
     ),
     "a tab": Mistake(
         model("  residual", "\tresidual"),

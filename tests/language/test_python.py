@@ -129,5 +129,5 @@ def test_an_example_input_is_bounded(net, tmp_path: Path):
     file = tmp_path / "huge.yaml"
     args = "{config: {python: 'configured:Config', args: {width: 5}}}"
     file.write_text(f"python: configured:Net\ninputs: {{x: [100000, 100000]}}\nargs: {args}\n")
-    with pytest.raises(SpecError, match="is too large an example; found 10,000,000,000; expected at most"):
+    with pytest.raises(SpecError, match="is too large an example; found 10,000,000,000"):
         ag.load(file)
