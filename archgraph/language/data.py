@@ -178,17 +178,23 @@ class TargetSpec(Base):
         default=None, description="the column, or columns, of numbers to be predicted"
     )
 
-    @pydantic.model_validator(mode="after")
-    def _one_form(self) -> TargetSpec:
-        forms = [key for key in type(self).model_fields if key in self.model_fields_set]
-        if len(forms) != 1:
-            actual = " and ".join(forms) or "nothing"
-            raise Mistake("must describe the target in one way", found=actual)
-        return self
+
+def _one_form(value: object) -> object:
+    # Before the union is tried, whose mistake would be "neither text nor a mapping".
+    if isinstance(value, str | TargetSpec):
+        return value
+    forms = tuple(TargetSpec.model_fields)
+    known = [key for key in value if key in forms] if isinstance(value, Mapping) else []
+    if len(known) > 1 or not isinstance(value, Mapping) or not value:
+        actual = " and ".join(known) or abbreviate(value)
+        expected = f"the name of a column, or one of {', '.join(forms)}"
+        raise Mistake("must describe the target in one way", found=actual, expected=expected)
+    return value
 
 
-# The column alone, or what it is.
-Target = str | TargetSpec
+Target = Annotated[
+    str | TargetSpec, pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec)
+]
 TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
     TestShare | str | None,

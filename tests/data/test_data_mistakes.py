@@ -222,8 +222,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "two_doors": (
         said(dataset="digits", folder="images"),
-        "experiment.yaml:9: data.folder: names data twice; found dataset and folder; expected"
-        " one of them",
+        "experiment.yaml:9: data.folder: names data twice; found dataset and folder",
     ),
     "no_target": (said(table="rows.csv"), "experiment.yaml:7: data: lacks the key 'target'"),
     "file_not_there": (
@@ -380,8 +379,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "target_said_twice": (
         table(target={"values": "y", "classes": "y"}),
-        "experiment.yaml:9: data.target: must describe the target in one way; found classes and "
-        "values",
+        "experiment.yaml:9: data.target: must describe the target in one way; found values and "
+        "classes; expected the name of a column, or one of classes, labels, values",
     ),
     "empty_table": (
         table(lambda text: text.split("\n")[0] + "\n"),
