@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
+
+
+class ErrorFacts(TypedDict, total=False):
+    """Facts of an error beside its message, as keywords of :class:`ArchGraphError`."""
+
+    found: object
+    expected: object
+    hint: str | None
 
 
 class ArchGraphError(Exception):
@@ -41,7 +49,7 @@ class ArchGraphError(Exception):
         self.hint = hint
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ErrorFacts:
         """What was found, what was expected and what to do: for an error with another `where`.
 
         >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
@@ -74,17 +82,12 @@ class ArchGraphError(Exception):
             >>> str(RewriteError("cannot be widened", where="fc").within("tier half"))
             'tier half: fc: cannot be widened'
         """
-        return (kind or type(self))(
-            self.message,
-            where=": ".join(filter(None, (prefix, self.where))),
-            found=self.found,
-            expected=self.expected,
-            hint=hint or self.hint,
-        )
+        where = ": ".join(filter(None, (prefix, self.where)))
+        facts: ErrorFacts = {**self.facts, "hint": hint or self.hint}
+        return (kind or type(self))(self.message, where=where, **facts)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with all parts: errors cross process borders (xdist, simulation workers)."""
-        return type(self), (self.message,), self.__dict__
+    # Errors cross process borders with all parts: BaseException pickles `args` and `__dict__`, and
+    # `args` is the message alone, which is all that a subclass may require.
 
 
 class GraphError(ArchGraphError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Unpack
 
 import pydantic
 from pydantic import Field
+
+from archgraph.errors import ErrorFacts
+from archgraph.plain import Json
 
 Key = str | int
 Place = tuple[Key, ...]
@@ -16,10 +19,11 @@ class Base(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
-        strict=True,
+        strict=True,  # '3' in quotes is text
         frozen=True,
+        # `from`, `as` and `with` are aliases, since Python has these words for itself.
         populate_by_name=True,
-        allow_inf_nan=False,
+        allow_inf_nan=False,  # which JSON lacks
         # Built when the first file of its kind is read: a file uses few of them.
         defer_build=True,
     )
@@ -41,20 +45,19 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_+-]*$", max_length=100)]
 
 
-def _one_name(value: Any) -> Any:
+def _one_name(value: object) -> object:
     if isinstance(value, dict) and (
         len(value) != 1 or not isinstance(next(iter(value.values())), dict | None)
     ):
-        raise Mistake(
-            "must be one name with its options",
-            found=", ".join(map(str, value)) or "nothing",
-            expected="a name, or a name with options, e.g. {f1: {average: macro}}",
-        )
+        names = ", ".join(map(str, value)) or "nothing"
+        expected = "a name, or a name with options, e.g. {f1: {average: macro}}"
+        raise Mistake("must be one name with its options", found=names, expected=expected)
     return value
 
 
 # A name, or a name with options.
-NamedChoice = Annotated[str | dict[str, dict[str, Any] | None], pydantic.BeforeValidator(_one_name)]
+_Named = str | dict[str, dict[str, Json] | None]
+NamedChoice = Annotated[_Named, pydantic.BeforeValidator(_one_name)]
 
 
 class Mistake(ValueError):
@@ -63,21 +66,26 @@ class Mistake(ValueError):
     Args:
         message: The mistake, as a short fact.
         place: Keys from the examined value down to the mistake.
-        found: The actual value.
-        expected: The expected value.
-        hint: How to fix it.
+        **facts: What was found, what was expected, how to fix it.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        place: Place = (),
-        found: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> None:
+    def __init__(self, message: str, *, place: Place = (), **facts: Unpack[ErrorFacts]) -> None:
         super().__init__(message)
         self.message = message
         self.place = place
-        self.facts: dict[str, Any] = {"found": found, "expected": expected, "hint": hint}
+        self.facts = facts
+
+
+def bare(main: str, kinds: type | tuple[type, ...], schema: object) -> pydantic.BeforeValidator:
+    """Accept a bare value for a mapping that sets its main key alone.
+
+    Args:
+        main: The key.
+        kinds: Types of bare values; others are left to the mapping's own validation.
+        schema: Type whose JSON schema describes both forms.
+    """
+
+    def long(value: object) -> object:
+        return {main: value} if isinstance(value, kinds) else value
+
+    return pydantic.BeforeValidator(long, json_schema_input_type=schema)

@@ -34,6 +34,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
+            # Before the file takes its name: else a crash may leave the name without the content.
             os.fsync(stream.fileno())
         # mkstemp makes private files; give the result the permissions of any new file.
         mask = os.umask(0)
@@ -43,7 +44,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
         sync(target.parent)
     except OSError as error:
         if draft is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the first error says more
                 Path(draft).unlink()
         raise RunError(
             "cannot write the file", where=str(target), found=error.strerror or str(error)

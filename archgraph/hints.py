@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
+
+from archgraph.errors import ErrorFacts
 
 # Names that an error lists; of more it says how many there are.
 LISTED = 20
@@ -22,8 +23,8 @@ def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str
     return f"{first} and {len(rest) + 1 - most} more" if len(rest) >= most else first
 
 
-def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> list[str]:
-    """Return the most similar valid names, best first.
+def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> str | None:
+    """Suggest the most similar valid names; None if none is similar enough.
 
     Args:
         name: What was written.
@@ -31,28 +32,18 @@ def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
         cutoff: How similar a name has to be, from 0 (anything) to 1 (equal).
         count: At most so many.
 
-    >>> similar("kernal", ["kernel", "stride"])
-    ['kernel']
-    """
-    return difflib.get_close_matches(name, list(names), n=count, cutoff=cutoff)
-
-
-def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> str | None:
-    """Suggest the most similar valid names; None if none is similar enough.
-
     >>> nearest("kernal", ["kernel", "stride"]), nearest("x", ["kernel"])
     ("did you mean 'kernel'?", None)
     >>> nearest("conv", ["conv1", "conv2"], count=3)
     "did you mean 'conv2' or 'conv1'?"
     """
-    suggestions = [repr(near) for near in similar(name, names, cutoff=cutoff, count=count)]
+    similar = difflib.get_close_matches(name, list(names), n=count, cutoff=cutoff)
+    suggestions = [*map(repr, similar)]
     several = ", ".join(suggestions[:-1]) + " or " if len(suggestions) > 1 else ""
     return f"did you mean {several}{suggestions[-1]}?" if suggestions else None
 
 
-def unknown(
-    name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1
-) -> dict[str, Any]:
+def unknown(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> ErrorFacts:
     """Return the parts of an error about an unknown name: found, expected, and the nearest.
 
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
@@ -66,7 +57,7 @@ def unknown(
     return {
         "found": repr(name),
         "expected": f"one of {listed(known, LISTED)}" if known else None,
-        "hint": nearest(name, known, cutoff=cutoff, count=count) if known else "there are none",
+        "hint": nearest(name, known, cutoff=cutoff) if known else "there are none",
     }
 
 

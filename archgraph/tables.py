@@ -119,10 +119,10 @@ class Table:
         *before, last = self._bands(width, apart)  # case 3 where there are several
         title = self.title
         for band in before:
-            yield self._drawn(band, apart, width, title, "")
+            yield self._rich_table(band, apart, width, title, "")
             yield ""
             title = ""
-        yield self._drawn(last, apart, width, title, self.note)
+        yield self._rich_table(last, apart, width, title, self.note)
 
     def _bands(self, width: int, apart: str) -> list[list[int]]:
         """Group columns that fit side by side."""
@@ -145,7 +145,7 @@ class Table:
         texts += [self._text(row[column], column, apart) for row in self.rows]
         lines = [line for text in texts for line in text.split("\n")]
         most = max(map(len, lines))
-        if column in self.right:
+        if column in self.right:  # a figure that breaks is misread
             return most, most
         words = (len(word) for line in lines for word in line.split())
         least = _SHORT if column in self.short else max(words, default=0)
@@ -175,7 +175,7 @@ class Table:
     def _text(self, text: str, column: int, apart: str) -> str:
         return text.replace(" ± ", f"{apart}± ") if column in self.right else text
 
-    def _drawn(
+    def _rich_table(
         self, columns: Sequence[int], apart: str, width: int, title: str, note: str
     ) -> RichTable:
         from rich import box
@@ -193,6 +193,7 @@ class Table:
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
+        # `Text` throughout: in plain strings rich reads `[…]`, as of shapes, as markup.
         widths = self._widths(columns, apart, width)
         for i in columns:
             drawn.add_column(
@@ -226,7 +227,7 @@ def count(number: float) -> str:
         return f"{number:g}"
     for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
         scaled = number / factor
-        if scaled < 999.95 or unit == "T":
+        if scaled < 999.95 or unit == "T":  # above, it would be rounded to 1000.0
             break
     return f"{scaled:.1f}".removesuffix(".0") + unit
 
@@ -253,6 +254,7 @@ def console() -> Console:
 
 
 def _width() -> int:
+    # Rich assumes 80 for a pipe or a file, where tables would stack without need.
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
@@ -278,13 +280,13 @@ class _Cell:
             if self.names:
                 yield Text(elided(line, width, head), no_wrap=True)
             else:
-                yield Text(" ".join(" ".join(folded(word, width)) for word in line.split(" ")))
+                yield Text(" ".join(" ".join(split_word(word, width)) for word in line.split(" ")))
 
 
-def folded(word: str, width: int) -> list[str]:
+def split_word(word: str, width: int) -> list[str]:
     """Split a word into pieces of at most ``width`` characters, after punctuation if possible.
 
-    >>> folded("fashion_mnist_heterofl", 16), folded("abcdef", 4)
+    >>> split_word("fashion_mnist_heterofl", 16), split_word("abcdef", 4)
     (['fashion_mnist_', 'heterofl'], ['abcd', 'ef'])
     """
     pieces = []
@@ -307,7 +309,7 @@ def elided(text: str, width: int, head: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-@functools.cache
+@functools.cache  # each cell of a column asks
 def head_length(names: tuple[str, ...], width: int) -> int:
     """Return how many characters to keep before the ``…`` so that names stay different."""
     half = max(width - 1, 0) // 2

@@ -57,8 +57,9 @@ def torch_metric(
     try:
         import torchmetrics
     except ImportError as error:
-        more = {"hint": f"for metrics of torchmetrics, {EXTRA}"}
-        raise SpecError("unknown metric", where=where, **{**unknown(name, own), **more}) from error
+        facts = unknown(name, own)
+        facts["hint"] = f"for metrics of torchmetrics, {EXTRA}"
+        raise SpecError("unknown metric", where=where, **facts) from error
     except RuntimeError as error:  # a torchvision that does not fit PyTorch: torchmetrics loads it
         raise SpecError(
             "torchmetrics cannot be imported",

@@ -7,14 +7,13 @@ JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import BeforeValidator, Field
 
-from archgraph.fields import Base, Count, Mistake
+from archgraph.fields import Base, Count, Mistake, bare
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 # Below one half: of any number of clients some are left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
-    Count,
-    Field(description="clients that have to cover a value for it to change; else it stays"),
+    Count, Field(description="clients that have to cover a value for it to change; else it stays")
 ]
 
 
@@ -72,16 +70,11 @@ def rounded_share(share: float, count: int) -> int:
     return math.floor(round(share * count, 9))
 
 
-def _short(options: type[Base], main: str) -> Any:
-    """Accept the options of a rule, or a bare number for its main option."""
-
-    def long(value: Any) -> Any:
-        return value if isinstance(value, Mapping | Base) else {main: value}
-
-    return Annotated[options, BeforeValidator(long, json_schema_input_type=Minority | options)]
-
-
 Clip = Annotated[float, Field(gt=0)] | Literal["median"]
+KrumChoice = Annotated[KrumOptions, bare("malicious", (int, float), Minority | KrumOptions)]
+TrimmedMeanChoice = Annotated[
+    TrimmedMeanOptions, bare("share", (int, float), Minority | TrimmedMeanOptions)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Rule:
     """
 
     name: str
-    options: Any
+    options: object
     help: str
     example: str
     promise: str
@@ -118,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "krum",
-        _short(KrumOptions, "malicious"),
+        KrumChoice,
         "Choose the updates that are nearest to their neighbours; only these are averaged.",
         "{malicious: 0.2, keep: 3}",
         "with at least 2·f + 3 clients that all cover the same, what is chosen is near to a "
@@ -137,7 +130,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "trimmed_mean",
-        _short(TrimmedMeanOptions, "share"),
+        TrimmedMeanChoice,
         "Leave out the least and the largest values that clients have for a position, and take the "
         "mean of the others; weights do not count.",
         "0.2",
@@ -156,7 +149,7 @@ if TYPE_CHECKING:
         median: MedianOptions | None = None
         trimmed_mean: TrimmedMeanOptions | None = None
 
-        def __init__(self, **asked: Any) -> None: ...
+        def __init__(self, **rules: object) -> None: ...
 
 else:
     _Rules = pydantic.create_model(
@@ -177,9 +170,7 @@ class AggregateSpec(_Rules):
         if all(getattr(self, rule.name) is None for rule in RULES):
             raise Mistake("must name a rule", expected=f"one of {', '.join(r.name for r in RULES)}")
         if self.median is not None and self.trimmed_mean is not None:
-            raise Mistake(
-                "names two replacements of the mean", found="median, trimmed_mean", expected="one"
-            )
+            raise Mistake("names two replacements of the mean", found="median, trimmed_mean")
         return self
 
     @property
@@ -204,17 +195,18 @@ class AggregateSpec(_Rules):
         if self.clip is None:
             return 1.0
         relative = self.clip == "median"
+        # A norm grows with the number of weights, in which tiers differ; a mean square does not.
         largest, norm = (median, size.rms) if relative else (float(self.clip), size.norm)
         return largest / norm if norm > largest > 0 else 1.0
 
 
-def _named(value: Any) -> Any:
+def _named(value: object) -> object:
+    # `aggregate: median`, the one rule that needs no options.
     return {value: {}} if isinstance(value, str) else value
 
 
 Aggregate = Annotated[
-    AggregateSpec,
-    BeforeValidator(_named, json_schema_input_type=Literal["median"] | AggregateSpec),
+    AggregateSpec, BeforeValidator(_named, json_schema_input_type=Literal["median"] | AggregateSpec)
 ]
 
 

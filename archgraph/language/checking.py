@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.language.consent import allowed
-from archgraph.language.kinds import NOT_IMPORTED, file_kinds, kind_of
+from archgraph.language.kinds import NOT_IMPORTED, Cache, file_kinds, kind_of
 from archgraph.language.yaml import read_document
 
 ENDINGS = (".yaml", ".yml")
@@ -66,7 +65,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         ...     [verdict.good for verdict in verdicts([folder])]
         [False]
     """
-    cache: dict[str, Any] = {}
+    cache: Cache = {}
     for path in list(yaml_files(paths)):
         kind = "file"
         try:
@@ -84,17 +83,17 @@ def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     Raises:
         SpecError: If a path does not exist, or a folder holds no such file.
     """
-    met: set[Path] = set()
+    yielded: set[Path] = set()
     for path in map(Path, paths):
+        if not path.exists():
+            raise SpecError("is not there", where=str(path), expected="a file or a folder")
+        files = [path]
         if path.is_dir():
+            # In one order on every machine: file systems list as they like.
             files = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
             if not files:
                 raise SpecError("holds no YAML file", where=str(path))
-        elif path.exists():
-            files = [path]
-        else:
-            raise SpecError("is not there", where=str(path), expected="a file or a folder")
         for file in files:
-            if file.resolve() not in met:
-                met.add(file.resolve())
+            if file.resolve() not in yielded:
+                yielded.add(file.resolve())
                 yield file

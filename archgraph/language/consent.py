@@ -6,9 +6,9 @@ import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 from archgraph.errors import SpecError
+from archgraph.plain import Json
 
 _PACKAGE = "archgraph"
 # A context variable, so that consent ends with its block, also in threads and tasks.
@@ -63,12 +63,13 @@ def needs_consent(name: str, base: type) -> bool:
     if module.partition(".")[0] != _PACKAGE:
         return True
     try:
-        value: Any = getattr(importlib.import_module(module), path, None)
+        value: object = getattr(importlib.import_module(module), path, None)
     except ImportError:
         return True
     # Modules have more names than those they define: `archgraph.demo.network:torch` is not ours.
-    shipped = isinstance(value, type) and value.__module__.partition(".")[0] == _PACKAGE
-    return not (shipped and issubclass(value, base))
+    if not isinstance(value, type) or value.__module__.partition(".")[0] != _PACKAGE:
+        return True
+    return not issubclass(value, base)
 
 
 def consented(name: str, base: type, where: str) -> None:
@@ -78,16 +79,12 @@ def consented(name: str, base: type, where: str) -> None:
         SpecError: If it needs consent; says what would run, where it is named, how to consent.
     """
     if needs_consent(name, base):
-        raise SpecError(
-            "names Python code, which is not run without your consent",
-            where=where,
-            found=name,
-            hint="if you trust the file and that code: --python at the command line, "
-            "python=True in Python",
-        )
+        message = "names Python code, which is not run without your consent"
+        hint = "if you trust it: --python at the command line, python=True in Python"
+        raise SpecError(message, where=where, found=name, hint=hint)
 
 
-def python_names(value: Any) -> Iterator[str]:
+def python_names(value: Json) -> Iterator[str]:
     """Yield the Python names in the data of a model or a strategy, at any depth.
 
     >>> list(python_names({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))

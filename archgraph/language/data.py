@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
-from archgraph.language.mistakes import shorten
+from archgraph.language.mistakes import abbreviate
+from archgraph.language.model import CallableName
 from archgraph.plain import Json
 
 
 def _at_most_all(value: dict[str, float]) -> dict[str, float]:
+    # Up to rounding: shares that sum to 1 on paper may sum to a little more.
     total = sum(value.values())
     if total > 1 and not math.isclose(total, 1):
         raise Mistake("share out more than there is", found=f"{total:g}", expected="at most 1")
@@ -148,20 +150,10 @@ class NamedData(DataSpec):
     known: ClassVar[tuple[str, ...]] = ("dataset", "limit", "bptt", "length", "vocabulary")
 
 
-def _names_function(value: str) -> str:
-    if not all(value.partition(":")):
-        raise Mistake(
-            "does not name a Python function",
-            found=repr(value),
-            expected="package.module:function",
-        )
-    return value
-
-
 class PythonData(DataSpec):
     """Data that a function of your own returns: training and test set."""
 
-    python: Annotated[str, pydantic.AfterValidator(_names_function)] = Field(
+    python: CallableName = Field(
         json_schema_extra={"pattern": "^[^:]+:.+$"},
         description="the function, `package.module:function`; it returns (train, test), each a "
         "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`",
@@ -187,24 +179,21 @@ class TargetSpec(Base):
     )
 
 
-def _one_form(value: Any) -> Any:
-    """Check that a target is a column, or is described in exactly one way."""
+def _one_form(value: object) -> object:
+    # Before the union is tried, whose mistake would be "neither text nor a mapping".
     if isinstance(value, str | TargetSpec):
         return value
     forms = tuple(TargetSpec.model_fields)
     known = [key for key in value if key in forms] if isinstance(value, Mapping) else []
     if len(known) > 1 or not isinstance(value, Mapping) or not value:
-        raise Mistake(
-            "must describe the target in one way",
-            found=" and ".join(known) or shorten(value),
-            expected=f"the name of a column, or one of {', '.join(forms)}",
-        )
+        actual = " and ".join(known) or abbreviate(value)
+        expected = f"the name of a column, or one of {', '.join(forms)}"
+        raise Mistake("must describe the target in one way", found=actual, expected=expected)
     return value
 
 
 Target = Annotated[
-    str | TargetSpec,
-    pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec),
+    str | TargetSpec, pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec)
 ]
 TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
@@ -330,7 +319,7 @@ def as_learned(data: DataSpec, task: str | None) -> DataSpec:
     form, target = _LEARNED.get(task or ""), getattr(data, "target", None)
     if form is None or not isinstance(target, str):
         return data
-    column = (target,) if form == "labels" else target
+    column = (target,) if form == "labels" else target  # labels are several columns
     return data.model_copy(update={"target": TargetSpec.model_validate({form: column})})
 
 
@@ -345,34 +334,26 @@ DOORS: Mapping[str, type[DataSpec]] = {
 """Kinds of data by the key that names it; what reads each is a row in `engine/data/doors.py`."""
 
 
-def _one_door(value: Any) -> Any:
+def _one_door(value: object) -> object:
     """Check that a mapping names data exactly once."""
     if isinstance(value, DataSpec):
         return value
     if not isinstance(value, Mapping):
         hint = f"write {{dataset: {value}}}" if isinstance(value, str) else None
-        problem = "nothing" if value is None else shorten(value)
+        actual = "nothing" if value is None else abbreviate(value)
         expected = f"a mapping with {', '.join(DOORS)}"
-        raise Mistake("must name the data", found=problem, expected=expected, hint=hint)
+        raise Mistake("must name the data", found=actual, expected=expected, hint=hint)
     doors = [key for key in DOORS if key in value]
     if len(doors) > 1:
-        raise Mistake(
-            "names data twice",
-            place=(doors[1],),
-            found=" and ".join(doors),
-            expected="one of them",
-        )
-    others = [key for key in value if key not in DataSpec.model_fields]
+        raise Mistake("names data twice", place=(doors[1],), found=" and ".join(doors))
+    others = [str(key) for key in value if key not in DataSpec.model_fields]
     if others and not doors:
-        raise Mistake(
-            "is an unknown key",
-            place=(others[0],),
-            **unknown(str(others[0]), (*DOORS, *DataSpec.model_fields)),
-        )
+        facts = unknown(others[0], (*DOORS, *DataSpec.model_fields))
+        raise Mistake("is an unknown key", place=(others[0],), **facts)
     return value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Mapping[str, Json] | DataSpec) -> str:
     """Return the name of the class that reads a mapping."""
     if isinstance(value, DataSpec):
         return type(value).__name__

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import NoReturn, Self, TypeVar, Unpack
 
 import pydantic
 
-from archgraph.errors import ArchGraphError, SpecError
+from archgraph.errors import ArchGraphError, ErrorFacts, SpecError
 from archgraph.fields import Base, Key, Place
-from archgraph.language.mistakes import raise_mistake, shorten
+from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.plain import Json
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 
-def dotted(place: Place) -> str:
+def dotted(loc: Place) -> str:
     """Render a place in a file.
 
     >>> dotted(("sections", 2, "steps", 0))
     'sections[2].steps[0]'
     """
-    parts = [f"[{k}]" if isinstance(k, int) else f".{k}" for k in place]
+    parts = [f"[{k}]" if isinstance(k, int) else f".{k}" for k in loc]
     return "".join(parts).removeprefix(".")
 
 
-def places(value: Any, place: Place = ()) -> Iterator[Place]:
+def places(value: Json, loc: Place = ()) -> Iterator[Place]:
     """Yield the places of every value inside plain data.
 
     >>> list(places({"a": {"b": 1}}))
     [(), ('a',), ('a', 'b')]
     """
-    yield place
+    yield loc
     if isinstance(value, dict | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(item, (*place, key))
+            yield from places(item, (*loc, key))
 
 
+# Compared and hashed by identity: what is computed from a file is cached by its document.
 @dataclass(frozen=True, eq=False)
 class Document:
     """The content of a YAML file; equal files that were read once are one document.
@@ -51,35 +55,26 @@ class Document:
     """
 
     file: str
-    data: Any
+    data: Json
     lines: Mapping[Place, int]
     texts: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
 
-    def where(self, place: Place) -> str:
+    def where(self, loc: Place) -> str:
         """Return file, line and key of a place, or the line of its nearest existing parent."""
-        known = place
+        known = loc
         while known and known not in self.lines:
             known = known[:-1]
-        name = f": {dotted(place)}" if place else ""
+        name = f": {dotted(loc)}" if loc else ""
         line = self.lines.get(known, 1) if self.lines else 0  # of no file
         return f"{self.file}{f':{line}' if line else ''}{name}"
 
-    def fail(
-        self,
-        place: Place,
-        message: str,
-        *,
-        found: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> NoReturn:
+    def fail(self, loc: Place, message: str, **facts: Unpack[ErrorFacts]) -> NoReturn:
         """Raise a ``SpecError`` that points at a place of the file."""
-        raise SpecError(
-            message, where=self.where(place), found=found, expected=expected, hint=hint
-        ) from None
+        # From None: what pydantic or the YAML parser said is in the message, in the file's words.
+        raise SpecError(message, where=self.where(loc), **facts) from None
 
     @contextlib.contextmanager
-    def locating(self, *place: Key) -> Iterator[None]:
+    def locating(self, *loc: Key) -> Iterator[None]:
         """Prefix errors raised inside with the file and line of a place.
 
         An error whose own place is a key below (``strategy.fedavg.weights``) points at that line;
@@ -90,43 +85,42 @@ class Document:
         except ArchGraphError as error:
             if (error.where or "").startswith(f"{self.file}:"):
                 raise
+            # Values passed in Python carry their keys only, `strategy.fedavg.weights`.
             parts = (error.where or "").split(".")
             inside: Place = tuple(int(part) if part.isdecimal() else part for part in parts)
-            if inside[: len(place)] == place:
+            if inside[: len(loc)] == loc:
                 error.where = self.where(inside)
             else:
-                error.where = ": ".join(filter(None, (self.where(place), error.where)))
+                error.where = ": ".join(filter(None, (self.where(loc), error.where)))
             raise
 
-    def at(self, place: Place) -> Any:
-        """Return the value at a place; None if the file lacks it."""
-        value = self.data
-        for key in place:
-            try:
-                value = value[key]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
-
-    def validate(
-        self, model: type[M], data: Any = None, place: Place = (), context: Any = None
-    ) -> M:
-        """Validate the data (or a part of it, at a place) as a pydantic model.
+    def validate(self, model: type[M]) -> M:
+        """Validate the data as a pydantic model.
 
         Raises:
             SpecError: For the first mistake, with its file, line and key.
         """
         try:
-            return model.model_validate(self.data if data is None else data, context=context)
+            return model.model_validate(self.data)
         except pydantic.ValidationError as error:
-            raise_mistake(self, error, model, place)
+            raise_mistake(self, error, model)
 
-    def sub(self, place: Place) -> Document:
+    def known(self, loc: Place, rest: Place) -> Place:
+        """Return a place and those keys behind it that the file has.
+
+        A bare value for a main option has no key there, nor has a tag of pydantic's unions.
+        """
+        for key in rest:
+            if (*loc, key) in self.lines:
+                loc = (*loc, key)
+        return loc
+
+    def sub(self, loc: Place) -> Document:
         """Return a part of the file as its own document."""
-        size = len(place)
-        lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == place}
-        texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == place}
-        return Document(self.file, self.at(place), lines, texts)
+        size = len(loc)
+        lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == loc}
+        texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == loc}
+        return Document(self.file, functools.reduce(operator.getitem, loc, self.data), lines, texts)
 
 
 class FromFile(Base):
@@ -138,9 +132,9 @@ class FromFile(Base):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and dict(self) == dict(other)
 
-    def document_of(self, place: Place) -> Document:
+    def document_of(self, loc: Place) -> Document:
         """Return the document that a place is read from: the file, or the current values."""
-        if self._document is not None and place[0] not in self._changed:
+        if self._document is not None and loc[0] not in self._changed:
             return self._document
         # Changed in Python: the line of the file would point at a value that no longer holds.
         name = type(self).__name__.removesuffix("Spec").lower()
@@ -148,23 +142,24 @@ class FromFile(Base):
 
     def read_from(self, document: Document) -> Self:
         """Record the document that these values were read from, and return them."""
+        # Private attributes may be set on a frozen model, and are no part of its value.
         self._document, self._changed = document, frozenset()
         return self
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Return a copy with some values changed; errors do not point at lines for these."""
         copy = super().model_copy(update=update, deep=deep)
         copy._changed = self._changed | frozenset(update or ())
         return copy
 
-    def locating(self, *place: str) -> contextlib.AbstractContextManager[None]:
+    def locating(self, *loc: str) -> contextlib.AbstractContextManager[None]:
         """Prefix errors raised inside with the file and line of a place, if a file sets it."""
-        if self._document is None or place[0] in self._changed:
+        if self._document is None or loc[0] in self._changed:
             return contextlib.nullcontext()
-        return self._document.locating(*place)
+        return self._document.locating(*loc)
 
 
-def beside(document: Document, name: str, place: Place, *, folder: bool = False) -> Path:
+def beside(document: Document, name: str, loc: Place, *, folder: bool = False) -> Path:
     """Resolve a file or folder name, absolute or relative to the file that names it.
 
     Raises:
@@ -179,9 +174,9 @@ def beside(document: Document, name: str, place: Place, *, folder: bool = False)
         kind = "folder" if folder else "file"
         text = str(path) if name.isprintable() else name
         document.fail(
-            place,
+            loc,
             f"names a {kind} that is not there",
-            found=text if len(text) < 200 else shorten(text),
+            found=text if len(text) < 200 else abbreviate(text),
             expected=f"a {kind} of this machine, absolute or relative to this file",
             hint="nothing is downloaded" if folder else None,
         )

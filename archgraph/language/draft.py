@@ -68,15 +68,10 @@ class GraphDraft:
         if name in self.leaves:
             raise GraphError("there are two leaves of one name", found=name)
         if math.prod(shape) > LIMITS.leaf_elements:
-            raise GraphError(
-                "leaf too large",
-                where=name,
-                found=list(shape),
-                expected=f"≤ {LIMITS.leaf_elements}",
-            )
-        self.leaves[name] = Param(
-            name, TensorType(shape, dtype), role, role == "parameter", (), value
-        )
+            expected = f"at most {LIMITS.leaf_elements} elements"
+            raise GraphError("leaf too large", where=name, found=list(shape), expected=expected)
+        type_, trainable = TensorType(shape, dtype), role == "parameter"
+        self.leaves[name] = Param(name, type_, role, trainable, (), value)
         return Leaf(name)
 
     def types(self, value: Value) -> tuple[TensorType, ...]:
@@ -96,13 +91,14 @@ class GraphDraft:
         Raises:
             GraphError: If the operator is unknown or does not fit its arguments.
         """
+        # Here, since one step may append any number: an LSTM of a billion layers.
         if len(self.nodes) >= LIMITS.nodes:
             raise GraphError("too many operators", expected=f"at most {LIMITS.nodes}")
-        node = Node("new", op, tuple(args.items()), scope=scope)
-        if op != "getitem":
-            node = Node("new", op, canonical_args(op, dict(args)), scope=scope)
-            node = self._canonical(node)
+        bound = tuple(args.items()) if op == "getitem" else canonical_args(op, dict(args))
+        node = Node("new", op, bound, scope=scope)
         type_ = self._infer(node)
+        if op != "getitem" and (spelled := self._canonical(node, type_)) != node:
+            node, type_ = spelled, self._infer(spelled)
         # What returns its input leaves no node, so that two spellings of a model give one graph.
         first = node.args[0][1] if node.args else None
         if (
@@ -116,20 +112,17 @@ class GraphDraft:
         self.nodes[name] = Node(name, node.op, node.args, type_, scope)
         return Ref(name)
 
-    def _canonical(self, node: Node) -> Node:
-        """Return the canonical spelling of a call."""
-        type_ = self._infer(node)
+    def _canonical(self, node: Node, type_: TensorType | tuple[TensorType, ...]) -> Node:
+        """Return the canonical spelling of a call with results of a type."""
         results = type_ if isinstance(type_, tuple) else (type_,)
         sizes = {
             k: self.shape(v)
             for k, v in node.args
+            # A value of several results has no one shape.
             if isinstance(v, Leaf) or (isinstance(v, Ref) and len(self.types(v)) == 1)
         }
-        written = dict(node.args)
         shapes = tuple(t.shape for t in results)
-        op, args = table.canonical(Spelling(node.op, written, sizes, shapes))
-        if (op, args) == (node.op, written):
-            return node
+        op, args = table.canonical(Spelling(node.op, dict(node.args), sizes, shapes))
         return Node("new", op, canonical_args(op, args), scope=node.scope)
 
     def _infer(self, node: Node) -> TensorType | tuple[TensorType, ...]:
@@ -138,7 +131,8 @@ class GraphDraft:
         leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
             return infer_call(node, results, leaves)
-        except GraphError as error:  # the caller knows the place
+        except GraphError as error:
+            # Without its place, the temporary name `new`: the caller knows the line of the file.
             raise GraphError(error.message, **error.facts) from error
 
     def graph(
@@ -179,6 +173,7 @@ def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
     def visit(group: list[tuple[tuple[str, ...], Param]]) -> Iterator[Param]:
         children: dict[str, list[tuple[tuple[str, ...], Param]]] = {}
         direct = [p for path, p in group if len(path) == 1]
+        # As nn.Module.state_dict does: a module's own tensors first, whatever was made when.
         yield from (p for p in direct if p.role == "parameter")
         yield from (p for p in direct if p.role == "buffer")
         for path, param in group:

@@ -8,13 +8,13 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
 from archgraph.errors import SpecError
-from archgraph.fields import Base, Count, Mistake, NamedChoice, Natural, Share, Version
+from archgraph.fields import Base, Count, Mistake, NamedChoice, Natural, Share, Version, bare
 from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import Data, DataSpec
@@ -26,6 +26,9 @@ from archgraph.language.task import TaskChoice
 from archgraph.language.validation import ValidationChoice
 from archgraph.language.weights import WeightsSpec
 from archgraph.plain import Json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class AttackSpec(Base):
@@ -77,6 +80,7 @@ class EvaluateSpec(Base):
             >>> [number for number in range(1, 12) if late.due(number, 11)]
             [8, 10, 11]
         """
+        # Not rounded: after 0.7 of 11 rounds, 7.7, the eighth is the first.
         begun = round > rounds_of(self.after or 0.0, rounds)
         return round == rounds or (begun and round % self.every == 0)
 
@@ -174,6 +178,7 @@ class EngineSpec(Base):
             >>> EngineSpec(device="cuda").places, EngineSpec(device="cuda", workers=2).places
             ((), ('cuda',))
         """
+        # A deadline is kept by ending the process of the client.
         apart = len(self.devices) > 1 or (self.workers or 1) > 1 or self.deadline is not None
         return self.devices if apart and self.kind_of_device != "cpu" else ()
 
@@ -182,46 +187,34 @@ class EngineSpec(Base):
         kinds = {name.partition(":")[0] for name in self.devices}
         # Without a number it is the first one.
         numbered = {name if ":" in name else f"{name}:0" for name in self.devices}
-        if len(kinds) > 1 or len(numbered) < len(self.devices):
+        several = len(self.devices) > 1
+        if len(kinds) > 1 or len(numbered) < len(self.devices) or (several and kinds == {"cpu"}):
             raise Mistake(
-                "must name different devices of one kind",
+                "must name different devices of one kind, or one processor",
                 place=("device",),
                 found=list(self.devices),
                 hint="engine.workers says how many processes there are on each of them",
-            )
-        if len(self.devices) > 1 and kinds == {"cpu"}:
-            raise Mistake(
-                "there is one processor",
-                place=("device",),
-                found=list(self.devices),
-                hint="engine.workers says how many processes train on it",
             )
         return self
 
     @pydantic.model_validator(mode="after")
     def _compiles_in_one_process(self) -> EngineSpec:
-        separate = {"kind": self.kind != LOCAL, "workers": (self.workers or 1) > 1}
-        separate |= {"device": len(self.devices) > 1}
-        separate |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
-        for key, chosen in separate.items():
-            if self.compile and chosen:
-                raise Mistake(
-                    "`compile: true` requires a single process",
-                    place=(key,),
-                    found=getattr(self, key),
-                    hint="leave it out, or leave out engine.compile",
-                )
+        separate = {
+            "kind": self.kind != LOCAL,
+            "workers": (self.workers or 1) > 1,
+            "device": len(self.devices) > 1,
+            "deadline": self.deadline is not None,
+            "memory": self.memory is not None,
+        }
+        key = next((key for key, chosen in separate.items() if chosen), None)
+        if self.compile and key is not None:
+            # Each process would compile every network again.
+            message, hint = "`compile: true` requires a single process", "leave out one of the two"
+            raise Mistake(message, place=(key,), found=getattr(self, key), hint=hint)
         return self
 
 
-def _short_engine(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-Engine = Annotated[
-    EngineSpec,
-    pydantic.BeforeValidator(_short_engine, json_schema_input_type=EngineName | EngineSpec),
-]
+Engine = Annotated[EngineSpec, bare("kind", str, EngineName | EngineSpec)]
 
 
 # Entry points of this group are strategies by name.
@@ -250,17 +243,15 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
     if not offered:
         raise SpecError("unknown strategy", where="strategy", **unknown(name, sorted(every.names)))
     if len(offered) > 1:
-        raise SpecError(
-            f"several packages offer a strategy of the name {name}",
-            where="strategy",
-            found=", ".join(sorted(offered)),
-            hint="rename yours, or name the class: strategy: {python: 'package.module:Class'}",
-        )
+        message = f"several packages offer a strategy of the name {name}"
+        hint = "rename yours, or name the class: strategy: {python: 'package.module:Class'}"
+        raise SpecError(message, where="strategy", found=", ".join(sorted(offered)), hint=hint)
     return next(iter(offered.values()))
 
 
-def strategy_options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+def strategy_options(cls: type[DataclassInstance]) -> list[dataclasses.Field[Json]]:
     """Return the fields of a strategy that are options: its own, then inherited ones."""
+    # `dataclasses.fields` begins with the base class; help begins with what is the method's own.
     own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
     fields = (field for field in dataclasses.fields(cls) if field.init)
     return sorted(fields, key=lambda field: own_first.index(field.name))
@@ -291,7 +282,7 @@ StrategyChoice = Annotated[
 
 
 _DEPENDS = "what becomes of one client would depend on the others; `privacy` clips"
-# Keys that break the promise of `privacy`, and why.
+# Keys that break the promise of `privacy`, and why: the proof takes one clipped update per client.
 _NOT_PRIVATE = {
     "aggregate": _DEPENDS,
     "bound": _DEPENDS,
@@ -373,59 +364,40 @@ class ExperimentSpec(FromFile):
 
     @pydantic.field_validator("strategy", mode="before")
     @classmethod
-    def _by_name(cls, value: object) -> object:
+    def _one_strategy(cls, value: object) -> object:
         if isinstance(value, str):
+            expected = f"{{{value}: {{}}}}"
             raise Mistake(
-                "must be a strategy and its options",
-                found=repr(value),
-                expected=f"{{{value}: {{}}}}",
+                "must be a strategy and its options", found=repr(value), expected=expected
             )
-        return value
-
-    @pydantic.field_validator("strategy")
-    @classmethod
-    def _one_strategy(cls, value: dict[str, Json]) -> dict[str, Json]:
+        if not isinstance(value, dict):
+            return value
         if "python" in value:
             name = value["python"]
             if not (isinstance(name, str) and all(name.partition(":"))):
-                raise Mistake(
-                    "does not name a Python class",
-                    place=("python",),
-                    found=repr(name),
-                    expected="package.module:Class",
-                )
+                facts = {"found": repr(name), "expected": "package.module:Class"}
+                raise Mistake("does not name a Python class", place=("python",), **facts)
         elif len(value) != 1:
-            raise Mistake(
-                "must name exactly one strategy",
-                found=", ".join(value) or "none",
-                expected="one, e.g. {fedfa: {}}",
-            )
+            names = ", ".join(map(str, value)) or "none"
+            raise Mistake("must name exactly one strategy", found=names)
         else:
             ((name, options),) = value.items()
             if not isinstance(options, dict | None):
-                raise Mistake(
-                    "must be options by name",
-                    place=(name,),
-                    found=repr(options),
-                    expected="a mapping, e.g. {percentile: 0.95}",
-                )
+                facts = {"found": repr(options), "expected": "a mapping, e.g. {percentile: 0.95}"}
+                raise Mistake("must be options by name", place=(name,), **facts)
         return value
 
     @pydantic.model_validator(mode="after")
     def _private_alone(self) -> ExperimentSpec:
         for key, why in _NOT_PRIVATE.items():
             if self.privacy is not None and getattr(self, key) is not None:
-                raise Mistake(
-                    "cannot be combined with `privacy`",
-                    place=(key,),
-                    expected="one of the two",
-                    hint=why,
-                )
+                raise Mistake("cannot be combined with `privacy`", place=(key,), hint=why)
         return self
 
     @property
     def strategy_name(self) -> str:
         """Name of the strategy, or of its Python class (``package.module:Class``)."""
+        # The options of a Python class stand beside `python`, in any order.
         return str(self.strategy.get("python", next(iter(self.strategy))))
 
     @property

@@ -10,11 +10,11 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from archgraph.fields import Key, Mistake
+from archgraph.fields import Mistake, Place
 from archgraph.hints import unknown
 from archgraph.limits import LIMITS
+from archgraph.plain import Json
 
 ParamValue = int | float | str | bool | None
 
@@ -54,28 +54,24 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
         48
     """
     if len(text) > LIMITS.expression_signs:
-        raise Mistake(
-            "is too long", found=f"{len(text)} signs", expected=f"≤ {LIMITS.expression_signs}"
-        )
+        expected = f"at most {LIMITS.expression_signs} characters"
+        raise Mistake("is too long", found=len(text), expected=expected)
     for name in _NAME.findall(text):
         if name not in values:
-            known = [f"${n}" for n in values]
-            raise Mistake(
-                "names an unknown parameter",
-                **unknown(f"${name}", known),
-            )
+            facts = unknown(f"${name}", (f"${n}" for n in values))
+            raise Mistake("names an unknown parameter", **facts)
     if alone := _NAME.fullmatch(text.strip()):
         return values[alone.group(1)]
     try:
         # Parsed, never evaluated by Python: only the nodes that `_number` knows are computed.
+        # Parameters get a `_`, since one may have the name of a keyword of Python.
         tree = ast.parse(_NAME.sub(r"_\1", text.strip()), mode="eval")
         return _number(tree.body, text, values)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, Mistake):
-            raise
-        raise Mistake(
-            "is not an expression", found=repr(text), expected="integers, $names, + - * // % ( )"
-        ) from None
+    except Mistake:  # which is a ValueError, too
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep parentheses
+        expected = "integers, $names, + - * // % ( )"
+        raise Mistake("is not an expression", found=repr(text), expected=expected) from None
 
 
 def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
@@ -85,11 +81,8 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
         case ast.Name(id=name) if name[:1] == "_" and name[1:] in values:
             parameter = values[name[1:]]
             if not isinstance(parameter, int) or isinstance(parameter, bool):
-                raise Mistake(
-                    "uses a parameter that is not an integer",
-                    found=f"${name[1:]} = {parameter!r}",
-                    expected="an integer",
-                )
+                binding = f"${name[1:]} = {parameter!r}"
+                raise Mistake("uses a parameter that is not an integer", found=binding)
             result = parameter
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             result = -_number(operand, text, values)
@@ -102,16 +95,14 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
             raise Mistake("divides with '/'", found=repr(text), hint="write // (rounded down)")
         case _:
             raise ValueError
+    # Every step is bounded, so that no product on the way grows beyond memory.
     if abs(result) > LIMITS.expression_value:
-        raise Mistake(
-            "is out of range", found=repr(text), expected=f"at most {LIMITS.expression_value}"
-        )
+        expected = f"at most {LIMITS.expression_value}"
+        raise Mistake("is out of range", found=repr(text), expected=expected)
     return result
 
 
-def resolve_expressions(
-    data: Any, values: Mapping[str, ParamValue], place: tuple[Key, ...] = ()
-) -> Any:
+def resolve_expressions(data: Json, values: Mapping[str, ParamValue], loc: Place = ()) -> Json:
     """Replace every expression inside the data by its value.
 
     Raises:
@@ -122,12 +113,12 @@ def resolve_expressions(
         {'out': 16, 'kernel': (3, 5)}
     """
     if isinstance(data, Mapping):
-        return {k: resolve_expressions(v, values, (*place, k)) for k, v in data.items()}
+        return {k: resolve_expressions(v, values, (*loc, k)) for k, v in data.items()}
     if isinstance(data, tuple):
-        return tuple(resolve_expressions(v, values, (*place, i)) for i, v in enumerate(data))
+        return tuple(resolve_expressions(v, values, (*loc, i)) for i, v in enumerate(data))
     if not is_expression(data):
         return data
     try:
         return evaluate(data, values)
     except Mistake as mistake:
-        raise Mistake(mistake.message, place=(*place, *mistake.place), **mistake.facts) from None
+        raise Mistake(mistake.message, place=(*loc, *mistake.place), **mistake.facts) from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
-from archgraph.language.model import dotted_callable
+from archgraph.language.model import CallableName
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.rewrites.registry import rewrite_rows
@@ -19,7 +19,7 @@ from archgraph.rewrites.registry import rewrite_rows
 ModelSource = str | dict[str, Json]
 
 PythonRewrites = Annotated[
-    dict[Annotated[str, pydantic.AfterValidator(dotted_callable)], Json],
+    dict[CallableName, Json],
     Field(
         description="rewrites of your own, package.module:function → true for the defaults, "
         "options by name, or the value behind the graph; done before train_only",
@@ -27,14 +27,16 @@ PythonRewrites = Annotated[
     ),
 ]
 
+# Its fields are made of the rows of the registry, which a type checker does not see.
 if TYPE_CHECKING:
+    import torch
 
     class Rewrites(Base):
         """What is done to an architecture; its keys are the rows of the registry."""
 
         python: PythonRewrites = {}  # noqa: RUF012 - a field's default
 
-        def __init__(self, **asked: Any) -> None: ...
+        def __init__(self, **rewrites: object) -> None: ...
 
 else:
     Rewrites = pydantic.create_model(
@@ -79,24 +81,14 @@ class MemberSpec(Rewrites, _Client):
     """
 
     @pydantic.model_validator(mode="after")
-    def _one_start(self) -> MemberSpec:
+    def _consistent(self) -> MemberSpec:
         if self.model is not None and self.choose is not None:
-            raise Mistake(
-                "has both a model and choices",
-                place=("choose",),
-                hint="choices belong to one model",
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _named_or_counted(self) -> MemberSpec:
+            raise Mistake("has both a model and choices", place=("choose",))
+        # One is the default, which a file that names owners leaves out.
         if self.owners is not None and self.count not in (1, len(self.owners)):
-            raise Mistake(
-                "names another number of clients than it counts",
-                place=("owners",),
-                found=f"{len(self.owners)} names, count: {self.count}",
-                expected="as many names, or no count",
-            )
+            numbers = f"{len(self.owners)} names, count: {self.count}"
+            message = "names another number of clients than it counts"
+            raise Mistake(message, place=("owners",), found=numbers)
         return self
 
 
@@ -124,49 +116,46 @@ class FamilySpec(FromFile):
         description="kinds of client, each with an architecture"
     )
 
-    # Weights of models that were given as values of Python's, by the place of the model.
-    _weights: dict[Place, dict[str, Any]] = pydantic.PrivateAttr(default_factory=dict)
+    # Not a field: no file can hold it, and equal families are equal without it.
+    _weights: dict[Place, dict[str, torch.Tensor]] = pydantic.PrivateAttr(default_factory=dict)
 
     @property
-    def weights(self) -> dict[Place, dict[str, Any]]:
+    def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
         """Weights of models that no file holds, by the place of the model."""
         return self._weights
 
     def sources(self) -> Iterator[Document]:
         """Yield the models that are named or written in the file: the global one, then clients'."""
-        members: list[tuple[Place, Any]] = [
-            (("clients", index, "model"), member.model) for index, member in enumerate(self.clients)
-        ]
-        for place, model in ((("model",), self.model), *members):
+        models: list[tuple[Place, ModelSource | None]] = [(("model",), self.model)]
+        models += [(("clients", i, "model"), member.model) for i, member in enumerate(self.clients)]
+        for loc, model in models:
             if isinstance(model, str) and model != "join":
                 yield read_document(model)
             elif isinstance(model, dict):
-                yield self.document_of(place).sub(place)
+                yield self.document_of(loc).sub(loc)
 
     @pydantic.model_validator(mode="after")
-    def _global(self) -> FamilySpec:
-        if self.model in (None, "join"):
-            if self.choose:
-                raise Mistake(
-                    "sets choices of a global model, but the family has none",
-                    place=("choose",),
-                    expected="a model",
-                )
-            if self.change != Rewrites():
-                raise Mistake(
-                    "changes a global model, but the family has none",
-                    place=("change",),
-                    expected="a model",
-                )
-            for index, member in enumerate(self.clients):
-                if member.model is None:
-                    raise Mistake(
-                        "has no model",
-                        place=("clients", index),
-                        found=member.name,
-                        expected="a model of its own, since the family "
-                        + ("has no global one" if self.model is None else "is their join"),
-                    )
+    def _consistent(self) -> FamilySpec:
+        # A join is made of the clients' models, so that there is nothing to choose or change.
+        absent = self.model in (None, "join")
+        if absent and (self.choose or self.change != Rewrites()):
+            key = "choose" if self.choose else "change"
+            raise Mistake("belongs to a global model, but the family has none", place=(key,))
+        names: set[str] = set()
+        for index, member in enumerate(self.clients):
+            loc: Place = ("clients", index)
+            if absent and member.model is None:
+                why = "has no global one" if self.model is None else "is their join"
+                expected = f"a model of its own, since the family {why}"
+                raise Mistake("has no model", place=loc, found=member.name, expected=expected)
+            if self.owners and member.owners is None:
+                message = "lacks `owners`, which other clients have"
+                raise Mistake(message, place=loc, found=member.name)
+            # Shares, `also` and figures name a kind of client.
+            if member.name in names:
+                message, loc = "names two kinds of client alike", (*loc, "name")
+                raise Mistake(message, place=loc, found=repr(member.name))
+            names.add(member.name)
         return self
 
     def rewrites(self) -> Iterator[Rewrites]:
@@ -177,29 +166,3 @@ class FamilySpec(FromFile):
     def owners(self) -> tuple[str, ...]:
         """Names of the clients in the data, in the family's order; empty where it names none."""
         return tuple(name for member in self.clients for name in member.owners or ())
-
-    @pydantic.model_validator(mode="after")
-    def _all_named(self) -> FamilySpec:
-        for index, member in enumerate(self.clients):
-            if self.owners and member.owners is None:
-                raise Mistake(
-                    "lacks `owners`, which other clients have",
-                    place=("clients", index),
-                    found=member.name,
-                    expected="owners: [names of the data's clients]",
-                )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _unique(self) -> FamilySpec:
-        names: set[str] = set()
-        for index, member in enumerate(self.clients):
-            if member.name in names:
-                raise Mistake(
-                    "names two kinds of client alike",
-                    place=("clients", index, "name"),
-                    found=repr(member.name),
-                    expected="a name of its own",
-                )
-            names.add(member.name)
-        return self

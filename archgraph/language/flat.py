@@ -17,13 +17,13 @@ difference between two files is a difference between two architectures::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
-import pydantic
+from pydantic import Field
 
 from archgraph.errors import GraphError
-from archgraph.fields import Place
+from archgraph.fields import Base, Place, Version
 from archgraph.graph import text as syntax
 from archgraph.graph.ir import ArchGraph, Value, show
 from archgraph.language.document import Document
@@ -32,21 +32,19 @@ from archgraph.language.yaml import parse_document
 T = TypeVar("T")
 
 
-class FlatModel(pydantic.BaseModel):
+class FlatModel(Base):
     """Any graph, written out: what ``archgraph.save`` writes."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    archgraph: Literal[1]
+    archgraph: Version
     name: str = ""
     inputs: dict[str, str]
     leaves: str = ""
     nodes: str = ""
     outputs: str
-    updates: dict[str, str] = {}
-    sections: dict[str, tuple[str, ...]] = {}
+    updates: dict[str, str] = Field(default={})
+    sections: dict[str, tuple[str, ...]] = Field(default={})
     notes: tuple[str, ...] = ()
-    modes: dict[str, Literal["train", "eval"]] = {}
+    modes: dict[str, Literal["train", "eval"]] = Field(default={})
 
 
 def quoted(text: str) -> str:
@@ -56,20 +54,19 @@ def quoted(text: str) -> str:
     "a \"b\"\n"
     """
     escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-
-    def escape(sign: str) -> str:
-        if sign in escapes:
-            return escapes[sign]
-        if sign.isprintable():
-            return sign
-        return f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\U{ord(sign):08x}"
-
-    return '"' + "".join(map(escape, text)) + '"'
+    # `\U` for whatever else YAML might read differently: line ends of Unicode, control characters.
+    signs = (escapes.get(s) or (s if s.isprintable() else f"\\U{ord(s):08x}") for s in text)
+    return f'"{"".join(signs)}"'
 
 
-def _block(key: str, lines: Iterable[str]) -> list[str]:
+def _part(key: str, lines: Iterable[object], mark: str = "") -> list[str]:
+    """Return the lines of a key and what it holds, or none if it holds nothing."""
     content = [f"  {line}" for line in lines]
-    return [f"{key}: |", *content] if content else []
+    return [f"{key}:{mark}", *content] if content else []
+
+
+def _pairs(pairs: Iterable[tuple[str, Value]]) -> Iterator[str]:
+    return (f"{quoted(key)}: {quoted(show(value))}" for key, value in pairs)
 
 
 def dump(graph: ArchGraph) -> str:
@@ -91,25 +88,21 @@ def dump(graph: ArchGraph) -> str:
         outputs: "%x"
         <BLANKLINE>
     """
+    sections = (f"{quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections)
+    modes = (f"{quoted(path)}: {'train' if flag else 'eval'}" for path, flag in graph.flags)
     lines = [
         "archgraph: 1",
         f"name: {quoted(graph.name)}",
-        "inputs:" if graph.inputs else "inputs: {}",
+        *(_part("inputs", _pairs(graph.inputs)) or ["inputs: {}"]),
+        # As text of its own, `|`: a line of the file is a line of `print(graph)`, without quotes.
+        *_part("leaves", graph.params, " |"),
+        *_part("nodes", graph.nodes, " |"),
+        f"outputs: {quoted(show(graph.outputs))}",
+        *_part("updates", _pairs(graph.updates)),
+        *_part("sections", sections),
+        *_part("notes", (f"- {quoted(note)}" for note in graph.notes)),
+        *_part("modes", modes),
     ]
-    lines += [f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.inputs]
-    lines += _block("leaves", map(str, graph.params))
-    lines += _block("nodes", map(str, graph.nodes))
-    lines.append(f"outputs: {quoted(show(graph.outputs))}")
-    if graph.updates:
-        lines += ["updates:", *(f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.updates)]
-    if graph.sections:
-        lines.append("sections:")
-        lines += [f"  {quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections]
-    if graph.notes:
-        lines += ["notes:", *(f"  - {quoted(note)}" for note in graph.notes)]
-    if graph.flags:
-        modes = ((path, "train" if flag else "eval") for path, flag in graph.flags)
-        lines += ["modes:", *(f"  {quoted(path)}: {mode}" for path, mode in modes)]
     text = "\n".join(lines) + "\n"
     if (lost := _difference(graph, text)) is not None:
         raise GraphError("cannot be written without loss", found=lost, hint="rename it")
@@ -122,12 +115,10 @@ def _difference(graph: ArchGraph, text: str) -> str | None:
     back = read_flat(parse_document(text, "the written file"))
     if back == graph:
         return None
-    for mine, other in zip(
-        (*graph.params, *graph.nodes), (*back.params, *back.nodes), strict=False
-    ):
-        if mine != other:
-            return str(mine)
-    return "inputs, outputs, updates or sections"
+    ours, theirs = (*graph.params, *graph.nodes), (*back.params, *back.nodes)
+    # Lengths differ where a name has a line break.
+    different = (str(a) for a, b in zip(ours, theirs, strict=False) if a != b)
+    return next(different, "inputs, outputs, updates or sections")
 
 
 def _lines(document: Document, key: str, text: str, read_line: Callable[..., T]) -> tuple[T, ...]:
@@ -140,15 +131,15 @@ def _lines(document: Document, key: str, text: str, read_line: Callable[..., T])
     )
 
 
-def _value(document: Document, place: Place, text: str) -> Value:
-    line, column = document.texts.get(place, (1, 0))
+def _value(document: Document, loc: Place, text: str) -> Value:
+    line, column = document.texts.get(loc, (1, 0))
     return syntax.parse_value(text, line=line, column=column, file=document.file)
 
 
 def line_of(document: Document, where: str) -> int:
     """Return the line of a flat file on which a node (``%name …``), a leaf or an update stands.
 
-    Where there is no such line, that of the key that ``where`` names, or else of the nodes.
+    Without such a line, return that of the key that ``where`` names, or else of the nodes.
     """
     name = where.partition(" in ")[0]
     if name.startswith("%"):

@@ -16,25 +16,25 @@ import shlex
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
-from archgraph.language.aggregate import RULES, AggregateSpec
+from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
-from archgraph.language.kinds import file_kinds
+from archgraph.language.kinds import JsonSchema, file_kinds
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.rewrites.registry import rewrite_rows
+from archgraph.plain import Json
+from archgraph.rewrites.registry import RewriteRow, rewrite_rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
@@ -84,17 +84,14 @@ class Topic:
         lines = [f"{self.name} ({self.group})", "", self.sentence]
         if self.options:
             width = max(len(option.name) for option in self.options)
+            margin = " " * (width + 4)
+            wrapper = textwrap.TextWrapper(96, margin, margin)
             lines.append("")
             for option in self.options:
-                default = option.default
-                if default not in ("", "required"):
-                    default = f"default {default}"
-                facts = "; ".join(filter(None, (option.type, default)))
+                words = "" if option.default in ("", "required") else "default "
+                facts = "; ".join(filter(None, (option.type, words + option.default)))
                 lines.append(f"  {option.name.ljust(width)}  {facts}")
-                margin = " " * (width + 4)
-                lines += textwrap.wrap(
-                    option.sentence, 96, initial_indent=margin, subsequent_indent=margin
-                )
+                lines += wrapper.wrap(option.sentence)
         lines += ["", *self.notes] if self.notes else []
         if self.example:
             lines += ["", "Example:", *(f"  {line}" for line in self.example.splitlines())]
@@ -137,11 +134,10 @@ def topics() -> Mapping[str, Topic]:
             options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
             if model is DataSpec:
                 options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
-            known.append(
-                Topic(name, group, _sentence(model), options, example=examples[name].rstrip())
-            )
-    known += _rules()
-    known += _rewrites()
+            example = examples[name].rstrip()
+            known.append(Topic(name, group, _sentence(model), options, example=example))
+    known += _rows(RULE_GROUP, AggregateSpec, RULES)
+    known += _rows(REWRITE_GROUP, Rewrites, rewrite_rows().values())
     common = tuple(_options(StepOptions))
     example = "relu: {from: input, as: activated, name: act}"
     known.append(Topic("step", STEP_GROUP, "What every step takes.", common, example=example))
@@ -194,7 +190,7 @@ def topic(name: str) -> Topic:
     same = [k for k in keys if k == name] or [k for k in keys if k.endswith(f".{key}")]
     if len(same) == 1:
         mapping, option = keys[same[0]]
-        alone = dataclasses.replace(option, sentence="")
+        alone = dataclasses.replace(option, sentence="")  # which is the topic's own
         value = option.example or option.default.removesuffix("required")
         inner = re.search(r"mapping `([^`]*)`", option.type)
         usage = f"{key}: {value}" if value else mapping.example
@@ -204,6 +200,7 @@ def topic(name: str) -> Topic:
         return Topic(key, mapping.name, option.sentence, (alone,), example=example)
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
+    # A word of a description comes last: it finds what a person calls by another name.
     words = [*known, *strategies, *keys, *(k.partition(".")[2] for k in keys)]
     asked = name.replace("_", " ")
     about = [k for k, (_, option) in keys.items() if asked in option.sentence]
@@ -243,46 +240,28 @@ def markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rules() -> Iterator[Topic]:
-    """Yield the rules of ``aggregate``, in the order in which they are applied."""
-    described = AggregateSpec.model_json_schema()
+def _rows(
+    group: str, model: type[pydantic.BaseModel], rows: Iterable[Rule | RewriteRow]
+) -> Iterator[Topic]:
+    """Yield rules of ``aggregate``, or rewrites, in the order in which they are applied."""
+    described = model.model_json_schema()
     known = described["$defs"]
-    for rule in RULES:
-        entry = described["properties"][rule.name]
-        forms = entry["anyOf"]
-        long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
-        options = tuple(o for form in long for o in _described(form, known))
-        notes = (
-            *_short(rule.name, options[0].name if len(forms) > 2 and options else ""),
-            f"What holds afterwards: {rule.promise}.",
-            f"Source: {rule.source}.",
-        )
-        options = options or (HelpOption(rule.name, _type(entry, known), "", ""),)
-        yield Topic(
-            rule.name, RULE_GROUP, rule.help, options, notes, f"{rule.name}: {rule.example}"
-        )
-
-
-def _rewrites() -> Iterator[Topic]:
-    """Yield the rewrites, in the order in which they are done."""
-    described = Rewrites.model_json_schema()
-    known = described["$defs"]
-    for row in rewrite_rows().values():
+    for row in rows:
         entry = described["properties"][row.name]
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
         options = tuple(o for form in long for o in _described(form, known))
-        main = options[0].name if options and len(forms) > 1 else ""
-        option = row.name.replace("_", "-")
-        value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
-        notes = (
-            *_short(row.name, main),
-            f"On the command line: `archgraph rewrite FILE --{option}{value}`.",
-            f"What holds afterwards: {row.law}.",
-        )
+        # Beside the mapping (and null, of a rule) stands a bare value for its first key.
+        bare = [form for form in forms if "$ref" not in form and form.get("type") != "null"]
+        notes = _short(row.name, options[0].name if options and bare else "")
+        if isinstance(row, Rule):
+            notes += (f"What holds afterwards: {row.promise}.", f"Source: {row.source}.")
+        else:
+            value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
+            command = f"archgraph rewrite FILE --{row.name.replace('_', '-')}{value}"
+            notes += (f"On the command line: `{command}`.", f"What holds afterwards: {row.law}.")
         options = options or (HelpOption(row.name, _type(entry, known), "", ""),)
-        example = f"{row.name}: {row.example}"
-        yield Topic(row.name, REWRITE_GROUP, row.help, options, notes, example)
+        yield Topic(row.name, group, row.help, options, notes, f"{row.name}: {row.example}")
 
 
 @functools.cache
@@ -293,6 +272,7 @@ def _strategy(name: str) -> Topic:
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):  # what several strategies share is described in their base
         _, _, described = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        # Google's style: a field is indented by four, the lines that go on by more.
         sentences |= re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE)
     types = typing.get_type_hints(cls)
     options = []
@@ -326,12 +306,12 @@ def _sentence(model: type[pydantic.BaseModel]) -> str:
 def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
     described = model.model_json_schema()
     known = described.get("$defs", {})
-    if "$ref" in described:
+    if "$ref" in described:  # a model that contains itself: blocks in blocks
         described = known[described["$ref"].rpartition("/")[2]]
     return _described(described, known)
 
 
-def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[HelpOption]:
+def _described(described: JsonSchema, known: JsonSchema) -> Iterator[HelpOption]:
     """Yield the keys of a mapping that a JSON schema describes."""
     for name, entry in described["properties"].items():
         needed = name in described.get("required", ())
@@ -342,7 +322,7 @@ def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterat
         yield HelpOption(name, _type(entry, known), default, sentence, example)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: Json) -> str:
     """Render a default as YAML; empty values and mappings (whose keys have defaults) as nothing."""
     if value in (None, dataclasses.MISSING, "", [], ()) or isinstance(value, dict):
         return ""
@@ -361,7 +341,7 @@ _NOUNS = {
 }
 
 
-def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
+def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
     """Describe what a JSON schema admits, in words."""
     if entry is True:
         return "anything"
@@ -372,10 +352,9 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
         return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
     if entry.get("title") in _NOUNS:
         return _NOUNS[entry["title"]][plural]
-    for key in ("anyOf", "oneOf"):
-        if key in entry:
-            words = dict.fromkeys(_type(e, known, plural=plural) for e in entry[key])
-            return " or ".join(filter(None, words))
+    if forms := entry.get("anyOf") or entry.get("oneOf"):
+        words = dict.fromkeys(_type(form, known, plural=plural) for form in forms)
+        return " or ".join(filter(None, words))
     if "const" in entry:
         return str(entry["const"])
     if "enum" in entry:
@@ -392,7 +371,7 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     return f"{_NOUNS[kind][plural]}{_range(entry)}"
 
 
-def _range(entry: Mapping[str, Any]) -> str:
+def _range(entry: JsonSchema) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     known = {sign: entry[key] for key, sign in signs.items() if key in entry}
     bounds = [f"{sign} {bound:g}" for sign, bound in known.items() if bound != MAX_SIZE]

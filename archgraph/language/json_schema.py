@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from archgraph.language.flat import FlatModel
+from archgraph.language.kinds import JsonSchema
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
+from archgraph.plain import Json
 
 
-def model_schema() -> dict[str, Any]:
+def model_schema() -> JsonSchema:
     """Return the JSON schema of model files, what a step may be included."""
     described = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
     _add_steps(described["$defs"])
-    linked: dict[str, Any] = _link(described)
-    return linked
+    return {key: _link(value) for key, value in described.items()}
 
 
-def _add_steps(definitions: dict[str, Any]) -> None:
+def _add_steps(definitions: JsonSchema) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
-    models: list[type[StepOptions]] = list(dict.fromkeys(row.options for row in STEPS.values()))
-    sources = [(m, "validation") for m in (*models, RawOptions, BlockOptions)]
-    models_and_kinds: Any = sources
-    names, schemas = models_json_schema(models_and_kinds, ref_template="#/$defs/{model}")
+    models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
+    mode: JsonSchemaMode = "validation"
+    sources: list[tuple[type[BaseModel], JsonSchemaMode]] = [(m, mode) for m in models]
+    sources.append((BlockOptions, mode))
+    names, schemas = models_json_schema(sources, ref_template="#/$defs/{model}")
     definitions |= {k: v for k, v in schemas.get("$defs", {}).items() if k not in definitions}
-    everywhere: list[type[StepOptions]] = [*models, RawOptions]
-    for options in everywhere:
+    for options in models:
         properties = definitions[options.__name__]["properties"]
         for key, value in properties.items():
             # Any option may be an expression; these two are names of values.
@@ -40,21 +39,20 @@ def _add_steps(definitions: dict[str, Any]) -> None:
         "pattern": r"\$",
         "description": "$name, or arithmetic: $width * 6 // 2",
     }
-    forms: list[dict[str, Any]] = []
+    forms: list[JsonSchema] = []
     for name, row in STEPS.items():
-        reference = names[row.options, "validation"]
-        values = [reference, {"type": "null"}]
-        if row.main:
+        values = [names[row.options, mode], {"type": "null"}]
+        if row.main:  # its bare value
             field = row.options.model_fields[row.main]
-            main = definitions[row.options.__name__]["properties"][field.alias or row.main]
-            values.append(main)
+            values.append(definitions[row.options.__name__]["properties"][field.alias or row.main])
         forms.append(_one(name, {"anyOf": values}))
-    forms.append(_one("block", names[BlockOptions, "validation"]))
+    forms.append(_one("block", names[BlockOptions, mode]))
     definitions["Step"] = {
         "description": "an operator, a block of this model, or an ATen operator (aten.…)",
         "anyOf": [
             {"enum": list(STEPS)},
             *forms,
+            # Names of blocks and of ATen operators, which no schema can list.
             {"type": "string", "not": {"enum": ["block"]}},
             {
                 "type": "object",
@@ -67,7 +65,7 @@ def _add_steps(definitions: dict[str, Any]) -> None:
     }
 
 
-def _link(value: Any) -> Any:
+def _link(value: Json) -> Json:
     """Replace every placeholder of a step in a schema by a reference to its definition."""
     if value == {"title": "Step"}:
         return {"$ref": "#/$defs/Step"}
@@ -76,10 +74,6 @@ def _link(value: Any) -> Any:
     return [_link(v) for v in value] if isinstance(value, list) else value
 
 
-def _one(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {name: options},
-        "required": [name],
-        "additionalProperties": False,
-    }
+def _one(name: str, options: JsonSchema) -> JsonSchema:
+    only = {"properties": {name: options}, "required": [name], "additionalProperties": False}
+    return {"type": "object", **only}

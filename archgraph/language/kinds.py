@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from archgraph.errors import SpecError
 from archgraph.hints import unknown
 from archgraph.language.consent import needs_consent, python_names
 from archgraph.language.yaml import read_document
+from archgraph.plain import Json
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from archgraph.language.document import Document
 
+# What the checks of many files share, by key: families that are resolved already.
+Cache: TypeAlias = dict[str, Any]
+JsonSchema: TypeAlias = dict[str, Json]
 GROUP = "archgraph.files"
 NOT_IMPORTED = "not imported"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -48,9 +52,9 @@ class FileKind:
     name: str
     rank: int
     keys: frozenset[str]
-    schema: Callable[[], dict[str, Any]]
+    schema: Callable[[], JsonSchema]
     mappings: Callable[[], Mapping[str, type[pydantic.BaseModel]]]
-    check: Callable[[Path, dict[str, Any]], str]
+    check: Callable[[Path, Cache], str]
 
 
 @functools.cache
@@ -77,7 +81,7 @@ def kind_of(data: object) -> str:
     return next((kind.name for kind in file_kinds().values() if keys & kind.keys), "")
 
 
-def schema(kind: str) -> dict[str, Any]:
+def schema(kind: str) -> JsonSchema:
     """Return the JSON schema of a kind of file, for editors.
 
     Args:
@@ -112,7 +116,7 @@ def without_consent(source: Document) -> bool:
     return any(needs_consent(name, torch.nn.Module) for name in python_names(source.data))
 
 
-def _schema() -> dict[str, Any]:
+def _schema() -> JsonSchema:
     from archgraph.language.json_schema import model_schema
 
     return model_schema()
@@ -133,7 +137,7 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     }
 
 
-def _check(path: Path, cache: dict[str, Any]) -> str:
+def _check(path: Path, cache: Cache) -> str:
     from archgraph.language import load_graph
 
     document = read_document(path)

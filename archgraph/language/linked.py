@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -23,6 +23,9 @@ from archgraph.language.family import FamilySpec
 from archgraph.language.kinds import kind_of
 from archgraph.language.model import anchored
 from archgraph.language.yaml import parse_document, read_document
+from archgraph.plain import Json
+
+FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str]) -> FamilySpec:
@@ -34,7 +37,7 @@ def load_family(path: str | os.PathLike[str]) -> FamilySpec:
     return _family(read_document(path))
 
 
-def load_experiment(path: str | os.PathLike[str] | Mapping[str, Any]) -> ExperimentSpec:
+def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
     r"""Read an experiment file, and the family that it names; or take what a file would say.
 
     Args:
@@ -54,12 +57,12 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, Any]) -> Experim
         3
     """
     if isinstance(path, Mapping):
-        return read_experiment(*_given(path))
+        return read_experiment(*_from_values(path))
     return read_experiment(read_document(path))
 
 
 def read_experiment(
-    document: Document, weights: Mapping[Place, Any] = MappingProxyType({})
+    document: Document, weights: Mapping[Place, FirstWeights] = MappingProxyType({})
 ) -> ExperimentSpec:
     """Read the experiment in a document; files that it names are relative to the document.
 
@@ -74,12 +77,8 @@ def read_experiment(
     if kind in ("model", "family"):
         name = Path(document.file).name
         example = f"{{model: {name}, clients: [{{name: all, count: 4}}]}}"
-        document.fail(
-            (),
-            f"is a {kind}, not an experiment",
-            expected="keys such as family, data, strategy and rounds",
-            hint=f"name it in an experiment, family: {name if kind == 'family' else example}",
-        )
+        hint = f"name it in an experiment, family: {name if kind == 'family' else example}"
+        document.fail((), f"is a {kind}, not an experiment", hint=hint)
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
         file = beside(document, spec.family, ("family",))
@@ -90,34 +89,30 @@ def read_experiment(
     _shared(document, spec, family)
     _trained_too(document, spec, family)
     updates = {"family": family, "data": _data(document, spec.data)}
+    # Not by `beside`: with its SHA-256 the file need not be there for a check.
     if spec.weights is not None:
         file = (Path(document.file).parent / Path(spec.weights.file).expanduser()).absolute()
         updates["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
     return spec.model_copy(update=updates).read_from(document)
 
 
-def _given(values: Mapping[str, Any]) -> tuple[Document, dict[Place, Any]]:
+def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, FirstWeights]]:
     """Convert Python values to a document, with models as text, and weights by place."""
-    weights: dict[Place, Any] = {}
+    weights: dict[Place, FirstWeights] = {}
 
-    def plain(value: Any, place: Place = ()) -> Any:
+    def plain(value: Json, loc: Place = ()) -> Json:
         if isinstance(value, torch.nn.Module):
-            raise SpecError(
-                "is a module, not a graph",
-                where=dotted(place),
-                found=type(value).__name__,
-                expected="what ag.trace returns",
-                hint="trace it first: ag.trace(model, example)",
-            )
+            hint = "trace it first: ag.trace(model, example)"
+            raise SpecError("is a module, not a graph", where=dotted(loc), hint=hint)
         graph = getattr(value, "graph", value)  # of what ag.trace or a rewrite returns
         if isinstance(graph, ArchGraph):
             if (state := getattr(value, "state", None)) is not None:
-                weights[place[1:]] = dict(state)
-            return parse_document(flat.dump(graph), dotted(place)).data
+                weights[loc[1:]] = dict(state)  # the family's own places: without `family`
+            return parse_document(flat.dump(graph), dotted(loc)).data
         if isinstance(value, Mapping):
-            return {key: plain(item, (*place, key)) for key, item in value.items()}
+            return {key: plain(item, (*loc, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return tuple(plain(item, (*place, i)) for i, item in enumerate(value))
+            return tuple(plain(item, (*loc, i)) for i, item in enumerate(value))
         return value
 
     data = {"archgraph": 1, **plain(values)}
@@ -142,24 +137,19 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
     shares = None if spec.data.partition is None else spec.data.partition.shares
     if shares is None:
         return
-    place = ("data", "partition", "shares")
+    loc = ("data", "partition", "shares")
     kinds = [member.name for member in family.clients]
     for name in shares:
         if name not in kinds:
-            document.fail(
-                (*place, name),
-                "is not a kind of client",
-                **unknown(name, kinds),
-            )
+            document.fail((*loc, name), "is not a kind of client", **unknown(name, kinds))
     # With a share for every kind nothing may be left; otherwise the rest needs something.
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):
-        document.fail(
-            place,
-            "leaves some data to no client" if complete else "leaves no data to the other clients",
-            found=f"{total:g}",
-            expected="1 together" if complete else "less than 1 together",
-        )
+        message = "leaves no data to the other clients"
+        if complete:
+            message = "leaves some data to no client"
+        expected = "1 together" if complete else "less than 1 together"
+        document.fail(loc, message, found=f"{total:g}", expected=expected)
 
 
 def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
@@ -169,35 +159,23 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
         unheard = next((other for other in (name, *others) if other not in kinds), None)
         if unheard is not None:
             document.fail(("also", name), "is not a kind of client", **unknown(unheard, kinds))
-        if name in others or len(set(others)) < len(others):
-            document.fail(
-                ("also", name),
-                "names a model that the client already trains",
-                found=", ".join(others),
-                expected="other tiers, each once",
-            )
+        if len({name, *others}) <= len(others):
+            message = "names a model that the client already trains"
+            document.fail(("also", name), message, found=", ".join(others))
 
 
 def _family(document: Document) -> FamilySpec:
     """Read a family, with absolute paths of its model files."""
     spec = document.validate(FamilySpec)
-    spec = spec.model_copy(
-        update={
-            "model": spec.model
-            if spec.model == "join"
-            else _source(document, spec.model, ("model",)),
-            "clients": tuple(
-                member.model_copy(
-                    update={"model": _source(document, member.model, ("clients", i, "model"))}
-                )
-                for i, member in enumerate(spec.clients)
-            ),
-        }
+
+    def source(model: object, loc: Place) -> object:
+        if isinstance(model, str):
+            return str(beside(document, model, loc))
+        return anchored(model, Path(document.file).parent.absolute())
+
+    clients = tuple(
+        member.model_copy(update={"model": source(member.model, ("clients", i, "model"))})
+        for i, member in enumerate(spec.clients)
     )
-    return spec.read_from(document)
-
-
-def _source(document: Document, source: object, place: Place) -> object:
-    if isinstance(source, str):
-        return str(beside(document, source, place))
-    return anchored(source, Path(document.file).parent.absolute())
+    model = spec.model if spec.model == "join" else source(spec.model, ("model",))
+    return spec.model_copy(update={"model": model, "clients": clients}).read_from(document)

@@ -66,21 +66,14 @@ def check_ending(path: str | os.PathLike[str]) -> None:
         SpecError: If it does.
     """
     if Path(path).suffix.lower() in WEIGHTS:
-        raise SpecError(
-            "an architecture is written as YAML, without weights",
-            where=str(path),
-            found=Path(path).suffix,
-            expected="a .yaml file",
-            hint="for weights: ag.export, or `archgraph export`, see docs/onnx.md",
-        )
+        message = "an architecture is written as YAML, without weights"
+        hint = "for weights: ag.export, or `archgraph export`, see docs/onnx.md"
+        raise SpecError(message, where=str(path), expected="a .yaml file", hint=hint)
 
 
 def load(
-    path: str | os.PathLike[str],
-    choices: Mapping[str, int] | None = None,
-    *,
-    python: bool = False,
-) -> Any:
+    path: str | os.PathLike[str], choices: Mapping[str, int] | None = None, *, python: bool = False
+) -> Any:  # not a union, of which each caller would have to exclude one half
     """Read a model file of any form.
 
     Args:
@@ -142,6 +135,7 @@ def _read(
         from archgraph.onnx.read import read
 
         return read(document.file, choices)
+    # The other two forms have `sections`, too: lists of the names of blocks.
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None
@@ -149,15 +143,13 @@ def _read(
             message = f"{error.where}: {error.message}" if error.where else error.message
             document.fail(("sections",), message, **error.facts)
     if choices:
-        raise SpecError(
-            "has no choices", where=document.file, found=", ".join(choices), expected="none"
-        )
+        raise SpecError("has no choices", where=document.file, found=", ".join(choices))
     if "python" in data:
         # Tracing loads torch.export, which takes longer than all other files together.
         from archgraph.language.python import capture
 
         return capture(document, document.validate(PythonModel))
-    if "nodes" not in data:
+    if "nodes" not in data:  # neither form: the commoner one says what is missing
         document.validate(AuthoredModel)
     graph = flat.read_flat(document)
     try:

@@ -77,39 +77,24 @@ class LocalOptions(Base):
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> LocalOptions:
         if self.optimiser == "adam" and self.momentum:
-            raise Mistake(
-                "is an option of SGD, which Adam ignores",
-                place=("momentum",),
-                found=self.momentum,
-                hint="leave it out, or write optimiser: sgd",
-            )
+            message = "is an option of SGD, which Adam ignores"
+            raise Mistake(message, place=("momentum",), found=self.momentum)
         if self.decay != type(self).model_fields["decay"].default and not self.milestones:
-            raise Mistake(
-                "requires `milestones`",
-                place=("decay",),
-                found=self.decay,
-                hint="write milestones, or leave it out",
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _one_schedule(self) -> LocalOptions:
+            raise Mistake("requires `milestones`", place=("decay",), found=self.decay)
         if self.schedule == "cosine" and self.milestones:
-            raise Mistake(
-                "has milestones, which a cosine schedule ignores",
-                place=("milestones",),
-                hint="leave them out, or write schedule: steps",
-            )
+            hint = "leave them out, or write schedule: steps"
+            raise Mistake("are ignored by a cosine schedule", place=("milestones",), hint=hint)
         return self
 
     def lr_at(self, round: int, rounds: int) -> float:
         """Return the learning rate in a round (counted from 1)."""
         rise = rounds_of(self.warmup, rounds)
+        # Up: the rate is full in the round in which the warm-up ends. Down: so the cosine begins.
         if round <= rise:
             return self.lr * round / math.ceil(rise)
         if self.schedule == "cosine":
             done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
-            return self.lr * (1 + math.cos(math.pi * done)) / 2
+            return self.lr * (1 + math.cos(math.pi * done)) / 2  # SGDR, Eq. 5, of one period to 0
         passed = sum(round > rounds_of(m, rounds) for m in self.milestones)
         return self.lr * self.decay**passed
 

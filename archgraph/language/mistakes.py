@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 from archgraph.fields import Key, Mistake, Place
 from archgraph.hints import nearest
 from archgraph.language.elsewhere import suggestion
+from archgraph.plain import Json
 
 if TYPE_CHECKING:
     from archgraph.language.document import Document
 
+ModelType: TypeAlias = type[pydantic.BaseModel]
 
 # Pydantic's words, and YAML's.
 WORDS = (
     (r"tuple|list|array", "a list"),
-    (r"dictionary|mapping|object", "a mapping"),
-    (r"dictionary or (object|instance of .*)", "a mapping"),
+    (r"dictionary|mapping|object|dictionary or (object|instance of .*)", "a mapping"),
     (r"string", "text"),
-    (r"integer", "an integer"),
-    (r"integer, got a number with a fractional part", "an integer"),
-    (r"integer, unable to parse string as an integer", "an integer"),
+    (r"integer(, (got a number with|unable to parse) .*)?", "an integer"),
     (r"number(, unable to parse string as a number)?|finite number", "a number"),
     (r"boolean(, unable to interpret input)?", "true or false"),
     (r"None", "nothing"),
@@ -41,9 +41,9 @@ WORDS = (
 def raise_mistake(
     document: Document,
     error: pydantic.ValidationError,
-    model: type[pydantic.BaseModel],
-    place: Place = (),
-    ignore: Callable[[Any], bool] | None = None,
+    model: ModelType,
+    loc: Place = (),
+    ignore: Callable[[Json], bool] | None = None,
 ) -> NoReturn:
     """Raise the mistake that says most among those that pydantic found, as a ``SpecError``.
 
@@ -51,15 +51,15 @@ def raise_mistake(
         document: The file.
         error: The errors of pydantic.
         model: The pydantic model.
-        place: Place of the validated data in the file.
+        loc: Place of the validated data in the file.
         ignore: Values about which nothing can be said yet.
     """
     errors = error.errors(include_url=False)
     if ignore is not None:
         errors = [e for e in errors if e["type"] == "extra_forbidden" or not ignore(e["input"])]
 
-    def where(fault: Any) -> Place:
-        return _present(document, (*place, *fault["loc"]), len(place))
+    def where(fault: ErrorDetails) -> Place:
+        return document.known(loc, fault["loc"])
 
     # A misspelt key is often also a missing one; the misspelling says more.
     first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
@@ -72,61 +72,45 @@ def raise_mistake(
     match first["type"]:
         case "extra_forbidden":
             names = _field_names(model, first["loc"][:-1])
-            document.fail(
-                inner,
-                "is an unknown key",
-                found=repr(key),
-                expected=f"one of {', '.join(names)}" if names else None,
-                hint=_advice(key, names, model, first["loc"][:-1]),
-            )
+            expected = f"one of {', '.join(names)}" if names else None
+            hint = _advice(key, names, model, first["loc"][:-1])
+            document.fail(inner, "is an unknown key", found=repr(key), expected=expected, hint=hint)
         case "missing":
             document.fail(inner, f"lacks the key {key!r}", expected=_description(model, first))
         case "value_error":
             cause = first["ctx"]["error"]
             if isinstance(cause, Mistake):
                 document.fail((*inner, *cause.place), cause.message, **cause.facts)
-            document.fail(inner, str(cause), found=shorten(first["input"]))
+            document.fail(inner, str(cause), found=abbreviate(first["input"]))
         case "literal_error" | "union_tag_invalid":
             _fail_choice(document, first, inner)
         case _:
             # The members of a union each say what they expected at the same place.
-            expected = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
-            document.fail(
-                inner,
-                "has a wrong value",
-                found=shorten(first["input"]),
-                expected=" or ".join(expected),
-            )
+            words = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
+            value = abbreviate(first["input"])
+            document.fail(inner, "has a wrong value", found=value, expected=" or ".join(words))
 
 
-def _fail_choice(document: Document, fault: Any, place: Place) -> NoReturn:
+def _fail_choice(document: Document, fault: ErrorDetails, loc: Place) -> NoReturn:
     """Raise the error for a value outside a list of choices."""
     facts = fault["ctx"]
+    # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
     wrong = facts.get("tag", fault["input"])
     document.fail(
-        place,
+        loc,
         "has an unknown value",
-        found=shorten(wrong),
+        found=abbreviate(wrong),
         expected=f"one of {', '.join(names)}" if len(names) > 1 else names[0],
         hint=nearest(wrong, names) if isinstance(wrong, str) else None,
     )
 
 
-def _present(document: Document, loc: tuple[Key, ...], start: int) -> Place:
-    """Return the part of pydantic's location that is in the file: tags of unions are not."""
-    place = loc[:start]
-    for key in loc[start:]:
-        if (*place, key) in document.lines:
-            place = (*place, key)
-    return place
-
-
-def shorten(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Shorten a value for a message.
 
-    >>> shorten("x" * 100)[-5:], shorten({"a": 1}), shorten((1, 2))
+    >>> abbreviate("x" * 100)[-5:], abbreviate({"a": 1}), abbreviate((1, 2))
     ('xxxx…', 'a mapping', '[1, 2]')
     """
     if isinstance(value, Mapping):
@@ -148,9 +132,9 @@ def in_words(message: str) -> str:
     return text
 
 
-def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
+def _field_names(model: ModelType, loc: tuple[Key, ...]) -> list[str]:
     """Return the keys of the model at a location; none if it is ambiguous."""
-    kinds: list[Any] = [model]
+    kinds: list[ModelType] = [model]
     for key in loc:
         inner = [
             m
@@ -165,7 +149,7 @@ def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
     return [f.alias or n for n, f in kinds[0].model_fields.items()] if len(kinds) == 1 else []
 
 
-def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str | None:
+def _advice(key: str, names: list[str], model: ModelType, loc: tuple[Key, ...]) -> str | None:
     """Return the hint about an unknown key: a similar name, or the part of the file for it."""
     if (hint := suggestion(key, names)) is not None:
         return hint
@@ -178,19 +162,20 @@ def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str
     return None
 
 
-def _description(model: Any, fault: Any) -> str | None:
+def _description(model: ModelType, fault: ErrorDetails) -> str | None:
     """Return the description of a key that is missing at the top of the file."""
-    field = model.model_fields.get(fault["loc"][-1]) if len(fault["loc"]) == 1 else None
+    key = str(fault["loc"][-1])
+    field = model.model_fields.get(key) if len(fault["loc"]) == 1 else None
     if field is None or not field.description:
         return None
-    return f"{fault['loc'][-1]}: {field.description.partition(';')[0]}"
+    return f"{key}: {field.description.partition(';')[0]}"
 
 
-def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:
+def _tag_of(model: ModelType, key: Key) -> bool:
     return any(key in getattr(f.annotation, "__args__", ()) for f in model.model_fields.values())
 
 
-def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
+def _models(annotation: object) -> Iterable[ModelType]:
     """Yield the models inside a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         yield annotation

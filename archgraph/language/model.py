@@ -8,26 +8,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
-from pydantic_core import core_schema
+from pydantic_core import CoreSchema, core_schema
 
-from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version
+from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version, bare
 from archgraph.hints import nearest
 from archgraph.language.expression import ParamValue, is_expression
-from archgraph.language.mistakes import shorten
+from archgraph.language.mistakes import abbreviate
 from archgraph.plain import Json
 
 Expression = Annotated[str, Field(pattern=r"\$")]
 
 
-def _count(value: Any) -> Any:
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    if is_expression(value) or (integer and 1 <= value <= MAX_SIZE):
+def _count(value: object) -> object:
+    if is_expression(value) or (type(value) is int and 1 <= value <= MAX_SIZE):
         return value
-    raise Mistake("has a wrong value", found=shorten(value), expected="an integer ≥ 1, or $name")
+    raise Mistake("has a wrong value", found=abbreviate(value), expected="an integer ≥ 1, or $name")
 
 
 # A number, or ``$name`` arithmetic that gives one.
@@ -38,11 +37,14 @@ CountOr = Annotated[
 
 def dotted_callable(value: str) -> str:
     """Return the name of a callable, ``package.module:path``, or raise what is wrong with it."""
-    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
-        raise Mistake(
-            "is not the name of a callable", found=repr(value), expected="package.module:callable"
-        )
-    return value
+    if re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+        return value
+    expected = "package.module:callable"
+    raise Mistake("is not the name of a callable", found=repr(value), expected=expected)
+
+
+# A name in a file; nothing is imported before the caller has consented.
+CallableName = Annotated[str, pydantic.AfterValidator(dotted_callable)]
 
 
 @dataclass(frozen=True)
@@ -50,29 +52,27 @@ class Step:
     """A step as written: a name, and its options or the bare value of its main one."""
 
     name: str
+    # Read when the row of the step is known (`lowering.reader`): a union of all rows would answer
+    # one wrong key with the mistakes of sixty of them.
     options: Json = None
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(cls._read)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Json]:
         # What a step may be is in the table: `archgraph.language.json_schema` puts it here.
         return {"title": "Step"}
 
     @classmethod
-    def _read(cls, value: Any) -> Step:
+    def _read(cls, value: object) -> Step:
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
-            ((name, options),) = value.items()
-            return cls(name, options)
-        raise Mistake(
-            "is not a step",
-            found=shorten(value),
-            expected="an operator's name, or one name with its options",
-        )
+            return cls(*next(iter(value.items())))
+        expected = "an operator's name, or one name with its options"
+        raise Mistake("is not a step", found=abbreviate(value), expected=expected)
 
 
 ModelSteps = tuple[Step, ...]
@@ -142,26 +142,25 @@ class SectionSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _block_or_steps(self) -> SectionSpec:
-        keys = ["block", "steps"]
         if (self.block is None) == (self.steps is None):
+            # Any further key is a parameter of the block: this is where `blok:` is noticed.
+            hints = (nearest(key, ["block", "steps"]) for key in self.model_extra or {})
             raise Mistake(
-                f"needs a block or steps, section {self.name!r}",
+                f"needs either a block or steps, section {self.name!r}",
                 found="both" if self.block else "neither",
-                expected="one of them",
-                hint=next(filter(None, (nearest(k, keys) for k in self.model_extra or {})), None),
+                hint=next(filter(None, hints), None),
             )
-        if self.steps is not None:
-            others = sorted(self.model_fields_set - {"name", "steps"})
-            if others or self.model_extra:
-                key = (others or sorted(self.model_extra or {}))[0]
-                raise Mistake("is not a key of a section of steps", place=(key,), found=repr(key))
+        others = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "steps"}
+        if self.steps is not None and others:
+            key = min(others)
+            raise Mistake("is not a key of a section of steps", place=(key,), found=repr(key))
         return self
 
     @property
     def arguments(self) -> dict[str, ParamValue]:
         """Parameters that it gives to all its blocks."""
-        parameters: dict[str, ParamValue] = dict(self.model_extra or {})
-        return parameters if self.width is None else {"width": self.width, **parameters}
+        width = {} if self.width is None else {"width": self.width}
+        return {**width, **(self.model_extra or {})}
 
     @property
     def first_arguments(self) -> dict[str, ParamValue]:
@@ -179,27 +178,16 @@ class InputSpec(Base):
     )
 
 
-def _short_input(value: Any) -> Any:
-    return {"shape": value} if isinstance(value, tuple) else value
+Input = Annotated[InputSpec, bare("shape", tuple, tuple[Count, ...] | InputSpec)]
 
 
-Input = Annotated[
-    InputSpec,
-    pydantic.BeforeValidator(_short_input, json_schema_input_type=tuple[Count, ...] | InputSpec),
-]
-
-
-def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
-    for name in value:
-        if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
-            raise Mistake(
-                "cannot be the name of an argument of forward",
-                place=(name,),
-                found=repr(name),
-                expected="an identifier",
-            )
+def _identifiers(value: dict[str, InputSpec]) -> dict[str, InputSpec]:
     if not value:
         raise Mistake("is empty", expected="name: [sizes without the batch]")
+    for name in value:  # they become parameters of the module's forward(self, …)
+        if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
+            message = "cannot be the name of an argument of forward"
+            raise Mistake(message, place=(name,), found=repr(name), expected="an identifier")
     return value
 
 
@@ -250,22 +238,21 @@ def anchored(value: Json, base: Path) -> Json:
     if not isinstance(value, Mapping):
         return value
     result = {key: anchored(item, base) for key, item in value.items()}
+    # A new mapping: what was read from the file is shared by all who read it.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)
-        if isinstance(folder, str) and folder:
+        if isinstance(folder, str) and folder:  # else the mistake is reported with its line
             # An unknown home folder stays as it is written; reading it is an error with its line.
             with contextlib.suppress(RuntimeError):
                 args[FOLDER] = str(base / Path(folder).expanduser())
     return result
 
 
-class Made(Base):
+class PythonValue(Base):
     """A value that a Python callable makes: a configuration, say."""
 
-    python: Annotated[str, pydantic.AfterValidator(dotted_callable)] = Field(
-        description="package.module:callable"
-    )
+    python: CallableName = Field(description="package.module:callable")
     args: dict[str, Json] = Field(
         default={},
         description="arguments of the callable; one that is made in Python, too, is written as "
@@ -273,14 +260,12 @@ class Made(Base):
     )
 
 
-class PythonModel(Made):
+class PythonModel(PythonValue):
     """A model written in Python. The only place where a file imports code of the user's."""
 
     archgraph: Version = 1
     name: str = Field(default="", description="for tables and pages")
-    python: Annotated[str, pydantic.AfterValidator(dotted_callable)] = Field(
-        description="package.module:callable, which returns an nn.Module"
-    )
+    python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     inputs: Inputs = Field(
         description="what forward takes: name of its argument → sizes without the batch"
     )

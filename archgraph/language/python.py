@@ -5,33 +5,30 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import operator
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any  # what a callable of the user's returns
 
 import pydantic
 import torch
 
 from archgraph.analysis.structure import structure
-from archgraph.errors import SpecError
+from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause, listed
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
-from archgraph.language.mistakes import shorten
-from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
+from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.language.model import FOLDER, PythonModel, PythonValue, reads_folder
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import torch_dtype
+from archgraph.plain import Json
 
-# What readers of a package are told beside, so that nothing is fetched, no pickle is opened and no
-# code of the folder's runs.
+# Arguments that readers of a package always get, so that nothing is downloaded, no pickle is opened
+# and no code in the folder is run.
 _CLOSED: Mapping[str, Mapping[str, object]] = {
-    "transformers": {
-        "local_files_only": True,
-        "use_safetensors": True,
-        "trust_remote_code": False,
-    }
+    "transformers": {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack")
 
@@ -48,32 +45,24 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
     from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
 
     where = document.where(("python",))
+    # No devices: saving the generators of all GPUs would start CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         if reads_folder(spec.python):
             model = _pretrained(document, spec, where)
         else:
-            model = _made(document, (), spec.python, spec.args)
+            model = _construct(document, (), spec.python, spec.args)
         if not isinstance(model, torch.nn.Module):
-            raise SpecError(
-                "does not return a model",
-                where=where,
-                found=type(model).__name__,
-                expected="torch.nn.Module",
-            )
+            facts: ErrorFacts = {"found": type(model).__name__, "expected": "torch.nn.Module"}
+            raise SpecError("does not return a model", where=where, **facts)
+        inputs: dict[str, Any] = {}
         for name, input_spec in spec.inputs.items():
-            if math.prod(input_spec.shape) > LIMITS.example_elements:
-                raise SpecError(
-                    "an example input is too large",
-                    where=document.where(("inputs", name)),
-                    found=f"{math.prod(input_spec.shape):,} numbers",
-                    expected=f"at most {LIMITS.example_elements:,}",
-                )
-        # A batch of two: torch.export treats sizes of 0 and 1 as constants.
-        inputs: dict[str, Any] = {
-            name: torch.zeros((2, *input_spec.shape), dtype=torch_dtype(input_spec.dtype))
-            for name, input_spec in spec.inputs.items()
-        }
+            if (size := math.prod(input_spec.shape)) > LIMITS.example_elements:
+                facts = {"found": f"{size:,}", "expected": f"at most {LIMITS.example_elements:,}"}
+                document.fail(("inputs", name), "is too large an example", **facts)
+            # A batch of two: torch.export treats sizes of 0 and 1 as constants.
+            shape, dtype = (2, *input_spec.shape), torch_dtype(input_spec.dtype)
+            inputs[name] = torch.zeros(shape, dtype=dtype)
         _fits(document, model, inputs)
         with document.locating("python"):
             traced = trace(model, train=spec.train, strict=spec.strict, name=spec.name, **inputs)
@@ -81,7 +70,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         return traced.graph, traced.state
     graph = traced.graph.replace(sections=tuple(spec.sections.items()))
     with document.locating("sections"):
-        structure(graph)
+        structure(graph)  # for its errors: sections that the graph does not have
     return graph, traced.state
 
 
@@ -92,36 +81,29 @@ def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, objec
     try:
         signature.bind(**inputs)
     except TypeError as error:
-        asked = [name for name in signature.parameters if name not in inputs]
-        one = len(inputs) == len(asked) == 1
-        document.fail(
-            ("inputs",),
-            f"does not fit forward: {error}",
-            found=", ".join(inputs),
-            expected=f"the names of its arguments, forward{signature}",
-            hint=f"write {asked[0]} instead of {next(iter(inputs))}" if one else None,
-        )
+        expected = f"the names of its arguments, forward{signature}"
+        message = f"does not fit forward: {error}"
+        document.fail(("inputs",), message, found=", ".join(inputs), expected=expected)
 
 
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
     """Load a model with the weights of a folder; refuse if none of them are its own."""
     args = dict(spec.args)
+    # transformers only warns about weights that it draws anew: its report says which.
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
-    _safe(document, ("args",), args, weights=True)
-    result = _made(document, (), spec.python, args)
+    result = _construct(document, (), spec.python, args, weights=True)
     if not isinstance(result, tuple):
         return result
     model, report = result
     parameters = {name for name, _ in model.named_parameters()}
+    # Some may be missing: a classifier is drawn from the seed.
     if parameters <= set(report["missing_keys"]):
-        raise SpecError(
-            "loads nothing: the folder has none of this model's weights",
-            where=where,
-            found=listed(sorted(report["unexpected_keys"])) or "no weights",
-            expected=listed(sorted(parameters)),
-            hint="name the class that the folder's config.json names",
-        )
+        message = "loads nothing: the folder has none of this model's weights"
+        hint = "name the class that the folder's config.json names"
+        actual = listed(sorted(report["unexpected_keys"])) or "no weights"
+        expected = listed(sorted(parameters))
+        raise SpecError(message, where=where, found=actual, expected=expected, hint=hint)
     return model
 
 
@@ -129,41 +111,27 @@ def _package(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights: bool) -> Path:
-    """Return the folder argument of a reader; refuse weights that are not safe to load."""
-    place = (*place, FOLDER)
-    name = args.get(FOLDER)
-    if not isinstance(name, str) or not name:
-        expected = f"{FOLDER}: a folder"
-        document.fail(place, "is not the name of a folder", found=shorten(name), expected=expected)
-    folder = beside(document, name, place, folder=True)
+def _restricted(
+    document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool
+) -> dict[str, Json]:
+    """Return a reader's arguments with what keeps it on this machine, off pickles and code."""
+    folder_loc = (*loc, FOLDER)
+    if not isinstance(folder_name := args.get(FOLDER), str) or not folder_name:
+        document.fail(folder_loc, "is not the name of a folder", found=abbreviate(folder_name))
+    folder = beside(document, folder_name, folder_loc, folder=True)
     pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
+    # A folder of a configuration or a tokenizer has no weights at all.
     if not any(folder.glob("*.safetensors")) and (weights or pickles):
-        document.fail(
-            place,
-            "has no weights in safetensors",
-            found=", ".join(pickles) or "no weights at all",
-            expected="model.safetensors",
-            hint="pickles run code when they are loaded and are never opened; convert "
-            "them first if you trust them"
-            if pickles
-            else None,
-        )
-    return folder
-
-
-def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -> None:
-    """Add to a reader's arguments what keeps it on this machine and away from pickles and code."""
-    args[FOLDER] = str(_safe(document, place, args, weights=False))
+        hint = "pickles run code when loaded; convert them first if you trust them"
+        facts: ErrorFacts = {"found": ", ".join(pickles) or "no weights at all"}
+        facts["hint"] = hint if pickles else None
+        document.fail(folder_loc, "has no weights in safetensors", **facts)
+    closed = {**args, FOLDER: str(folder)}
     for key, value in _CLOSED.get(_package(name), {}).items():
-        if args.setdefault(key, value) != value:
-            document.fail(
-                (*place, key),
-                "is fixed for safety",
-                found=args[key],
-                expected=value,
-                hint="weights are read from safetensors in a folder of this machine",
-            )
+        if closed.setdefault(key, value) != value:
+            facts = {"found": args[key], "expected": value}
+            document.fail((*loc, key), "is fixed for safety", **facts)
+    return closed
 
 
 def import_named(name: str, base: type, where: str) -> Any:
@@ -182,27 +150,27 @@ def import_named(name: str, base: type, where: str) -> Any:
     consented(name, base, where)
     module_name, _, path = name.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            value = getattr(value, part)
+        return operator.attrgetter(path)(importlib.import_module(module_name))
     except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
         cause, hint = import_cause(error)
         plain = isinstance(cause, (ImportError, AttributeError))
         said = str(cause) if plain else f"{type(cause).__name__}: {cause}"
         raise SpecError("cannot be imported", where=where, found=said, hint=hint) from error
-    return value
 
 
-def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
-    """Call a callable with its arguments; ``place`` is where both are written."""
+def _construct(
+    document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
+) -> Any:
+    """Call a callable with its arguments; ``loc`` is where both are written."""
     where = document.where(("python",))
+    loc = (*loc, "args")
+    # Before anything is imported: a missing folder needs no consent to be reported.
+    if reads_folder(name):
+        args = _restricted(document, loc, name, args, weights=weights)
     function = import_named(name, torch.nn.Module, where)
     if not callable(function):
         raise SpecError("is not callable", where=where, found=type(function).__name__)
-    place = (*place, "args")
-    arguments = {key: _argument(document, (*place, key), value) for key, value in args.items()}
-    if reads_folder(name):
-        _closed(document, place, name, arguments)
+    arguments = {key: _argument(document, (*loc, key), value) for key, value in args.items()}
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
@@ -211,22 +179,17 @@ def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) 
         raise SpecError("cannot be constructed", where=where, found=said, hint=hint) from error
 
 
-def _argument(document: Document, place: Place, value: Any) -> Any:
+def _argument(document: Document, loc: Place, value: Json) -> Any:
     """Build an argument: a plain value, or the result of another callable, written like a model."""
     if isinstance(value, tuple | list):
         # Sequences as lists, as any other YAML reader gives them.
-        return [_argument(document, (*place, i), v) for i, v in enumerate(value)]
-    if isinstance(value, Mapping):
-        if "python" in value:
-            try:
-                nested = Made.model_validate(dict(value))
-            except pydantic.ValidationError as error:
-                raise SpecError(
-                    "is not a value made in Python",
-                    where=document.where(("python",)),
-                    found=shorten(value["python"]),
-                    expected="python: package.module:callable, and args",
-                ) from error
-            return _made(document, place, nested.python, nested.args)
-        return {k: _argument(document, (*place, k), v) for k, v in value.items()}
-    return value
+        return [_argument(document, (*loc, i), v) for i, v in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if "python" not in value:
+        return {k: _argument(document, (*loc, k), v) for k, v in value.items()}
+    try:
+        nested = PythonValue.model_validate(dict(value))
+    except pydantic.ValidationError as error:
+        raise_mistake(document, error, PythonValue, loc)
+    return _construct(document, loc, nested.python, nested.args)

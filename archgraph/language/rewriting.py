@@ -5,23 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
+from archgraph.analysis.structure import structure
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.consent import allowed
 from archgraph.language.document import Document, places
 from archgraph.language.family import Rewrites
-from archgraph.language.heads import heads
+from archgraph.language.loading import load_model
 from archgraph.language.python import import_named
 from archgraph.plain import Json
+from archgraph.rewrites.options import UnreadSteps
 from archgraph.rewrites.registry import apply, rewrite_rows
 from archgraph.states import Rewritten
 
 
 @takes_graph
-def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewritten:
+def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites: the keys of a client in a family's file, as keywords.
 
     They are applied in the order of ``archgraph help``, whatever the order of the keywords: depth
@@ -30,7 +31,7 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewri
     Args:
         graph: The architecture.
         verify: Run the law of each rewrite that has one.
-        **asked: Values by the name of a rewrite, as in a file: the function's first argument,
+        **rewrites: Values by the name of a rewrite, as in a file: the function's first argument,
             a mapping of its options, or True. ``python`` maps rewrites of your own,
             ``"package.module:function"``, to such values. None and False ask for nothing.
 
@@ -50,19 +51,15 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **asked: Any) -> Rewri
         Traceback (most recent call last):
         archgraph.errors.SpecError: rewrite: tak: is an unknown key; found 'tak'; ...
     """
-    values = {key: _as_read(value) for key, value in asked.items() if value is not None}
+    values = {key: _as_read(value) for key, value in rewrites.items() if value is not None}
     document = Document("rewrite", values, dict.fromkeys(places(values), 0))
-    rewrites = document.validate(Rewrites)
-    with allowed(bool(rewrites.python)):  # whoever names code in a call consents to it
-        return rewritten(graph, rewrites, verify=verify)
+    requested = document.validate(Rewrites)
+    with allowed(bool(requested.python)):  # whoever names code in a call consents to it
+        return rewritten(graph, requested, verify=verify)
 
 
 def rewritten(
-    graph: ArchGraph,
-    rewrites: Rewrites,
-    *,
-    verify: bool = False,
-    where: Callable[[str], str] = str,
+    graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False, where: Callable[[str], str] = str
 ) -> Rewritten:
     """Apply what a file, a command line or keywords ask for.
 
@@ -101,13 +98,14 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
     function = import_named(name, Rewritten, name)
     if value is True:
         return apply(function, graph, verify=verify)
+    # A mapping is either the options or the value itself, {axis: size}: the names decide.
     options = [*inspect.signature(function).parameters][1:]
     if isinstance(value, Mapping) and set(value) <= set(options):
         return apply(function, graph, verify=verify, **value)
     return apply(function, graph, value, verify=verify)
 
 
-def _as_read(value: Any) -> Any:
+def _as_read(value: Json) -> Json:
     """Convert a Python value to one that was read from a file; objects with a graph become it."""
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
@@ -115,3 +113,39 @@ def _as_read(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _as_read(item) for key, item in value.items()}
     return tuple(map(_as_read, value)) if isinstance(value, list | tuple | range) else value
+
+
+def heads(asked: Json, graph: ArchGraph) -> Json:
+    """Replace the lists of steps in a rewrite's options by architectures.
+
+    The steps of an entry take what its section or block makes in the graph; all other values stay.
+
+    Raises:
+        SpecError: If a list of steps cannot be understood, or does not fit what the section makes.
+        GraphError: For a section or block that does not exist; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU())
+        >>> graph = trace(net, torch.zeros(1, 1, 5, 5)).graph
+        >>> made = heads({"0": UnreadSteps(("flatten", {"linear": 2}))}, graph)
+        >>> made["0"].param["head.linear.weight"].shape
+        (2, 36)
+    """
+    if not isinstance(asked, Mapping):
+        return asked
+    return {
+        name: _head(name, head, graph) if isinstance(head, UnreadSteps) else head
+        for name, head in asked.items()
+    }
+
+
+def _head(name: str, steps: UnreadSteps, graph: ArchGraph) -> ArchGraph:
+    end = graph.node[structure(graph).end(name)]
+    model = {
+        "archgraph": 1,
+        "inputs": {"features": {"shape": end.shape[1:], "dtype": end.dtype}},
+        "sections": ({"name": "head", "steps": steps},),
+    }
+    return load_model(Document(f"steps behind {name}", model, {}))[0]

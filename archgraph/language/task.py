@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Mistake, NamedChoice
+from archgraph.errors import ErrorFacts
+from archgraph.fields import Base, Mistake, NamedChoice, bare
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
 PYTHON = "python:"
@@ -52,24 +53,13 @@ class TaskSpec(Base):
     )
 
     @pydantic.model_validator(mode="after")
-    def _numbers(self) -> TaskSpec:
-        if self.standardise and self.kind != "regression":
-            raise Mistake(
-                "applies to numeric targets only",
-                place=("standardise",),
-                found=self.kind or "no kind",
-                expected="kind: regression",
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _something(self) -> TaskSpec:
+    def _defined(self) -> TaskSpec:
         if self.kind is None and self.objective is None:
-            raise Mistake(
-                "must name what is learned",
-                expected="kind, or objective",
-                hint="write kind: regression, say",
-            )
+            hint = "write kind: regression, say"
+            raise Mistake("must name what is learned", expected="kind, or objective", hint=hint)
+        if self.standardise and self.kind != "regression":
+            facts: ErrorFacts = {"found": self.kind or "no kind", "expected": "kind: regression"}
+            raise Mistake("applies to numeric targets only", place=("standardise",), **facts)
         return self
 
     @property
@@ -78,10 +68,4 @@ class TaskSpec(Base):
         return None if self.objective is None else self.objective.removeprefix(PYTHON)
 
 
-def _short(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-TaskChoice = Annotated[
-    TaskSpec, pydantic.BeforeValidator(_short, json_schema_input_type=Kind | TaskSpec)
-]
+TaskChoice = Annotated[TaskSpec, bare("kind", str, Kind | TaskSpec)]

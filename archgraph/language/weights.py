@@ -48,12 +48,9 @@ class WeightsSpec(Base):
     @pydantic.field_validator("rename")
     @classmethod
     def _same_stars(cls, value: dict[str, str]) -> dict[str, str]:
+        # The n-th star on one side stands for the same text as the n-th on the other.
         for old, new in value.items():
             if old.count("*") != new.count("*"):
-                raise Mistake(
-                    "has another number of * than its name in the file",
-                    place=(old,),
-                    found=new,
-                    expected=f"{old.count('*')} of them, as in {old}",
-                )
+                message = "has another number of * than its name in the file"
+                raise Mistake(message, place=(old,), found=new, expected=f"as many as in {old}")
         return value

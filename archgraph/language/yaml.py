@@ -1,31 +1,33 @@
-"""Reading YAML: a parser's events become nodes, and nodes plain data, with the line of every key.
+"""Reading YAML: a parser's events become plain data, with the line of every key.
 
 libyaml is the parser, ten times as fast as one in Python. Only mappings, sequences and plain
-scalars are read; nothing is constructed, no tag is followed. What a file may ask for is bounded
-(:mod:`archgraph.limits`) while it is read, not afterwards: depth, values (aliases count each time
-they are used).
+scalars are read; nothing is constructed, no tag is followed. Limits (:mod:`archgraph.limits`) on
+depth and on the number of keys and values (aliases count each time they are used) apply while a
+file is read, not afterwards.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, Unpack
 
 import yaml
-from yaml import Event, MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode
+from yaml import Event, MarkedYAMLError, ScalarEvent
 
-from archgraph.errors import SpecError
+from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
 from archgraph.language.document import Document
-from archgraph.language.mistakes import shorten
+from archgraph.language.mistakes import abbreviate
 from archgraph.limits import LIMITS
+from archgraph.plain import Json
 
 _TAG = "tag:yaml.org,2002:"
-_KINDS = frozenset({"null", "bool", "int", "float", "str", "map", "seq", "timestamp"})
+# Tags that a file may write out. Dates stay text: JSON, another form of a spec, has none.
+_TAGS = {f"{_TAG}{k}" for k in ("null", "bool", "int", "float", "str", "map", "seq", "timestamp")}
 _WORDS = {"true": True, "false": False}
 
 # How plain words are read: the first row that fits, else text. These are the rules of YAML 1.2
@@ -42,7 +44,7 @@ _WORD_TAGS = {
         "value": "=",
     }.items()
 }
-# A sign that no YAML file may hold.
+# A character that no YAML file may hold.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _BREAK = re.compile("\r\n?|[\n\x85\u2028\u2029]")  # as libyaml counts lines
@@ -50,21 +52,19 @@ _BREAK = re.compile("\r\n?|[\n\x85\u2028\u2029]")  # as libyaml counts lines
 # What is not YAML, in the parser's words, and what to do.
 _CURES = (
     (r"character '\\t'|tab character", "indent with spaces, not with tabs"),
-    (
-        r"expected ('-'|key)",
-        "let the keys of a mapping, or the dashes of a list, begin in one column",
-    ),
+    (r"expected ('-'|key)", "let keys of a mapping, or dashes of a list, begin in one column"),
     (r"mapping values are not allowed", "write one key in a line, and text with a colon in quotes"),
-    (
-        r"expected ',' or '[\]}]'",
-        "close every bracket, and put commas between items",
-    ),
+    (r"expected ',' or '[\]}]'", "close every bracket, and put commas between items"),
     (r"could not find expected ':'", "write a colon and a space behind each key"),
 )
 
 
 class _Reader:
-    """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
+    """Turns the events of a text into plain data, noting lines and counting what it makes.
+
+    Raises:
+        MarkedYAMLError: If the text is not one YAML document.
+    """
 
     def __init__(self, file: str, text: str) -> None:
         self.file = file
@@ -72,153 +72,142 @@ class _Reader:
         self.lines: dict[Place, int] = {}
         self.texts: dict[Place, tuple[int, int]] = {}
         self.count = 0
+        self.events: list[Event] = []
+        # By the index of an alias, the index of what it stands for. Resolved here and not while
+        # reading: an anchor may be set anew further down.
+        self.targets: dict[int, int] = {}
+        anchors: dict[str, int] = {}
+        # A PyYAML that was built without libyaml gives the same events, slowly.
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            index = len(self.events)
+            # A value has at most two events; four frame the document.
+            if index > 2 * LIMITS.yaml_values + 4:
+                self.too_many(event)
+            if isinstance(event, yaml.DocumentStartEvent) and index > 1:
+                raise MarkedYAMLError(
+                    problem="but found another document", problem_mark=event.start_mark
+                )
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor not in anchors:
+                    problem = f"undefined alias {event.anchor!r}"
+                    raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+                self.targets[index] = anchors[event.anchor]
+            elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+                anchors[event.anchor] = index
+            self.events.append(event)
 
-    def fail(self, node: Node, message: str, **facts: Any) -> NoReturn:
-        raise SpecError(message, where=f"{self.file}:{node.start_mark.line + 1}", **facts)
+    def fail(self, event: Event, message: str, **facts: Unpack[ErrorFacts]) -> NoReturn:
+        raise SpecError(message, where=f"{self.file}:{event.start_mark.line + 1}", **facts)
 
-    def read(self, node: Node, place: Place) -> Any:
-        self.lines.setdefault(place, node.start_mark.line + 1)
+    def too_many(self, event: Event) -> NoReturn:
+        self.fail(event, "holds too many values", expected=f"at most {LIMITS.yaml_values}")
+
+    def document(self) -> dict[str, Json]:
+        """Return the mapping that the text is."""
+        # Behind the starts of the stream and of the document; an empty text has no document.
+        if not isinstance(next(iter(self.events[2:]), None), yaml.MappingStartEvent):
+            raise SpecError("is not a mapping", where=f"{self.file}:1", expected="keys and values")
+        self.lines[()] = self.events[2].start_mark.line + 1
+        return self.mapping(2, ())[0]
+
+    def read(self, index: int, loc: Place) -> tuple[Json, int]:
+        """Return the value that begins at an event, and the index of the event behind it."""
+        if index in self.targets:
+            return self.read(self.targets[index], loc)[0], index + 1
+        event = self.events[index]
         self.count += 1
         if self.count > LIMITS.yaml_values:
-            self.fail(node, "holds too many values", expected=f"at most {LIMITS.yaml_values}")
+            self.too_many(event)
         # An alias of its own ancestor ends here, too.
-        if len(place) > LIMITS.yaml_depth:
-            self.fail(node, "is nested too deeply", expected=f"at most {LIMITS.yaml_depth} levels")
-        if str(node.tag).removeprefix(_TAG) not in _KINDS:
-            self.fail(node, "has a tag", found=str(node.tag), expected="plain YAML")
-        if isinstance(node, MappingNode):
-            return self.mapping(node, place)
-        if isinstance(node, SequenceNode):
-            return tuple(self.read(item, (*place, i)) for i, item in enumerate(node.value))
-        if isinstance(node, ScalarNode):
-            self.texts[place] = self.text_start(node)
-            try:
-                value = self.scalar(node)
-            except (ValueError, KeyError, OverflowError):  # a tag or a YAML version of its own
-                kind = str(node.tag).removeprefix(_TAG)
-                self.fail(node, f"is not a valid {kind}", found=shorten(node.value))
-            return value
-        self.fail(node, "is not plain YAML")
+        if len(loc) > LIMITS.yaml_depth:
+            self.fail(event, "is nested too deeply", expected=f"at most {LIMITS.yaml_depth} levels")
+        self.lines.setdefault(loc, event.start_mark.line + 1)
+        tag = _tag(event)
+        if tag not in _TAGS:
+            self.fail(event, "has a tag", found=tag, expected="plain YAML")
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(index, loc)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Json] = []
+            index += 1
+            while not isinstance(self.events[index], yaml.CollectionEndEvent):
+                item, index = self.read(index, (*loc, len(items)))
+                items.append(item)
+            return tuple(items), index + 1
+        self.texts[loc] = self.text_start(event)
+        kind = tag.removeprefix(_TAG)
+        try:
+            return self.scalar(event, kind), index + 1
+        except (ValueError, KeyError):  # a written tag, or digits of another YAML version
+            self.fail(event, f"is not a valid {kind}", found=abbreviate(event.value))
 
-    def text_start(self, node: ScalarNode) -> tuple[int, int]:
-        line, column = node.start_mark.line, node.start_mark.column
-        if node.style not in ("|", ">"):
-            return line + 1, column + (node.style in ("'", '"'))
+    def text_start(self, event: ScalarEvent) -> tuple[int, int]:
+        line, column = event.start_mark.line, event.start_mark.column
+        if event.style not in ("|", ">"):
+            return line + 1, column + (event.style in ("'", '"'))
         content = next((s for s in self.source[line + 1 :] if s.strip()), "")
         return line + 2, len(content) - len(content.lstrip(" "))
 
-    def mapping(self, node: MappingNode, place: Place) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, ScalarNode) or key_node.tag == f"{_TAG}merge":
-                self.fail(key_node, "has a key that is not a plain word", expected="a word")
-            key = str(key_node.value)
+    def mapping(self, index: int, loc: Place) -> tuple[dict[str, Json], int]:
+        result: dict[str, Json] = {}
+        index += 1
+        while not isinstance(event := self.events[index], yaml.CollectionEndEvent):
+            event = self.events[self.targets.get(index, index)]
+            # No merge keys (`<<`), which YAML 1.2 dropped: a key would come from another line.
+            if not isinstance(event, ScalarEvent) or _tag(event) == f"{_TAG}merge":
+                self.fail(event, "has a key that is not a plain word", expected="a word")
+            key, inner = event.value, (*loc, event.value)
             if key in result:
-                first = self.lines[(*place, key)]
-                self.fail(
-                    key_node, f"has the key {shorten(key)} twice", hint=f"first on line {first}"
-                )
-            self.lines[(*place, key)] = key_node.start_mark.line + 1
-            result[key] = self.read(value_node, (*place, key))
-        return result
+                hint = f"first on line {self.lines[inner]}"
+                self.fail(event, f"has the key {abbreviate(key)} twice", hint=hint)
+            self.count += 1
+            self.lines[inner] = event.start_mark.line + 1
+            result[key], index = self.read(index + 1, inner)
+        return result, index + 1
 
-    def scalar(self, node: ScalarNode) -> Any:
-        text = str(node.value)
-        match str(node.tag).removeprefix(_TAG):
+    def scalar(self, event: ScalarEvent, kind: str) -> Json:
+        text = event.value
+        match kind:
             case "null":
                 return None
             case "bool":
                 return _WORDS[text.lower()]
             case "int":
                 digits = text.replace("_", "")
+                # Before the conversion, whose time grows with the square of their number.
                 if len(digits.lstrip("+-")) > LIMITS.digits:
-                    expected = f"at most {LIMITS.digits} digits"
-                    self.fail(node, "is too large a number", found=shorten(text), expected=expected)
+                    self.fail(
+                        event,
+                        "is too large a number",
+                        found=abbreviate(text),
+                        expected=f"at most {LIMITS.digits} digits",
+                    )
                 return int(digits, 0 if digits.lstrip("+-")[:2].lower() in ("0x", "0o") else 10)
             case "float":
                 word = text.replace("_", "").lower()
                 if word.lstrip("+-") in (".inf", ".nan"):
-                    self.fail(node, "is not a finite number", found=text)
+                    self.fail(event, "is not a finite number", found=text)
                 value = float(word)
-                if value in (float("inf"), float("-inf")):
-                    self.fail(node, "is too large a number", found=shorten(text))
+                if math.isinf(value):
+                    self.fail(event, "is too large a number", found=abbreviate(text))
                 return value
             case _:
                 return text
 
 
-class _Composer:
-    """Makes nodes of a parser's events; stops as soon as there is too much."""
-
-    def __init__(self, text: str, file: str) -> None:
-        # A PyYAML that was built without libyaml gives the same events, slowly.
-        self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        self.file = file
-        self.anchors: dict[str, Node] = {}
-        self.count = 0
-
-    def document(self) -> Node | None:
-        """Return the only document of the text, or None if the text is empty."""
-        root = None
-        for event in self.events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    self.fail(event, "but found another document")
-                root = self.node(next(self.events), 0)
-        return root
-
-    def node(self, event: Event, level: int) -> Node:
-        """Build the node that begins with an event."""
-        self.count += 1
-        if self.count > LIMITS.yaml_values:
-            self.stop(event, "holds too many values", f"at most {LIMITS.yaml_values}")
-        if level > LIMITS.yaml_depth:
-            self.stop(event, "is nested too deeply", f"at most {LIMITS.yaml_depth} levels")
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.anchors:
-                self.fail(event, f"undefined alias {event.anchor!r}")
-            return self.anchors[event.anchor]
-        node = self.begun(event)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node  # before its items, which may be aliases of it
-        for item in self.items() if not isinstance(node, ScalarNode) else ():
-            value = self.node(item, level + 1)
-            if isinstance(node, MappingNode):
-                node.value.append((value, self.node(next(self.events), level + 1)))
-            else:
-                node.value.append(value)
-        return node
-
-    def begun(self, event: Event) -> Node:
-        """Build a scalar, or a collection without its items."""
-        tag = None if event.tag == "!" else event.tag
-        if isinstance(event, yaml.ScalarEvent):
-            if tag is None:
-                words = _WORD_TAGS.items() if event.implicit[0] or event.tag == "!" else ()
-                fits = (name for name, rule in words if rule.fullmatch(event.value))
-                tag = next(fits, f"{_TAG}str")
-            return ScalarNode(tag, event.value, event.start_mark, event.end_mark, event.style)
-        if isinstance(event, yaml.MappingStartEvent):
-            return MappingNode(tag or f"{_TAG}map", [], event.start_mark)
-        return SequenceNode(tag or f"{_TAG}seq", [], event.start_mark)
-
-    def items(self) -> Iterator[Event]:
-        """Yield the events with which the items of a collection begin."""
-        for event in self.events:
-            if isinstance(event, yaml.CollectionEndEvent):
-                return
-            yield event
-
-    def fail(self, event: Event, problem: str) -> NoReturn:
-        raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-
-    def stop(self, event: Event, message: str, expected: str) -> NoReturn:
-        line = event.start_mark.line + 1
-        raise SpecError(message, where=f"{self.file}:{line}", expected=expected)
+def _tag(event: Event) -> str:
+    """Return the tag of a value: as written, else by its form, and of a plain word by its text."""
+    tag = str(event.tag or "!")
+    if tag != "!":
+        return tag
+    if isinstance(event, yaml.CollectionStartEvent):
+        return _TAG + ("map" if isinstance(event, yaml.MappingStartEvent) else "seq")
+    words = _WORD_TAGS.items() if event.implicit[0] or event.tag == "!" else ()
+    return next((word for word, rule in words if rule.fullmatch(event.value)), f"{_TAG}str")
 
 
-def read_text(path: Path) -> str:
-    """Content of a text file.
+def _read(path: Path) -> str:
+    """Return the content of a text file.
 
     Raises:
         SpecError: If it is missing, too large, or not UTF-8.
@@ -227,35 +216,26 @@ def read_text(path: Path) -> str:
     try:
         # A pipe may never end, and a device never does.
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise SpecError(
-                "is not a file",
-                where=_shown(path),
-                expected="a text file",
-                hint="write what it gives into a file first",
-            )
+            facts: ErrorFacts = {"expected": "a text file"}
+            facts["hint"] = "write what it gives into a file first"
+            raise SpecError("is not a file", where=_printable(path), **facts)
         with path.open("rb") as file:
             data = file.read(limit + 1)
-    except OSError as error:
-        raise SpecError("cannot be read", where=_shown(path), found=error.strerror) from None
-    except ValueError as error:  # a path with a null byte
-        raise SpecError("cannot be read", where=_shown(path), found=str(error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError("cannot be read", where=_printable(path), found=reason) from None
     if len(data) > limit:
-        raise SpecError(
-            "is too large", where=str(path), found=f"more than {limit} bytes", expected=f"≤ {limit}"
-        )
+        raise SpecError("is too large", where=str(path), expected=f"at most {limit} bytes")
     try:
         # Line ends as Python reads them from any text file.
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SpecError(
-            "is not UTF-8 text",
-            where=f"{path}:{line}",
-            found=f"byte 0x{data[error.start]:02x}",
-        ) from None
+        where = f"{path}:{data.count(10, 0, error.start) + 1}"
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise SpecError("is not UTF-8 text", where=where, found=byte) from None
 
 
-def _shown(path: Path) -> str:
+def _printable(path: Path) -> str:
     """Format a path, which may hold anything; escape and shorten it where necessary."""
     name = str(path)
     return name if name.isprintable() and len(name) < 200 else repr(name[:200])
@@ -270,18 +250,18 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     """Read a YAML file; an ONNX file has no keys.
 
     Raises:
-        SpecError: If it is missing, no plain YAML, or asks for too much.
+        SpecError: If it is missing, is not plain YAML, or exceeds a limit.
     """
     if is_onnx(path):
         return Document(str(path), {}, {})
-    return parse_document(read_text(Path(path)), str(path))
+    return parse_document(_read(Path(path)), str(path))
 
 
 def parse_document(text: str, file: str) -> Document:
     """Read YAML text; ``file`` names it in messages.
 
     Raises:
-        SpecError: If it is not plain YAML mapping, or asks for too much.
+        SpecError: If it is not a mapping in plain YAML, or exceeds a limit.
 
     Example:
         >>> parse_document("a: [1, {b: yes}]", "x.yaml").data
@@ -296,38 +276,27 @@ _REMEMBERED = 2**15
 
 @functools.lru_cache(maxsize=512)
 def _parsed(text: str, file: str) -> Document:
-    root = _compose(text, file)
-    if not isinstance(root, MappingNode):
-        raise SpecError("is not a mapping", where=f"{file}:1", expected="keys and values")
-    reader = _Reader(file, text)
-    data = reader.read(root, ())
-    return Document(file, data, reader.lines, reader.texts)
-
-
-def _compose(text: str, file: str) -> Node | None:
-    """Parse YAML text into nodes.
-
-    Raises:
-        SpecError: If it is not YAML, or asks for too much.
-    """
     if (sign := _FORBIDDEN.search(text)) is not None:
-        raise SpecError(
-            "holds a character that YAML does not allow",
-            where=f"{file}:{text.count(chr(10), 0, sign.start()) + 1}",
-            found=f"U+{ord(sign.group()):04X}",
-        )
+        where = f"{file}:{text.count(chr(10), 0, sign.start()) + 1}"
+        code = f"U+{ord(sign.group()):04X}"
+        raise SpecError("holds a character that YAML does not allow", where=where, found=code)
     try:
-        return _Composer(text, file).document()
+        reader = _Reader(file, text)
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        # What stays open is noticed at the end, behind the last line.
-        line = min(mark.line, text.rstrip().count("\n")) + 1 if mark is not None else 1
-        problem = str(error.problem or error.context).removeprefix("found ")
-        if mark is not None and problem.startswith("character that"):
-            character = _BREAK.split(text)[mark.line][mark.column]
-            problem = problem.replace("character", f"character {character!r}")
-        hints = (hint for pattern, hint in _CURES if re.search(pattern, problem))
-        facts: dict[str, str | None] = {"found": problem, "hint": next(hints, None)}
-        if (missing := re.fullmatch("(did|could) not find expected (.*)", problem)) is not None:
-            facts |= {"found": None, "expected": missing[2]}
-        raise SpecError("is not YAML", where=f"{file}:{line}", **facts) from None
+        raise _not_yaml(error, text, file) from None
+    return Document(file, reader.document(), reader.lines, reader.texts)
+
+
+def _not_yaml(error: MarkedYAMLError, text: str, file: str) -> SpecError:
+    """Return the error for a text that is not YAML, in words for people who do not parse."""
+    mark = error.problem_mark or error.context_mark
+    # What stays open is noticed at the end, behind the last line.
+    line = min(mark.line, text.rstrip().count("\n")) + 1 if mark is not None else 1
+    problem = str(error.problem or error.context).removeprefix("found ")
+    if mark is not None and problem.startswith("character that"):
+        character = _BREAK.split(text)[mark.line][mark.column]
+        problem = problem.replace("character", f"character {character!r}")
+    missing = re.fullmatch("(did|could) not find expected (.*)", problem)
+    facts: ErrorFacts = {"expected": missing[2]} if missing else {"found": problem}
+    facts["hint"] = next((hint for pattern, hint in _CURES if re.search(pattern, problem)), None)
+    return SpecError("is not YAML", where=f"{file}:{line}", **facts)

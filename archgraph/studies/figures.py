@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from archgraph.fields import Base, Mistake, Name, Natural
-from archgraph.language.mistakes import shorten
+from archgraph.language.mistakes import abbreviate
 
 # How a paper comes from a value to the digits that it prints.
 FigureRounding: TypeAlias = Literal["nearest", "down"]
@@ -54,7 +54,7 @@ class Printed:
             number = isinstance(value, float)
             raise Mistake(
                 "is not a printed number",
-                found=shorten(value),
+                found=abbreviate(value),
                 expected="digits and a unit, e.g. 6.71M, 450K, 61706 or '0.20'",
                 hint="in quotes, its last zeros count" if number else None,
             )

@@ -95,11 +95,10 @@ class FinalWeights:
         """Return a model by its name, or by that of the kind of client that has only one."""
         chosen = [m for key, m in self.models.items() if name in (key, key.rpartition("/")[0])]
         if len(chosen) != 1:
-            raise RunError(
-                "names one model" if chosen else "has no such model",
-                where=str(self.folder),
-                **{**unknown(name, list(self.models)), "found": f"{name} ({len(chosen)} models)"},
-            )
+            facts = unknown(name, list(self.models))
+            facts["found"] = f"{name} ({len(chosen)} models)"
+            message = "names one model" if chosen else "has no such model"
+            raise RunError(message, where=str(self.folder), **facts)
         return chosen[0]
 
     def weight(self, name: str, place: str) -> Tensor | None:

@@ -201,8 +201,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "a_name_only": (
         said(python="mydata.make"),
-        "experiment.yaml:8: data.python: does not name a Python function; found "
-        "'mydata.make'; expected package.module:function",
+        "experiment.yaml:8: data.python: is not the name of a callable; found "
+        "'mydata.make'; expected package.module:callable",
     ),
     "no_data": (
         said(partition={"scheme": "iid"}),
@@ -222,8 +222,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "two_doors": (
         said(dataset="digits", folder="images"),
-        "experiment.yaml:9: data.folder: names data twice; found dataset and folder; expected"
-        " one of them",
+        "experiment.yaml:9: data.folder: names data twice; found dataset and folder",
     ),
     "no_target": (said(table="rows.csv"), "experiment.yaml:7: data: lacks the key 'target'"),
     "file_not_there": (

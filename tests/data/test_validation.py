@@ -201,8 +201,8 @@ def test_test_data_selects_nothing(spec, tmp_path):
     [
         (
             "{keep: best}",
-            "e.yaml:5: validation: holds out no examples to select by; found keep; expected "
-            "clients or server: a share of the training examples, e.g. clients: 0.1; test data",
+            "e.yaml:5: validation: holds out no examples to select by; expected "
+            "clients or server: a share of the training examples, e.g. clients: 0.1",
         ),
         ("{patience: 3}", "e.yaml:5: validation: holds out no examples to select by"),
         ("1.0", "e.yaml:5: validation: has a wrong value; found 1.0; expected less than 1"),

@@ -117,7 +117,7 @@ def test_who_trains_in_processes_on_devices(
         ({"device": ("cuda:0", "cpu")}, "must name different devices of one kind"),
         ({"device": ("cuda", "cuda:0")}, "must name different devices of one kind"),
         ({"device": ("cpu",) * 2}, "must name different devices of one kind"),
-        ({"device": ("cpu:0", "cpu:1")}, "there is one processor"),
+        ({"device": ("cpu:0", "cpu:1")}, "must name different devices of one kind"),
         ({"device": ()}, "at least 1 item"),
         ({"device": ("cuda:0", "cuda:1"), "compile": True}, "requires a single process"),
     ],

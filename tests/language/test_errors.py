@@ -185,8 +185,8 @@ def test_the_good_model_is_good() -> None:
          "m.yaml:3: inputs.for: cannot be the name of an argument of forward; found 'for'; "
          "expected an identifier"),
         ("block: b", "block: b, steps: [relu]",
-         "m.yaml:13: sections[0]: needs a block or steps, section 's'; found both; "
-         "expected one of them"),
+         "m.yaml:13: sections[0]: needs either a block or steps, section 's'; "
+         "found both"),
         # drawing
         (
             "- relu",
@@ -228,7 +228,7 @@ def test_the_good_model_is_good() -> None:
          "m.yaml:11: blocks.b.steps[1].relu.from: names several values; found 2; "
          f"expected one{IN_BLOCK}"),
         ("- relu", "- add",
-         "m.yaml:11: blocks.b.steps[1].add: joins fewer than two values; found 1; "
+         "m.yaml:11: blocks.b.steps[1].add: joins fewer than two values; "
          f"name the other: add: <name>{IN_BLOCK}"),
         ("- relu", "- b: {width: 4}",
          "m.yaml:6: blocks.b: is nested too deeply; found b → b → b → b; "
@@ -274,7 +274,7 @@ def test_the_good_model_is_good() -> None:
         # bounds
         ("width: 4", "width: 2000000000",
          "m.yaml:10: blocks.b.steps[0].conv: leaf too large; found [2000000000, 3, 3, 3]; "
-         f"expected ≤ 8589934592{IN_BLOCK}"),
+         f"expected at most 8589934592 elements{IN_BLOCK}"),
         # choices
         ("[1, 2, 3]", "[2, 3]",
          "m.yaml:14: choices.s.depth: leaves out the written value; found [2, 3]; expected 1 too"),
@@ -282,7 +282,7 @@ def test_the_good_model_is_good() -> None:
          "m.yaml:14: choices.s.dpeth: is not set by the section; found 'dpeth'; "
          "expected one of depth, width; did you mean 'depth'?"),
         ("s.depth", "depht",
-         "m.yaml:14: choices.depht: is neither a parameter nor a section's key; found 'depht'; "
+         "m.yaml:14: choices.depht: is neither a parameter nor a section's key; "
          "expected 'section.key' or a parameter; did you mean 's.depth'?"),
     ],
 )  # fmt: skip
@@ -393,11 +393,9 @@ clients:
          "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
          "expected one of shares, sizes, allow_nothing, positions"),
         ("choose:", "model: n.yaml, choose:",
-         "f.yaml:4: clients[0].choose: has both a model and choices; "
-         "choices belong to one model"),
+         "f.yaml:4: clients[0].choose: has both a model and choices"),
         ("name: b", "name: a",
-         "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'; "
-         "expected a name of its own"),
+         "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'"),
         ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
          "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],
@@ -457,8 +455,7 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition.shares: leaves some data to no client; found 0.4; "
          "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
-         "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
-         "expected one, e.g. {fedfa: {}}"),
+         "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg"),
         ("{fedfa: {percentile: 0.9}}", "fedfa",
          "e.yaml:7: strategy: must be a strategy and its options; found 'fedfa'; expected "
          "{fedfa: {}}"),

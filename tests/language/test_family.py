@@ -206,7 +206,9 @@ def test_changes_need_a_model_to_change(tmp_path: Path) -> None:
     (tmp_path / "family.yaml").write_text(
         "clients: [{name: a, model: net.yaml}]\nchange: {take: 0.5}\n"
     )
-    with pytest.raises(SpecError, match=r"change: changes a global model, but the family has none"):
+    with pytest.raises(
+        SpecError, match=r"change: belongs to a global model, but the family has none"
+    ):
         load_family(tmp_path / "family.yaml")
 
 
@@ -290,7 +292,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
         ),
         (
             "choose: {d: 1}\nclients: [{name: a, model: net.yaml}]",
-            r"choose: sets choices of a global model, but the family has none",
+            r"choose: belongs to a global model, but the family has none",
         ),
     ],
 )
@@ -397,7 +399,7 @@ def assert_pulls(found: Family) -> None:
             "model: join\nclients: [{name: a, model: net.yaml}, {name: b, model: other.yaml}]",
             r"family\.yaml:2: model: .*: graphs cannot be joined; no block of the other graph",
         ),
-        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "sets choices of"),
+        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "belongs to a"),
     ],
 )
 def test_mistakes_of_a_join_are_located(tmp_path: Path, text: str, message: str) -> None:

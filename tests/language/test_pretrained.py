@@ -220,7 +220,7 @@ def test_a_pickle_is_refused_and_never_opened(folders, tmp_path):
     with pytest.raises(
         SpecError,
         match=r"m\.yaml:4: .* has no weights in safetensors; found pytorch_model\.bin; "
-        r"expected model\.safetensors; pickles run code when they are loaded",
+        r"pickles run code when loaded",
     ):
         ag.load(file)
     (folder / "pytorch_model.bin").unlink()

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from archgraph.errors import SpecError
+from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
 from archgraph.language import steps as table
@@ -20,17 +20,10 @@ from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import ParamValue
 from archgraph.language.lowering.choices import choose
 from archgraph.language.lowering.reader import BlockOptions, StepReader
-from archgraph.language.lowering.scope import (
-    CHANNELS,
-    FEATURES,
-    INPUT,
-    Scope,
-    labels_of,
-    lookup,
-)
-from archgraph.language.lowering.shortcut import Shortcut, kind_of
+from archgraph.language.lowering.scope import CHANNELS, FEATURES, INPUT, Scope, labels_of, lookup
+from archgraph.language.lowering.shortcut import Shortcut, shortcut_of
 from archgraph.language.model import AuthoredModel, BlockBody, BlockSpec, SectionSpec, Step
-from archgraph.language.steps import Site, StepOptions, StepRow
+from archgraph.language.steps import Site, StepOptions
 from archgraph.limits import LIMITS
 
 
@@ -79,10 +72,12 @@ class _Lowering:
 
     def graph(self) -> ArchGraph:
         model = self.model
-        values: dict[str, Ref] = {}
-        for name, spec in model.inputs.items():
-            values[name] = self.draft.input(name, TensorType((Batch(), *spec.shape), spec.dtype))
+        values = {
+            name: self.draft.input(name, TensorType((Batch(), *spec.shape), spec.dtype))
+            for name, spec in model.inputs.items()
+        }
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
+        # Known beforehand, so that an error tells "made later" from "unknown".
         later = frozenset(labels | {s.name for s in model.sections})
         root = Scope("", values, model.params, later=later)
         x = next(iter(values.values()))
@@ -90,22 +85,20 @@ class _Lowering:
         # Before anything is unfolded: too many steps are refused at once.
         self._bound_depths(root)
         for index, section in enumerate(model.sections):
-            place: Place = ("sections", index)
+            loc: Place = ("sections", index)
             if section.block is None:
-                x = self._plain(section, (*place, "steps"), root, x)
+                x = self._plain(section, (*loc, "steps"), root, x)
             else:
-                x, blocks = self._section(section, section.block, place, root, x)
+                x, blocks = self._section(section, section.block, loc, root, x)
                 sections.append((section.name, blocks))
             values[section.name] = x
         outputs = self._outputs(root, x)
         # A result that is never used is almost always a forgotten `from:` or a wrong name.
         for name in self.draft.unused(outputs):
             if self.draft.nodes[name].op != "input":
-                self.document.fail(
-                    self.places.get(name, ()),
-                    "makes a value that nothing uses",
-                    hint="use it in a later step (from:), or remove it",
-                )
+                hint = "use it in a later step (from:), or remove it"
+                loc = self.places.get(name, ())
+                self.document.fail(loc, "makes a value that nothing uses", hint=hint)
         graph = self.draft.graph(outputs, name=model.name, sections=tuple(sections))
         notes = (_unusual(name, spec.shape) for name, spec in model.inputs.items())
         return graph.replace(notes=tuple(filter(None, notes)))
@@ -124,47 +117,46 @@ class _Lowering:
 
     # -- sections and blocks --------------------------------------------------------------
 
-    def _plain(self, section: SectionSpec, place: Place, root: Scope, x: Ref) -> Ref:
+    def _plain(self, section: SectionSpec, loc: Place, root: Scope, x: Ref) -> Ref:
         """Lower a section of plain steps; all later sections know the names that they give."""
         steps = section.steps or ()
         scope = Scope(section.name, {INPUT: x}, self._with_sizes(root.params, x), root, root.later)
+        # Here, and not only step by step: these names are put into the root's at the end.
         for index, label in enumerate(labels_of(steps)):
             if label in root.values:
-                self._taken(label, (*place, index, steps[index].name, "as"))
-        modules = self._modules(steps, (), place[:-1], scope)
-        y = self._steps(steps, place, scope, x, modules)
+                self.reader.duplicate(label, (*loc, index, steps[index].name, "as"))
+        modules = self._modules(steps, (), loc[:-1], scope)
+        y = self._steps(steps, loc, scope, x, modules)
         root.values.update((k, v) for k, v in scope.values.items() if k != INPUT)
         return y
 
     def _section(
-        self, section: SectionSpec, name: str, place: Place, root: Scope, x: Ref
+        self, section: SectionSpec, name: str, loc: Place, root: Scope, x: Ref
     ) -> tuple[Ref, tuple[str, ...]]:
         """Lower a run of equal blocks; returns its result, and the paths of the blocks."""
         block = self.model.blocks[name]
         blocks = []
-        for index in range(self._depth(section, place, root)):
-            params = self._arguments(section, place, root, first=index == 0)
+        for index in range(self._depth(section, loc, root)):
+            params = self._arguments(section, loc, root, first=index == 0)
             path = f"{section.name}.{index}"
             try:
-                x = self._block(block, ("blocks", name), place, params, root, path, x)
+                x = self._block(block, ("blocks", name), loc, params, root, path, x)
             except SpecError as error:
-                line = self.document.lines.get(place, 1)
+                line = self.document.lines.get(loc, 1)
+                # The error points into the block, which several sections may use.
                 hint = f"in block {path} of the section on line {line}"
-                error.hint = f"{error.hint}; {hint}" if error.hint else hint
+                error.hint = "; ".join(filter(None, (error.hint, hint)))
                 raise
             blocks.append(path)
         return x, tuple(blocks)
 
-    def _depth(self, section: SectionSpec, place: Place, root: Scope) -> int:
+    def _depth(self, section: SectionSpec, loc: Place, root: Scope) -> int:
         """Return the number of a section's blocks."""
-        depth = self.reader.resolve(section.depth, root.params, (*place, "depth"))
-        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
-            self.document.fail(
-                (*place, "depth"),
-                "has a wrong value",
-                found=depth,
-                expected=f"1 to {LIMITS.blocks}",
-            )
+        loc = (*loc, "depth")
+        depth = self.reader.resolve(section.depth, root.params, loc)
+        if type(depth) is not int or not 1 <= depth <= LIMITS.blocks:
+            expected = f"1 to {LIMITS.blocks}"
+            self.document.fail(loc, "has a wrong value", found=depth, expected=expected)
         return depth
 
     def _bound_depths(self, root: Scope) -> None:
@@ -172,40 +164,36 @@ class _Lowering:
         total = 0
         for index, section in enumerate(self.model.sections):
             if section.block is not None:
-                place: Place = ("sections", index)
                 block = self.model.blocks[section.block]
                 steps = 1 + len(block.steps) + len(block.after)
-                total += self._depth(section, place, root) * steps
-                self._bound(total, (*place, "depth"))
+                total += self._depth(section, ("sections", index), root) * steps
+                self._bound(total, ("sections", index, "depth"))
 
-    def _bound(self, steps: int, place: Place) -> None:
+    def _bound(self, steps: int, loc: Place) -> None:
         if steps > LIMITS.unfolded_steps:
-            self.document.fail(
-                self.reader.known((), place),
-                "unfolds to too many steps",
-                found=f"{steps:,} with those before",
-                expected=f"at most {LIMITS.unfolded_steps:,}",
-            )
+            loc = self.document.known((), loc)
+            number, expected = f"{steps:,} with those before", f"at most {LIMITS.unfolded_steps:,}"
+            self.document.fail(loc, "unfolds to too many steps", found=number, expected=expected)
 
     def _arguments(
-        self, section: SectionSpec, place: Place, root: Scope, *, first: bool
+        self, section: SectionSpec, loc: Place, root: Scope, *, first: bool
     ) -> dict[str, ParamValue]:
         """Return the arguments that a section gives to one of its blocks."""
         written = {**section.arguments, **(section.first_arguments if first else {})}
         params: dict[str, ParamValue] = {}
         for key, value in written.items():
-            here = (*place, "first", key) if key in section.first else (*place, key)
+            here = (*loc, "first", key) if key in section.first else (*loc, key)
             params[key] = self.reader.resolve(value, root.params, here)
         for key in ("width", "stride"):
             size = params.get(key, 1)
             if not isinstance(size, int) or size < 1:
-                self.document.fail((*place, key), "has a wrong value", found=size, expected="≥ 1")
+                self.document.fail((*loc, key), "has a wrong value", found=size, expected="≥ 1")
         return params
 
     def _block(
         self,
         block: BlockBody,
-        place: Place,
+        loc: Place,
         user: Place,
         arguments: Mapping[str, ParamValue],
         outer: Scope,
@@ -213,29 +201,29 @@ class _Lowering:
         x: Ref,
     ) -> Ref:
         """Lower one use of a block on a value."""
-        self.nesting.append(str(place[-1]))
+        self.nesting.append(str(loc[-1]))
         if len(self.nesting) > LIMITS.block_nesting:
-            self.document.fail(
-                place,
-                "is nested too deeply",
-                found=" → ".join(self.nesting[-4:]),
-                expected=f"at most {LIMITS.block_nesting} blocks, none inside itself",
-            )
+            expected = f"at most {LIMITS.block_nesting} blocks, none inside itself"
+            chain = " → ".join(self.nesting[-4:])
+            self.document.fail(loc, "is nested too deeply", found=chain, expected=expected)
+        # A block in place has no parameters of its own: it sees those of the block around.
         defaults = block.params if isinstance(block, BlockSpec) else {}
+        # Inner names hide outer ones, as in Python.
         params = {**outer.params, **defaults, **arguments}
         for key in defaults:
             if params[key] is None:
-                self.document.fail(user, f"lacks the parameter {key!r} of block {place[-1]!r}")
+                self.document.fail(user, f"lacks the parameter {key!r} of block {loc[-1]!r}")
         scope = Scope(path, {INPUT: x}, self._with_sizes(params, x), outer, outer.later)
-        modules = self._modules(block.steps, block.after, place, scope)
+        modules = self._modules(block.steps, block.after, loc, scope)
         count = len(block.steps)
-        y = self._steps(block.steps, (*place, "steps"), scope, x, modules[:count])
-        kind = kind_of(self.reader, block, place, scope)
+        y = self._steps(block.steps, (*loc, "steps"), scope, x, modules[:count])
+        kind = shortcut_of(self.reader, block, loc, scope)
         if kind is not None:
-            norm = _is_norm(self.reader.step_name(block.steps[-1], scope.params, place))
-            shortcut = Shortcut(self.reader, self.draft, scope, (*place, "shortcut"), kind, norm)
+            norm = _is_norm(self.reader.step_name(block.steps[-1], scope.params, loc))
+            shortcut = Shortcut(self.reader, self.draft, scope, (*loc, "shortcut"), kind, norm)
             y = shortcut.add(x, y)
-        y = self._steps(block.after, (*place, "after"), scope, y, modules[count:])
+        # Behind the sum: what ResNets apply to it (a ReLU), and pre-activation nets leave out.
+        y = self._steps(block.after, (*loc, "after"), scope, y, modules[count:])
         self.nesting.pop()
         return y
 
@@ -243,6 +231,7 @@ class _Lowering:
         """Return the parameters, and the sizes of a list's input."""
         shape = self.draft.shape(x)
         sizes = {}
+        # No integer where the axis depends on the batch.
         if len(shape) > 1 and isinstance(shape[1], int):
             sizes[CHANNELS] = shape[1]
         if shape and isinstance(shape[-1], int):
@@ -252,45 +241,42 @@ class _Lowering:
     # -- steps ----------------------------------------------------------------------------
 
     def _modules(
-        self, steps: Sequence[Step], after: Sequence[Step], place: Place, scope: Scope
+        self, steps: Sequence[Step], after: Sequence[Step], loc: Place, scope: Scope
     ) -> list[str]:
         """Return module names: what ``name:`` gives, else the stem, numbered if it repeats."""
-        parts = [("steps", i, s) for i, s in enumerate(steps)]
-        parts += [("after", i, s) for i, s in enumerate(after)]
+        parts = [((*loc, "steps", i), s) for i, s in enumerate(steps)]
+        parts += [((*loc, "after", i), s) for i, s in enumerate(after)]
         stems, names = [], []
-        for part, index, step in parts:
-            here = (*place, part, index)
+        for here, step in parts:
             kind = self.reader.step_name(step, scope.params, here)
             row = table.find(kind)
             stems.append(row.stem if row is not None else kind)
             explicit = step.options.get("name") if isinstance(step.options, dict) else None
             names.append(self.reader.resolve(explicit, scope.params, (*here, step.name, "name")))
-        unnamed = [stem for stem, name in zip(stems, names, strict=True) if name is None]
-        several = collections.Counter(unnamed)
+        several = collections.Counter(s for s, name in zip(stems, names, strict=True) if not name)
         numbers: collections.Counter[str] = collections.Counter()
-        modules: dict[str, None] = {"shortcut": None}  # taken, in order
-        for stem, name, (part, index, step) in zip(stems, names, parts, strict=True):
-            numbers[stem] += name is None
+        modules = ["shortcut"]  # the name of the projection, where there is one
+        for stem, name, (here, step) in zip(stems, names, parts, strict=True):
+            numbers[stem] += not name
             module = str(name) if name else f"{stem}{numbers[stem]}" if several[stem] > 1 else stem
             if module in modules:
-                self.document.fail(
-                    (*place, part, index, *((step.name, "name") if name else ())),
-                    "has the module name of another step",
-                    found=repr(module),
-                    expected="a name of its own",
-                )
-            modules[module] = None
-        return list(modules)[1:]
+                # Keys of the state would be the same, and one tensor overwrite the other.
+                here = (*here, step.name, "name") if name else here
+                facts: ErrorFacts = {"found": repr(module), "expected": "a name of its own"}
+                self.document.fail(here, "has the module name of another step", **facts)
+            modules.append(module)
+        return modules[1:]
 
     def _steps(
-        self, steps: Sequence[Step], place: Place, scope: Scope, x: Ref, modules: Sequence[str]
+        self, steps: Sequence[Step], loc: Place, scope: Scope, x: Ref, modules: Sequence[str]
     ) -> Ref:
         """Lower a list of steps, one after the other, on a value."""
-        names = [self.reader.step_name(s, scope.params, (*place, i)) for i, s in enumerate(steps)]
+        # All names first: a batch norm anywhere in the list decides on the bias of convolutions.
+        names = [self.reader.step_name(s, scope.params, (*loc, i)) for i, s in enumerate(steps)]
         normalised = any(map(_is_norm, names))
         labels = labels_of(steps)
         for index, (step, name) in enumerate(zip(steps, names, strict=True)):
-            here = (*place, index)
+            here = (*loc, index)
             find = functools.partial(lookup, self.document, scope, steps, index)
             x = self._step(
                 Step(name, step.options), here, scope, x, modules[index], normalised, find
@@ -298,14 +284,14 @@ class _Lowering:
             label = labels[index]
             if label is not None:
                 if label in scope.values or label in self.model.inputs:
-                    self._taken(label, (*here, step.name, "as"))
+                    self.reader.duplicate(label, (*here, step.name, "as"))
                 scope.values[label] = x
         return x
 
     def _step(
         self,
         step: Step,
-        place: Place,
+        loc: Place,
         scope: Scope,
         x: Ref,
         module: str,
@@ -313,47 +299,42 @@ class _Lowering:
         find: functools.partial[Ref],
     ) -> Ref:
         """Lower one step: a block of the model, an inline block, or a row of the table."""
-        inner = (*place, step.name)
+        inner = (*loc, step.name)
         reader = self.reader
         self.unfolded += 1
-        self._bound(self.unfolded, place)
+        self._bound(self.unfolded, loc)
         block: BlockBody | None = self.model.blocks.get(step.name)
         where: Place = ("blocks", step.name)
         arguments: dict[str, ParamValue] = {}
-        row: StepRow | None = None
+        row = None
         options: StepOptions
         if block is not None:
-            options, arguments = reader.block_arguments(step, place, scope.params)
+            options, arguments = reader.block_arguments(step, loc, scope.params)
         elif step.name == "block":
             # Expressions inside are resolved by the inner steps, which know their sizes.
-            options = inline = reader.options(BlockOptions, step, "steps", place, None)
+            options = inline = reader.options(BlockOptions, step, "steps", loc, None)
             block, where = inline, inner
         else:
-            row = reader.row(step.name, place)
-            options = reader.options(row.options, step, row.main, place, scope.params)
+            row = reader.row(step.name, loc)
+            options = reader.options(row.options, step, row.main, loc, scope.params)
         sources = (options.source,) if isinstance(options.source, str) else options.source
         inputs = tuple(find(n, (*inner, "from")) for n in sources) if sources else (x,)
         if len(inputs) > 1 and (row is None or not row.several):
-            self.document.fail(
-                (*inner, "from"), "names several values", found=len(inputs), expected="one"
-            )
+            facts: ErrorFacts = {"found": len(inputs), "expected": "one"}
+            self.document.fail((*inner, "from"), "names several values", **facts)
         path = scope.under(module)
-        if block is not None:
-            return self._block(block, where, place, arguments, scope, path, inputs[0])
-        assert row is not None
-        emit = row.emit
-        site = Site(
-            self.draft, path, lambda name: find(name, reader.known(inner, ("other",))), normalised
-        )
+        if row is None:
+            assert block is not None
+            return self._block(block, where, loc, arguments, scope, path, inputs[0])
+        other = self.document.known(inner, ("other",))
+        site = Site(self.draft, path, lambda name: find(name, other), normalised)
         # A step may append several operators: errors about any of them point at its line.
         before = len(self.draft.nodes)
-        result = reader.guard(inner, lambda: emit(site, options, inputs))
+        with reader.guard(inner):
+            result = row.emit(site, options, inputs)
         for name in itertools.islice(self.draft.nodes, before, None):
-            self.places[name] = place
+            self.places[name] = loc
         return result
-
-    def _taken(self, label: str, place: Place) -> None:
-        self.document.fail(place, "is taken", found=repr(label), expected="another name")
 
 
 def _is_norm(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from archgraph.errors import SpecError
 from archgraph.hints import nearest, unknown
@@ -22,14 +21,11 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
             facts = unknown(key, model.choices)
             raise SpecError("is not a choice of the model", where=document.file, **facts)
         if value not in model.choices[key]:
-            raise SpecError(
-                f"is not a candidate of {key!r}",
-                where=document.where(("choices", key)),
-                found=value,
-                expected=f"one of {', '.join(map(str, model.choices[key]))}",
-            )
-    written_choices(document, model)
-    params = {**model.params, **{k: v for k, v in choices.items() if "." not in k}}
+            expected = f"one of {', '.join(map(str, model.choices[key]))}"
+            message = f"is not a candidate of {key!r}"
+            document.fail(("choices", key), message, found=value, expected=expected)
+    written_choices(document, model)  # for its errors, of choices that stay as written, too
+    params = model.params | {k: v for k, v in choices.items() if "." not in k}
     sections = []
     for section in model.sections:
         prefix = f"{section.name}."
@@ -47,33 +43,24 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
     sections = {s.name: s for s in model.sections}
     written: dict[str, int] = {}
     for key, candidates in model.choices.items():
-        place = ("choices", key)
+        loc = ("choices", key)
         name, dot, option = key.partition(".")
         if not dot and key in model.params:
-            now: Any = model.params[key]
+            now = model.params[key]
         elif dot and name in sections:
             section = sections[name]
-            stride = {} if section.stride is None else {"stride": section.stride}
-            settings = {"depth": section.depth, **section.arguments, **stride}
-            if option not in settings:
-                document.fail(
-                    place,
-                    "is not set by the section",
-                    **unknown(option, settings),
-                )
+            settings = {"depth": section.depth, **section.arguments, "stride": section.stride}
+            if settings.get(option) is None:
+                facts = unknown(option, (k for k, v in settings.items() if v is not None))
+                document.fail(loc, "is not set by the section", **facts)
             now = settings[option]
         else:
             known = [*model.params, *(f"{s}.depth" for s in sections)]
-            document.fail(
-                place,
-                "is neither a parameter nor a section's key",
-                found=repr(key),
-                expected="'section.key' or a parameter",
-                hint=nearest(key, known),
-            )
-        if isinstance(now, bool) or not isinstance(now, int) or now not in candidates:
-            document.fail(
-                place, "leaves out the written value", found=list(candidates), expected=f"{now} too"
-            )
+            message, hint = "is neither a parameter nor a section's key", nearest(key, known)
+            document.fail(loc, message, expected="'section.key' or a parameter", hint=hint)
+        # An expression, or true, which equals 1, is not among the candidates either.
+        if type(now) is not int or now not in candidates:
+            message, expected = "leaves out the written value", f"{now} too"
+            document.fail(loc, message, found=list(candidates), expected=expected)
         written[key] = now
     return written

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 import pydantic
 
-from archgraph.errors import GraphError
+from archgraph.errors import ErrorFacts, GraphError
 from archgraph.fields import Mistake, Place
-from archgraph.graph.ir import Ref
 from archgraph.hints import nearest, unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.elsewhere import suggestion
 from archgraph.language.expression import ParamValue, is_expression, resolve_expressions
-from archgraph.language.mistakes import raise_mistake, shorten
+from archgraph.language.mistakes import abbreviate, raise_mistake
 from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
 from archgraph.language.steps import StepOptions
+from archgraph.plain import Json
 
 Read = TypeVar("Read", bound=StepOptions)
 
@@ -45,52 +46,46 @@ class StepReader:
         Raises:
             SpecError: For the first mistake, with file, line and key.
         """
-        model = self.model
-        for name in model.blocks:
+        # Before steps are read: a step of that name would be read as the block.
+        for name in self.model.blocks:
             if table.find(name) or name == "block":
-                self.document.fail(
-                    ("blocks", name), "has the name of a step", found=repr(name), hint="rename it"
-                )
-        names: set[str] = set()
-        for index, section in enumerate(model.sections):
-            place: Place = ("sections", index)
-            if section.name in names or section.name in model.inputs:
-                self.document.fail(
-                    (*place, "name"), "is taken", found=repr(section.name), expected="another name"
-                )
+                facts: ErrorFacts = {"found": repr(name), "hint": "rename it"}
+                self.document.fail(("blocks", name), "has the name of a step", **facts)
+        names = set(self.model.inputs)
+        for index, section in enumerate(self.model.sections):
+            loc: Place = ("sections", index)
+            if section.name in names:
+                self.duplicate(section.name, (*loc, "name"))
             names.add(section.name)
             if section.block is not None:
-                self._check_arguments(section, section.block, place)
+                self._check_arguments(section, section.block, loc)
             else:
-                self._check_steps(section.steps or (), (*place, "steps"))
-        for name, block in model.blocks.items():
-            for part in ("steps", "after"):
-                self._check_steps(getattr(block, part), ("blocks", name, part))
+                self._check_steps(section.steps or (), (*loc, "steps"))
+        for name, block in self.model.blocks.items():
+            self._check_steps(block.steps, ("blocks", name, "steps"))
+            self._check_steps(block.after, ("blocks", name, "after"))
 
-    def _check_arguments(self, section: SectionSpec, name: str, place: Place) -> None:
+    def duplicate(self, name: str, loc: Place) -> NoReturn:
+        """Raise the error for a name that something else has already."""
+        self.document.fail(loc, "is taken", found=repr(name), expected="another name")
+
+    def _check_arguments(self, section: SectionSpec, name: str, loc: Place) -> None:
         block = self.model.blocks.get(name)
         if block is None:
-            self.document.fail(
-                (*place, "block"),
-                "is not a block of this model",
-                **unknown(name, self.model.blocks),
-            )
-        section_keys = [k for k in type(section).model_fields if k != "steps"]
+            facts = unknown(name, self.model.blocks)
+            self.document.fail((*loc, "block"), "is not a block of this model", **facts)
         for key in (*section.arguments, *section.first_arguments):
             if key not in block.params:
-                inside = (*place, "first", key) if key in section.first else (*place, key)
-                known = sorted({*section_keys, *block.params})
-                self.document.fail(
-                    inside,
-                    f"is neither a section's key nor a parameter of block {name!r}",
-                    **unknown(key, known),
-                )
+                inside = (*loc, "first", key) if key in section.first else (*loc, key)
+                known = sorted({*type(section).model_fields, *block.params} - {"steps"})
+                message = f"is neither a section's key nor a parameter of block {name!r}"
+                self.document.fail(inside, message, **unknown(key, known))
 
-    def _check_steps(self, steps: Sequence[Step], place: Place) -> None:
+    def _check_steps(self, steps: Sequence[Step], loc: Place) -> None:
         """Check names and options of steps, whether a section uses them or not."""
         for index, step in enumerate(steps):
-            here = (*place, index)
-            if is_expression(step.name):
+            here = (*loc, index)
+            if is_expression(step.name):  # known only where the block is used
                 continue
             if step.name == "block":
                 options = self.options(BlockOptions, step, "steps", here, None)
@@ -102,30 +97,24 @@ class StepReader:
                 row = self.row(step.name, here)
                 self.options(row.options, step, row.main, here, None)
 
-    def row(self, name: str, place: Place) -> table.StepRow:
+    def row(self, name: str, loc: Place) -> table.StepRow:
         """Return the row of the table that a name means."""
         row = table.find(name)
         # Looked up once more for the reason: unknown, or refused since it writes in place.
         if row is None and name.startswith("aten."):
             try:
-                table.raw_row(name)
+                return table.raw_row(name)
             except GraphError as error:
-                known = table.aten_names()
-                self.document.fail(
-                    place,
-                    error.message,
-                    found=repr(name),
-                    expected=error.expected,
-                    hint=nearest(name, known, cutoff=0.8),
-                )
+                error.found, names = repr(name), table.aten_names()
+                error.hint = nearest(name, names, cutoff=0.8)
+                self.document.fail(loc, error.message, **error.facts)
         if row is None:
-            known = [*table.STEPS, *self.model.blocks, "block"]
             self.document.fail(
-                place,
+                loc,
                 "is an unknown operator",
                 found=repr(name),
                 expected="a step, a block of this model, or an ATen operator (aten.…)",
-                hint=suggestion(name, known),
+                hint=suggestion(name, [*table.STEPS, *self.model.blocks, "block"]),
             )
         return row
 
@@ -134,110 +123,90 @@ class StepReader:
         kind: type[Read],
         step: Step,
         main: str,
-        place: Place,
+        loc: Place,
         params: Mapping[str, ParamValue] | None,
     ) -> Read:
         """Read a step's options; without parameters, expressions stay unchecked."""
-        data = step.options
-        inner = (*place, step.name)
-        if data is None:
-            data = {}
-        elif not isinstance(data, dict):
+        inner = (*loc, step.name)
+        data = {} if step.options is None else step.options
+        if not isinstance(data, dict):
             if not main:
-                self.document.fail(
-                    inner,
-                    "has a wrong value",
-                    found=shorten(data),
-                    expected="options: {key: value}",
-                )
+                self._not_a_mapping(inner, data, "options")
             data = {main: data}
+        if params is not None:
+            data = self.resolve(data, params, inner)
         try:
-            if params is not None:
-                data = resolve_expressions(data, params)
             return kind.model_validate(data)
-        except Mistake as mistake:
-            self.document.fail(self.known(inner, mistake.place), mistake.message, **mistake.facts)
         except pydantic.ValidationError as error:
             errors = error.errors(include_url=False)
             # A value that is an expression cannot be judged before its parameters are known.
             if params is None and all(_has_expression(e["input"]) for e in errors):
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
-            raise_mistake(
-                self.document,
-                error,
-                kind,
-                inner,
-                ignore=_has_expression if params is None else None,
-            )
+            ignore = _has_expression if params is None else None
+            raise_mistake(self.document, error, kind, inner, ignore)
 
-    def known(self, place: Place, rest: Place) -> Place:
-        """Return the longest part of a place that the file has: a bare main option has no key."""
-        for key in rest:
-            if (*place, key) in self.document.lines:
-                place = (*place, key)
-        return place
+    def _not_a_mapping(self, loc: Place, value: Json, what: str) -> NoReturn:
+        expected = f"{what}: {{key: value}}"
+        self.document.fail(loc, "has a wrong value", found=abbreviate(value), expected=expected)
 
     def block_arguments(
-        self, step: Step, place: Place, params: Mapping[str, ParamValue] | None
+        self, step: Step, loc: Place, params: Mapping[str, ParamValue] | None
     ) -> tuple[StepOptions, dict[str, ParamValue]]:
         """Return the common options and the parameters of a step that uses a block."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
-        inner = (*place, step.name)
+        inner = (*loc, step.name)
         if not isinstance(data, dict):
-            self.document.fail(
-                inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
-            )
+            self._not_a_mapping(inner, data, "parameters")
+        # `from`, `as` and `name` are the step's; all else are parameters of the block.
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         arguments: dict[str, ParamValue] = {}
         for key, value in data.items():
             if key in common:
                 continue
             if key not in block.params:
-                known = sorted({*common, *block.params})
-                self.document.fail(
-                    (*inner, key),
-                    f"is not a parameter of block {step.name!r}",
-                    **unknown(key, known),
-                )
+                facts = unknown(key, sorted({*common, *block.params}))
+                message = f"is not a parameter of block {step.name!r}"
+                self.document.fail((*inner, key), message, **facts)
             if params is not None:
                 value = self.resolve(value, params, (*inner, key))
             arguments[key] = value
         rest = Step(step.name, {k: v for k, v in data.items() if k in common})
-        return self.options(StepOptions, rest, "", place, params), arguments
+        return self.options(StepOptions, rest, "", loc, params), arguments
 
-    def resolve(self, value: Any, params: Mapping[str, ParamValue], place: Place) -> Any:
+    def resolve(self, value: Json, params: Mapping[str, ParamValue], loc: Place) -> Json:
         """Replace every expression inside a value by its value."""
-        try:
+        with self.guard(loc):
             return resolve_expressions(value, params)
-        except Mistake as mistake:
-            self.document.fail(place, mistake.message, **mistake.facts)
 
-    def step_name(self, step: Step, params: Mapping[str, ParamValue], place: Place) -> str:
-        """Return the name of a step, resolved if it is a parameter."""
+    def step_name(self, step: Step, params: Mapping[str, ParamValue], loc: Place) -> str:
+        """Return the name of a step, resolved if it is a parameter (``- $activation``)."""
         if not is_expression(step.name):
             return step.name
-        name = self.resolve(step.name, params, place)
+        name = self.resolve(step.name, params, loc)
         if not isinstance(name, str):
             self.document.fail(
-                place, "is not a step", found=f"{step.name} = {name!r}", expected="a step's name"
+                loc, "is not a step", found=f"{step.name} = {name!r}", expected="a step's name"
             )
         if name not in self.model.blocks and name != "block":
-            self.row(name, place)
+            self.row(name, loc)
         return name
 
-    def guard(self, place: Place, emit: Callable[[], Ref]) -> Ref:
-        """Append operators; what does not fit is a mistake of the step."""
+    @contextlib.contextmanager
+    def guard(self, loc: Place) -> Iterator[None]:
+        """Turn what does not fit while operators are appended into a mistake of the step."""
         try:
-            return emit()
+            yield
         except Mistake as mistake:
-            self.document.fail(self.known(place, mistake.place), mistake.message, **mistake.facts)
+            self.document.fail(
+                self.document.known(loc, mistake.place), mistake.message, **mistake.facts
+            )
         except GraphError as error:
-            self.document.fail(place, error.message, **error.facts)
+            self.document.fail(loc, error.message, **error.facts)
 
 
-def _has_expression(value: Any) -> bool:
+def _has_expression(value: Json) -> bool:
     """Return whether a YAML value has an expression anywhere inside."""
     if isinstance(value, Mapping):
         return any(map(_has_expression, value.values()))

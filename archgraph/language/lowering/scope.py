@@ -54,7 +54,7 @@ class Scope:
 
 
 def lookup(
-    document: Document, scope: Scope, steps: Sequence[Step], index: int, name: str, place: Place
+    document: Document, scope: Scope, steps: Sequence[Step], index: int, name: str, loc: Place
 ) -> Ref:
     """Return the value of a name, as a step of a list sees it.
 
@@ -64,21 +64,16 @@ def lookup(
     value = scope.find(name)
     if value is not None:
         return value
+    # A cycle first: moving a step up, the advice about a later one, would not break it.
     labels = labels_of(steps)
     if name in labels:
-        path = _cycle(steps, labels, index, labels.index(name))
-        if path:
-            document.fail(
-                place, "forms a cycle", found=" → ".join(path), expected="a value made before"
-            )
+        if path := _cycle(steps, labels, index, labels.index(name)):
+            expected = "a value made before"
+            document.fail(loc, "forms a cycle", found=" → ".join(path), expected=expected)
     if name in labels or name in scope.later:
-        document.fail(
-            place,
-            "names the value of a later step",
-            found=repr(name),
-            hint="move the step that makes it up",
-        )
-    document.fail(place, "names an unknown value", **unknown(name, scope.names()))
+        hint = "move the step that makes it up"
+        document.fail(loc, "names the value of a later step", found=repr(name), hint=hint)
+    document.fail(loc, "names an unknown value", **unknown(name, scope.names()))
 
 
 def labels_of(steps: Sequence[Step]) -> list[str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from archgraph.fields import Place
 from archgraph.graph.ir import Ref, Size
@@ -20,19 +19,17 @@ from archgraph.language.steps.base import shape_text
 SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 
 
-def kind_of(
-    reader: StepReader, block: BlockBody, place: Place, scope: Scope
+def shortcut_of(
+    reader: StepReader, block: BlockBody, loc: Place, scope: Scope
 ) -> ShortcutSpec | str | None:
     """Return a block's shortcut, resolved if it is a parameter; None if it has none."""
     if not isinstance(block.shortcut, str) or not is_expression(block.shortcut):
         return None if block.shortcut == "none" else block.shortcut
-    kind = reader.resolve(block.shortcut, scope.params, (*place, "shortcut"))
+    kind = reader.resolve(block.shortcut, scope.params, (*loc, "shortcut"))
     if kind not in SHORTCUTS:
-        reader.document.fail(
-            (*place, "shortcut"),
-            "has an unknown value",
-            **{**unknown(str(kind), SHORTCUTS), "found": f"{block.shortcut} = {kind!r}"},
-        )
+        facts = unknown(str(kind), SHORTCUTS)
+        facts["found"] = f"{block.shortcut} = {kind!r}"
+        reader.document.fail((*loc, "shortcut"), "has an unknown value", **facts)
     return None if kind == "none" else str(kind)
 
 
@@ -44,7 +41,7 @@ class Shortcut:
         reader: Points at mistakes.
         draft: The graph so far.
         scope: Names of the block.
-        place: Place of the shortcut in the file.
+        loc: Place of the shortcut in the file.
         kind: The shortcut, as written in the file.
         normalised: Whether the block's steps end in a batch norm.
     """
@@ -52,7 +49,7 @@ class Shortcut:
     reader: StepReader
     draft: GraphDraft
     scope: Scope
-    place: Place
+    loc: Place
     kind: ShortcutSpec | str
     normalised: bool
 
@@ -63,68 +60,58 @@ class Shortcut:
             return y
         if have != want or self.kind == "projection":
             x = self._projected(x, have, want)
-        return self.reader.guard(
-            self.place,
-            lambda: self.draft.call("aten.add.Tensor", {"self": y, "other": x}, self.scope.path),
-        )
+        with self.reader.guard(self.loc):
+            return self.draft.call("aten.add.Tensor", {"self": y, "other": x}, self.scope.path)
 
     def _projected(self, x: Ref, have: tuple[Size, ...], want: tuple[Size, ...]) -> Ref:
         """Return the block's input, or the value that replaces it, in the shape of its result."""
         options = self.kind if isinstance(self.kind, ShortcutSpec) else ShortcutSpec()
         source = x
         if options.source is not None:
-            place = (*self.place, "from")
-            source = lookup(self.reader.document, self.scope, (), 0, options.source, place)
+            loc = (*self.loc, "from")
+            source = lookup(self.reader.document, self.scope, (), 0, options.source, loc)
         stride = _stride(self.draft.shape(source), want)
         if self.kind == "identity" or stride is None:
+            or_stride = "" if self.kind == "identity" else ", or sizes that one stride relates"
             self.reader.document.fail(
-                self.place,
+                self.loc,
                 "cannot add the block's input to its result",
                 found=f"{shape_text(have)} and {shape_text(want)}",
-                expected="equal shapes"
-                if self.kind == "identity"
-                else "equal shapes, or sizes that one stride relates",
+                expected=f"equal shapes{or_stride}",
             )
         return self._project(options, source, want, stride)
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
         """Emit a 1×1 convolution or a linear map, and a batch norm if the steps end in one."""
+        # The rows of the table emit it, so that it is what a person would write as steps.
         site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
         norm = self.normalised if options.batch_norm is None else options.batch_norm
         have = self.draft.shape(x)
         # Tokens [batch, position, feature] and signals [batch, channel, position] both have rank 3:
         # an axis 1 that changes is that of channels.
         image = len(want) > 3 or (len(want) == 3 and have[1] != want[1])
-        name, width = ("conv", want[1]) if image else ("linear", want[-1])
-        data: dict[str, Any] = {"out": width, "bias": options.bias}
+        name = "linear" if not image else "conv1d" if len(want) == 3 else "conv"
+        data = {"out": want[1 if image else -1], "bias": options.bias}
         if image:
-            name = "conv1d" if len(want) == 3 else "conv"
             data |= {"kernel": 1, "stride": stride}
         row, norm_row = table.STEPS[name], table.STEPS["batch_norm"]
-        row_options = row.options.model_validate(data)
-
-        def emit() -> Ref:
-            y = row.emit(site.within(row.stem), row_options, (x,))
+        with self.reader.guard(self.loc):
+            y = row.emit(site.within(row.stem), row.options.model_validate(data), (x,))
             if norm:
                 y = norm_row.emit(site.within(norm_row.stem), norm_row.options(), (y,))
             return y
-
-        return self.reader.guard(self.place, emit)
 
 
 def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
     """Return the stride of the 1×1 projection between two shapes; None if none fits."""
     if len(have) != len(want) or have[0] != want[0] or len(want) < 2:
         return None
-    if len(want) < 4 and have[:-1] == want[:-1]:
+    if len(want) < 4 and have[:-1] == want[:-1]:  # a linear map of the last axis
         return 1
     pairs = list(zip(have[2:], want[2:], strict=True))
     # A stride s leaves ceil(a / s) positions; the sizes above 1 say which it was.
-    strides = [
-        -(-a // b)
-        for a, b in pairs
-        if isinstance(a, int) and isinstance(b, int) and (a, b) != (1, 1)
-    ]
+    sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+    strides = [-(-a // b) for a, b in sizes if (a, b) != (1, 1)]
     # The largest: rounding up makes short axes understate the stride.
     stride = max(strides, default=1)
     fits = all(isinstance(a, int) and -(-a // stride) == b for a, b in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -59,14 +60,13 @@ class Site:
             raise Mistake("has too few axes", found=shape_text(shape), expected=f"an axis {dim}")
         size = shape[dim]
         if not isinstance(size, int):
-            raise Mistake(
-                "needs another axis", found=f"axis {dim} of {shape_text(shape)}, the batch"
-            )
+            axis = f"axis {dim} of {shape_text(shape)}, the batch"
+            raise Mistake("needs another axis", found=axis)
         return size
 
     def within(self, name: str) -> Site:
         """Return the same site one module deeper."""
-        return Site(self.draft, f"{self.scope}.{name}", self.lookup, self.normalised)
+        return dataclasses.replace(self, scope=f"{self.scope}.{name}")
 
 
 def shape_text(shape: Sequence[Size]) -> str:
@@ -119,7 +119,7 @@ class StepRow:
 STEPS: dict[str, StepRow] = {}
 
 
-def step(
+def add_step(
     name: str,
     stem: str = "",
     main: str = "",
@@ -136,6 +136,7 @@ def step(
 
     def add(function: Callable[..., Ref]) -> Callable[..., Ref]:
         # The function is the only description of a step: schema, help and defaults follow from it.
+        # Evaluated, since `from __future__ import annotations` leaves annotations as text.
         signature = inspect.signature(function, eval_str=True)
         fields: dict[str, Any] = {}
         for key, parameter in list(signature.parameters.items())[2:]:
@@ -144,14 +145,12 @@ def step(
             fields[key] = (parameter.annotation, Field(default, description=about))
 
         def emit(site: Site, options: StepOptions, xs: tuple[Ref, ...]) -> Ref:
-            chosen = {key: getattr(options, key) for key in fields}
-            return function(site, xs if several else xs[0], **chosen)
+            values = {key: getattr(options, key) for key in fields}
+            return function(site, xs if several else xs[0], **values)
 
         sentence = " ".join((function.__doc__ or "").split())
-        model = options_model(name, fields)
-        STEPS[name] = StepRow(
-            model, emit, stem or name, main, several, batch_norm, sentence, example
-        )
+        model, module = options_model(name, fields), stem or name
+        STEPS[name] = StepRow(model, emit, module, main, several, batch_norm, sentence, example)
         return function
 
     return add
@@ -159,7 +158,7 @@ def step(
 
 def options_model(name: str, fields: dict[str, Any]) -> type[StepOptions]:
     """Build the pydantic model of a step's options."""
-    if not fields:
+    if not fields:  # one model for all of them, and so one definition in the schema
         return StepOptions
     title = "".join(word.capitalize() for word in name.split("_"))
     return pydantic.create_model(f"{title}Options", __base__=StepOptions, **fields)

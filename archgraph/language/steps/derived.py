@@ -7,18 +7,26 @@ their default differs from the operator's. Everything else is read off the schem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
-from archgraph.language.steps.base import STEPS, AxisNumber, Site, StepRow, options_model
-from archgraph.ops.schema import Argument, op_schema
+from archgraph.language.steps.base import (
+    STEPS,
+    AxisNumber,
+    Site,
+    StepOptions,
+    StepRow,
+    options_model,
+)
+from archgraph.ops.schema import Argument, schema
+from archgraph.plain import Json
 
 # Arguments that count axes, whose range is that of a tensor's rank.
 _AXES = frozenset({"dim", "dims", "start_dim", "end_dim"})
-_PLAIN: dict[str, Any] = {"float": float, "int": int, "bool": bool, "str": str, "number": float}
+_PLAIN: dict[str, type] = {"float": float, "int": int, "bool": bool, "str": str, "number": float}
 _OF_SCHEMA = object()
 
 
@@ -35,10 +43,10 @@ class SchemaOption:
 
     text: str
     argument: str = ""
-    default: Any = _OF_SCHEMA
-    type: Any = None
+    default: object = _OF_SCHEMA
+    type: Json = None
 
-    def field(self, argument: Argument) -> tuple[Any, Any]:
+    def field(self, argument: Argument) -> tuple[Json, Json]:
         """Return the option as a field of a pydantic model."""
         kind = self.type
         if kind is None:
@@ -49,6 +57,7 @@ class SchemaOption:
         default = self.default
         if default is _OF_SCHEMA:
             default = ... if argument.required else argument.default
+            # Schemas write 1 for 1.0, which a strict model refuses.
             default = float(default) if kind is float and isinstance(default, int) else default
         return kind, Field(default, description=self.text)
 
@@ -81,26 +90,22 @@ def derive(
     known = op_schema(op).by_name
     first = next(iter(known))
     arguments = {key: option.argument or key for key, option in options.items()}
-    fields: dict[str, Any] = {k: o.field(known[arguments[k]]) for k, o in options.items()}
+    fields = {k: o.field(known[arguments[k]]) for k, o in options.items()}
 
-    def emit(site: Site, o: Any, xs: tuple[Ref, ...]) -> Ref:
+    def emit(site: Site, o: StepOptions, xs: tuple[Ref, ...]) -> Ref:
+        # A dropout of probability 0 leaves no node: it would differ from the model without it.
         if unless and not getattr(o, unless):
             return xs[0]
         specified: dict[str, Value] = {first: xs[0], **(fixed or {})}
         for key, argument in arguments.items():
             value = getattr(o, key)
+            # `mean: 1` for `mean: [1]`; the operator takes a list.
             listed = "List[" in known[argument].type and not isinstance(value, tuple)
             specified[argument] = (value,) if listed else value
         return site.call(op, **specified)
 
-    STEPS[name] = StepRow(
-        options_model(name, fields),
-        emit,
-        stem or name,
-        main,
-        sentence=sentence,
-        example=example or name,
-    )
+    model, example = options_model(name, fields), example or name
+    STEPS[name] = StepRow(model, emit, stem or name, main, sentence=sentence, example=example)
 
 
 _ACTIVATIONS = {

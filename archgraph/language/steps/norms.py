@@ -8,12 +8,12 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake
 from archgraph.graph.ir import TRAINING, Mode, Ref
-from archgraph.language.steps.base import Site, step
+from archgraph.language.steps.base import Site, add_step
 
 Epsilon = Annotated[float, Field(gt=0), "added to the variance"]
 
 
-@step("batch_norm", "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}")
+@add_step("batch_norm", "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}")
 def _batch_norm(
     site: Site,
     x: Ref,
@@ -29,6 +29,7 @@ def _batch_norm(
     bias = site.parameter("bias", (channels,)) if affine else None
     mean = site.buffer("running_mean", (channels,))
     variance = site.buffer("running_var", (channels,))
+    # Counted in training only, as torch.nn does, so that checkpoints have the same keys and values.
     counter = site.buffer("num_batches_tracked", (), "int64")
     counted = site.call("aten.add.Tensor", self=counter, other=1)
     site.draft.updates[counter.name] = Mode(counted, None)
@@ -45,7 +46,7 @@ def _batch_norm(
     )
 
 
-@step("group_norm", "norm", main="groups", example="group_norm: 4")
+@add_step("group_norm", "norm", main="groups", example="group_norm: 4")
 def _group_norm(
     site: Site,
     x: Ref,
@@ -55,11 +56,8 @@ def _group_norm(
     """Scale groups of channels (axis 1) of each example to mean 0 and variance 1."""
     channels = site.size(x, 1)
     if channels % groups:
-        raise Mistake(
-            "does not divide its channels",
-            place=("groups",),
-            found=f"{groups} groups, {channels} channels",
-        )
+        sizes = f"{groups} groups, {channels} channels"
+        raise Mistake("does not divide its channels", place=("groups",), found=sizes)
     return site.call(
         "aten.group_norm",
         input=x,
@@ -70,7 +68,7 @@ def _group_norm(
     )
 
 
-@step("layer_norm", "norm", example="layer_norm")
+@add_step("layer_norm", "norm", example="layer_norm")
 def _layer_norm(
     site: Site, x: Ref, axes: Annotated[Count, "how many of the last axes"] = 1, eps: Epsilon = 1e-5
 ) -> Ref:
@@ -86,7 +84,7 @@ def _layer_norm(
     )
 
 
-@step("rms_norm", "norm", example="rms_norm")
+@add_step("rms_norm", "norm", example="rms_norm")
 def _rms_norm(site: Site, x: Ref, eps: Epsilon = 1e-6) -> Ref:
     """Divide the numbers along the last axis by their root mean square."""
     shape = (site.size(x, -1),)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake
 from archgraph.graph.ir import TRAINING, Atom, Batch, Ref, Value
-from archgraph.language.steps.base import Site, shape_text, step
+from archgraph.language.steps.base import Site, add_step, shape_text
 
 Hidden = Annotated[Count, "units of each layer and direction"]
 Layers = Annotated[Count, "layers, one over the other"]
@@ -41,7 +41,7 @@ class _Layer:
     projection: int | None = None
 
 
-@step("lstm", main="hidden", example="lstm: {hidden: 16, layers: 2, dropout: 0.2}")
+@add_step("lstm", main="hidden", example="lstm: {hidden: 16, layers: 2, dropout: 0.2}")
 def _lstm(
     site: Site,
     x: Ref,
@@ -57,17 +57,13 @@ def _lstm(
 ) -> Ref:
     """Apply a long short-term memory over [batch, position, feature]."""
     if projection is not None and projection >= hidden:
-        raise Mistake(
-            "is not smaller than what it projects",
-            place=("projection",),
-            found=f"{projection} of {hidden} units",
-            expected="fewer outputs than units",
-        )
+        sizes = f"{projection} of {hidden} units"
+        raise Mistake("is not smaller than what it projects", place=("projection",), found=sizes)
     layer = _Layer("aten.lstm.input", 4, hidden, bias, True, projection)
     return _stack(site, x, layer, layers, bidirectional, dropout, returns)
 
 
-@step("gru", main="hidden", example="gru: {hidden: 16, bidirectional: true, returns: last}")
+@add_step("gru", main="hidden", example="gru: {hidden: 16, bidirectional: true, returns: last}")
 def _gru(
     site: Site,
     x: Ref,
@@ -83,7 +79,7 @@ def _gru(
     return _stack(site, x, layer, layers, bidirectional, dropout, returns)
 
 
-@step("rnn", main="hidden", example="rnn: {hidden: 16, activation: relu}")
+@add_step("rnn", main="hidden", example="rnn: {hidden: 16, activation: relu}")
 def _rnn(
     site: Site,
     x: Ref,
@@ -118,6 +114,8 @@ def _stack(
         runs = [_run(site, x, layer, f"l{number}")]
         if bidirectional:
             runs.append(_run(site, _flipped(site, x), layer, f"l{number}_reverse"))
+        # Before the second direction is put in order again: position -1 is the last that each
+        # direction has run, and so has seen everything.
         if end and returns == "last":
             last = [site.call("aten.select.int", self=run, dim=1, index=-1) for run in runs]
             return _joined(site, last)
@@ -149,6 +147,7 @@ def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
 def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
     """Run one layer in one direction, from zeros."""
     out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
+    # In torch.nn's order: the operator tells its parameters apart by their positions.
     shapes: dict[str, tuple[int, ...]] = {
         "weight_ih": (rows, site.size(x, -1)),
         "weight_hh": (rows, out),

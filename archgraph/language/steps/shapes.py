@@ -9,10 +9,10 @@ from pydantic import Field
 
 from archgraph.fields import Mistake, Name, Natural
 from archgraph.graph.ir import Batch, Ref
-from archgraph.language.steps.base import AxisNumber, Site, step
+from archgraph.language.steps.base import AxisNumber, Site, add_step
 
 
-@step("reshape", main="shape", example="reshape: [4, -1]")
+@add_step("reshape", main="shape", example="reshape: [4, -1]")
 def _reshape(
     site: Site,
     x: Ref,
@@ -21,10 +21,11 @@ def _reshape(
     ],
 ) -> Ref:
     """Give the same numbers another shape; the batch axis stays."""
+    # The batch stays an axis of its own, whatever its size is when the network runs.
     return site.call("aten.reshape", self=x, shape=(Batch(), *shape))
 
 
-@step("transpose", main="dims", example="transpose: [1, 2]")
+@add_step("transpose", main="dims", example="transpose: [1, 2]")
 def _transpose(
     site: Site, x: Ref, dims: Annotated[tuple[AxisNumber, AxisNumber], "the two axes"]
 ) -> Ref:
@@ -32,13 +33,13 @@ def _transpose(
     return site.call("aten.transpose.int", self=x, dim0=dims[0], dim1=dims[1])
 
 
-@step("get", main="index", example="get: {index: 1, from: parts}")
+@add_step("get", main="index", example="get: {index: 1, from: parts}")
 def _get(site: Site, x: Ref, index: Annotated[Natural, "which of the results, from 0"]) -> Ref:
     """Take one of the values that a step such as split gives."""
     return site.call("getitem", source=x, index=index)
 
 
-@step("identity", example="identity: {as: skip}")
+@add_step("identity", example="identity: {as: skip}")
 def _identity(site: Site, x: Ref) -> Ref:
     """Return the value unchanged, e.g. to name it."""
     return x
@@ -47,13 +48,11 @@ def _identity(site: Site, x: Ref) -> Ref:
 def _operands(site: Site, names: Name | tuple[Name, ...], xs: tuple[Ref, ...]) -> list[Ref]:
     values = [*xs, *map(site.lookup, (names,) if isinstance(names, str) else names)]
     if len(values) < 2:
-        raise Mistake(
-            "joins fewer than two values", found=len(values), hint="name the other: add: <name>"
-        )
+        raise Mistake("joins fewer than two values", hint="name the other: add: <name>")
     return values
 
 
-@step("add", main="other", several=True, example="add: input")
+@add_step("add", main="other", several=True, example="add: input")
 def _add(
     site: Site,
     xs: tuple[Ref, ...],
@@ -65,7 +64,7 @@ def _add(
     )
 
 
-@step("mul", main="other", several=True, example="mul: input")
+@add_step("mul", main="other", several=True, example="mul: input")
 def _mul(
     site: Site,
     xs: tuple[Ref, ...],
@@ -73,13 +72,14 @@ def _mul(
 ) -> Ref:
     """Multiply two or more values, or a value and a number."""
     if isinstance(other, float | int):
+        # A float, so that 2 and 2.0 give one graph.
         return site.call("aten.mul.Tensor", self=xs[0], other=float(other))
     return functools.reduce(
         lambda a, b: site.call("aten.mul.Tensor", self=a, other=b), _operands(site, other, xs)
     )
 
 
-@step("cat", main="other", several=True, example="cat: {other: input, dim: 1}")
+@add_step("cat", main="other", several=True, example="cat: {other: input, dim: 1}")
 def _cat(
     site: Site,
     xs: tuple[Ref, ...],

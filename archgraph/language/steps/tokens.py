@@ -9,7 +9,7 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Name
 from archgraph.graph.ir import Batch, Mode, Ref
-from archgraph.language.steps.base import AxisNumber, Site, shape_text, step
+from archgraph.language.steps.base import AxisNumber, Site, add_step, shape_text
 
 
 def _linear_map(site: Site, x: Ref, out: int, bias: bool) -> Ref:
@@ -22,7 +22,7 @@ def _linear_map(site: Site, x: Ref, out: int, bias: bool) -> Ref:
     )
 
 
-@step("linear", main="out", example="linear: 10")
+@add_step("linear", main="out", example="linear: 10")
 def _linear(
     site: Site,
     x: Ref,
@@ -33,7 +33,7 @@ def _linear(
     return _linear_map(site, x, out, bias)
 
 
-@step("embedding", example="embedding: {count: 1000, width: 64}")
+@add_step("embedding", example="embedding: {count: 1000, width: 64}")
 def _embedding(
     site: Site,
     x: Ref,
@@ -45,14 +45,14 @@ def _embedding(
     return site.call("aten.embedding", weight=weight, indices=x)
 
 
-@step("positional_embedding", "position", example="positional_embedding")
+@add_step("positional_embedding", "position", example="positional_embedding")
 def _positional_embedding(site: Site, x: Ref) -> Ref:
     """Add a learned vector at each position of [batch, position, feature]."""
     shape = [site.size(x, i) for i in range(1, len(site.shape(x)))]
     return site.call("aten.add.Tensor", self=x, other=site.parameter("weight", shape))
 
 
-@step("class_token", example="class_token")
+@add_step("class_token", example="class_token")
 def _class_token(site: Site, x: Ref) -> Ref:
     """Put a learned token before the first of [batch, position, feature]."""
     width = site.size(x, 2)
@@ -62,7 +62,7 @@ def _class_token(site: Site, x: Ref) -> Ref:
     return site.call("aten.cat", tensors=(token, x), dim=1)
 
 
-@step("layer_scale", "scale", main="dim", example="layer_scale: {dim: 1}")
+@add_step("layer_scale", "scale", main="dim", example="layer_scale: {dim: 1}")
 def _layer_scale(
     site: Site,
     x: Ref,
@@ -70,12 +70,12 @@ def _layer_scale(
 ) -> Ref:
     """Multiply each feature by a learned factor."""
     rank = len(site.shape(x))
-    after = rank - 1 - dim % rank
+    after = rank - 1 - dim % rank  # axes of size 1, so that the weight broadcasts
     weight = site.parameter("weight", (site.size(x, dim), *(1,) * after))
     return site.call("aten.mul.Tensor", self=x, other=weight)
 
 
-@step("attention", main="heads", example="attention: {heads: 4}")
+@add_step("attention", main="heads", example="attention: {heads: 4}")
 def _attention(
     site: Site,
     x: Ref,
@@ -98,23 +98,17 @@ def _attention(
         raise Mistake("has the wrong shape", found=actual, expected="[batch, position, feature]")
     features = site.size(x, 2)
     if head_width is None and features % heads:
+        sizes = f"{heads} heads, {features} features"
         raise Mistake(
-            "does not divide its features",
-            place=("heads",),
-            found=f"{heads} heads, {features} features",
-            hint="give head_width",
+            "does not divide its features", place=("heads",), found=sizes, hint="give head_width"
         )
     width = head_width or features // heads
     inner = heads * width
 
     def by_heads(value: Ref) -> Ref:
         shape = (Batch(), site.size(value, 1), heads, width)
-        return site.call(
-            "aten.transpose.int",
-            self=site.call("aten.reshape", self=value, shape=shape),
-            dim0=1,
-            dim1=2,
-        )
+        split = site.call("aten.reshape", self=value, shape=shape)
+        return site.call("aten.transpose.int", self=split, dim0=1, dim1=2)
 
     query, key, value = _projections(site, x, inner, context, fused, bias)
     mixed = site.call(
@@ -122,8 +116,10 @@ def _attention(
         query=by_heads(query),
         key=by_heads(key),
         value=by_heads(value),
+        # A number, not a flag: the operator itself has no eval mode.
         dropout_p=Mode(dropout, 0.0) if dropout else 0.0,
         is_causal=causal,
+        # Written out, as a capture has it: the default, 1/√d, would change with a cut of d.
         scale=1.0 / math.sqrt(width),
     )
     tokens = site.call("aten.transpose.int", self=mixed, dim0=1, dim1=2)
@@ -142,6 +138,7 @@ def _projections(
         return query, key, value
     if context is not None:
         raise Mistake("cannot be fused with another context", place=("fused",))
+    # One product instead of three; query, key and value in the order of `in_proj_weight`.
     joint = _linear_map(site.within("qkv"), x, 3 * inner, bias)
     parts = site.call("aten.split_with_sizes", self=joint, split_sizes=(inner,) * 3, dim=-1)
     query, key, value = (site.call("getitem", source=parts, index=i) for i in range(3))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
+from archgraph.errors import ErrorFacts
 from archgraph.fields import Count, Mistake, Natural
 from archgraph.graph.ir import Ref
-from archgraph.language.steps.base import CountOrPair, Padding, Site, shape_text, step
+from archgraph.language.steps.base import CountOrPair, Padding, Site, add_step, shape_text
 
 Kernel = Annotated[CountOrPair, "size of the window: one number, or one for each spatial axis"]
 Stride = Annotated[CountOrPair, "distance between windows"]
@@ -35,12 +36,8 @@ def _each(value: CountOrPair | tuple[Natural, ...], count: int, what: str) -> tu
     if isinstance(value, int):
         return (value,) * count
     if len(value) != count:
-        raise Mistake(
-            "has sizes for another number of axes",
-            place=(what,),
-            found=list(value),
-            expected=f"one number, or {count}",
-        )
+        facts: ErrorFacts = {"found": list(value), "expected": f"one number, or {count}"}
+        raise Mistake("has sizes for another number of axes", place=(what,), **facts)
     return value
 
 
@@ -56,13 +53,11 @@ def _padding(
         reach = spread * (size - 1) + 1  # positions that a window spans
         # Windows that do not overlap tile the input: nothing to pad.
         missing = 0 if distance >= reach else reach - 1 if reach % 2 else reach - distance
+        # ATen's operators pad both ends alike.
         if missing % 2:
-            raise Mistake(
-                "cannot be padded evenly",
-                place=("padding",),
-                found=f"kernel {size}, stride {distance}",
-                hint="choose an odd kernel, or write the padding",
-            )
+            hint = "choose an odd kernel, or write the padding"
+            window = f"kernel {size}, stride {distance}"
+            raise Mistake("cannot be padded evenly", place=("padding",), found=window, hint=hint)
         result.append(missing // 2)
     return tuple(result)
 
@@ -98,11 +93,8 @@ def _convolve(
     channels = site.size(x, 1)
     for what, size in (("input", channels), ("output", out)):
         if size % groups:
-            raise Mistake(
-                f"does not divide its {what} channels",
-                place=("groups",),
-                found=f"{groups} groups, {size} channels",
-            )
+            sizes = f"{groups} groups, {size} channels"
+            raise Mistake(f"does not divide its {what} channels", place=("groups",), found=sizes)
     # A batch norm behind it subtracts any bias again.
     has_bias = not site.normalised if bias == "auto" else bias
     return site.call(
@@ -133,7 +125,7 @@ def _convolution(name: str, ranks: Sequence[int], sentence: str, example: str) -
         return _convolve(site, x, out, groups, window, bias)
 
     emit.__doc__ = sentence
-    step(name, "conv", "out", example=example)(emit)
+    add_step(name, "conv", "out", example=example)(emit)
 
 
 _convolution(
@@ -150,7 +142,7 @@ _convolution(
 )
 
 
-@step("depthwise", "conv", main="kernel", example="depthwise: {kernel: 3}")
+@add_step("depthwise", "conv", main="kernel", example="depthwise: {kernel: 3}")
 def _depthwise(
     site: Site,
     x: Ref,
@@ -187,14 +179,14 @@ def _pool(kind: str, sentence: str) -> None:
         )
 
     emit.__doc__ = sentence
-    step(f"{kind}_pool", "pool", "kernel", example=f"{kind}_pool: {{kernel: 2}}")(emit)
+    add_step(f"{kind}_pool", "pool", "kernel", example=f"{kind}_pool: {{kernel: 2}}")(emit)
 
 
 _pool("max", "The largest number of each window.")
 _pool("avg", "The mean of each window.")
 
 
-@step("global_avg_pool", "pool", example="global_avg_pool")
+@add_step("global_avg_pool", "pool", example="global_avg_pool")
 def _global_avg_pool(site: Site, x: Ref) -> Ref:
     """Take the mean over all positions of each channel; every spatial axis gets size 1."""
     axes = _spatial(site, x, (1, 2, 3))
