@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archgraph.data import folder, function, huggingface, table, text
-from archgraph.data.imagined import stand_in
+from archgraph.data.imagined import imagined_dataset
 from archgraph.data.load import load_dataset
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
@@ -43,20 +43,21 @@ def _named(spec: NamedData, **more: Any) -> dict[str, Any]:
 
 
 def _both(read: Callable[[Any], Dataset]) -> Door:
-    """Read the user's data for a check too: there is no other way to know whether it is valid."""
+    """Read the user's data for a check as well: nothing else tells whether it is valid."""
     return Door(read, read)
 
 
 READERS: Mapping[type[DataSpec], Door] = {
     NamedData: Door(
+        # A check reads no file of a known set: its form is in `sets/`.
         lambda spec: load_dataset(**_named(spec, root=spec.root)),
-        lambda spec: stand_in(**_named(spec)),
+        lambda spec: imagined_dataset(**_named(spec)),
     ),
     PythonData: _both(function.read_function),
     FolderData: _both(folder.read_folder),
-    TableData: _both(table.read),
+    TableData: _both(table.read_table),
     HuggingFaceData: _both(huggingface.read_huggingface),
-    TextData: _both(text.read_text),
+    TextData: _both(text.read_running_text),
 }
 
 
@@ -65,7 +66,7 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
-        task: What is learned: how a target is read if the file does not say.
+        task: The learning task: it decides how a target is read if the file does not say.
         check: Use zeros in the form of known data sets, without reading their files.
 
     Raises:

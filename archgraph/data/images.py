@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.files import File
+from archgraph.data.files import AGAIN, File
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset, Split, channel_statistics
 from archgraph.errors import DataError
@@ -20,6 +20,7 @@ def image_dataset(
 ) -> Dataset:
     """Build a data set from the images and classes of both splits, at most `limit` of each."""
     images, _ = train = train[0][:limit], train[1][:limit]
+    # Of the examples that are trained on: those beyond the limit and the test split are unseen.
     mean, std = channel_statistics(images)
     return Dataset(
         source.name,
@@ -52,10 +53,7 @@ def read_images(source: Source, files: Mapping[str, File], limit: int | None) ->
         targets = read_idx(classes.read(), 1, str(classes.path)).astype(np.int64)
         if len(images) != len(targets):
             raise DataError(
-                "images and labels differ in number",
-                where=str(classes.path),
-                found=f"{len(targets)} labels",
-                expected=f"{len(images)}, as in {pictures.path.name}",
+                f"{len(targets)} labels for {len(images)} images", where=str(classes.path)
             )
         check_classes(targets, len(source.labels), str(classes.path))
         return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets)
@@ -99,7 +97,7 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
             where=where,
             found=f"{len(content)} bytes",
             expected=f"{size} bytes for shape {shape}",
-            hint="fetch the file again",
+            hint=AGAIN,
         )
     # Copied, since torch warns about arrays that it cannot write to.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

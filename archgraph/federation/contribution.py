@@ -33,7 +33,7 @@ class Contribution(NamedTuple):
         sizes: Size of some entries of the client's part, which they are divided by; see
             :func:`covered_mean`.
         rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
-            gives; None: all.
+            gives. Default: all.
     """
 
     client: int
@@ -56,11 +56,10 @@ class Contribution(NamedTuple):
             RunError: If the task did not say where its weights belong.
         """
         if result.transfer is None:
-            raise RunError(
-                "a result does not say where its weights belong",
-                where=f"client {result.client}",
-                hint="make the task with part(), or set Task.transfer",
-            )
+            hint = "make the task with part(), or set Task.transfer"
+            where = f"client {result.client}"
+            message = "a result does not say where its weights belong"
+            raise RunError(message, where=where, hint=hint)
         weight = result.weight(weights)
         return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
 
@@ -90,7 +89,7 @@ class EntrySizes:
         self._sizes: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
     def add(self, one: Contribution) -> None:
-        """Take note of a contribution's sizes."""
+        """Record the sizes of a contribution."""
         for name, size in one.sizes.items():
             key = one.group, str(one.transfer.entries[name].source)
             self._sizes.setdefault(key, []).append((one.client, size))
@@ -102,8 +101,8 @@ class EntrySizes:
 
         Args:
             group: The group.
-            clients: Whose sizes count; None: all.
-            cut: How many of so many are left out at each end.
+            clients: Clients whose sizes count. Default: all.
+            cut: Number of sizes that are left out at each end, from the number of all.
         """
         means = {}
         for (where, name), pairs in self._sizes.items():
@@ -111,5 +110,6 @@ class EntrySizes:
             if where == group and sizes:
                 out = cut(len(sizes))
                 inner = sizes[out : len(sizes) - out]
-                means[name] = math.fsum(inner) / len(inner)  # in any order the same
+                # fsum: the same bits in whatever order clients arrived.
+                means[name] = math.fsum(inner) / len(inner)
         return means

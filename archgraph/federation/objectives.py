@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from archgraph.errors import RunError
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
 
@@ -16,7 +15,7 @@ from archgraph.federation.tasks import Examples, Work
 class Objective(Protocol):
     """What local training minimises."""
 
-    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+    def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
         """Return the mean loss over the minibatch, a scalar with gradient."""
 
 
@@ -34,7 +33,7 @@ class TaskLoss:
     mask_absent: bool = False
     predict: Predict | None = None
 
-    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+    def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
         """Return the mean over all targets (each position of a text or pixel counts).
 
         Auxiliary predictions add their losses with the weight that the task gives them.
@@ -59,22 +58,15 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         logits: Logits, last axis classes.
         present: Which classes are present, bool ``[classes]``.
 
-    Raises:
-        RunError: If the number of classes differs.
-
     Example:
         >>> import torch
         >>> mask_absent(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True, False, True]))
         tensor([[1., 0., 3.]])
     """
-    if logits.shape[-1] != len(present):
-        raise RunError(
-            "model and data differ in the number of classes",
-            found=f"{logits.shape[-1]} logits",
-            expected=f"{len(present)}, the classes of the data",
-        )
     if bool(present.all()):
         return logits
+    # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
+    # logits get no gradient.
     return logits.masked_fill(~present.to(logits.device), 0.0)
 
 
