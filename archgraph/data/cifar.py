@@ -96,13 +96,10 @@ def read_cifar_batch(
     # Python 2 pickled the published batches: their keys come back as bytes.
     data = entries.get(b"data", entries.get("data"))
     labels = entries.get(classes.encode(), entries.get(classes))
-    images = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
-    if not images:
-        expected = "data: uint8 [image, 3072]"
-        raise DataError("CIFAR batch without images", where=where, expected=expected)
-    listed = isinstance(labels, list) and len(labels) == len(data)
-    if not listed or not all(type(label) is int for label in labels):
-        expected = f"{classes}: a list of {len(data)} integers"
-        raise DataError("CIFAR batch without labels", where=where, expected=expected)
+    if not isinstance(data, np.ndarray) or (data.dtype, data.shape[1:]) != (np.uint8, (3072,)):
+        raise DataError("CIFAR batch without images, uint8 data [image, 3072]", where=where)
+    if not isinstance(labels, list) or [type(label) for label in labels] != [int] * len(data):
+        message = f"CIFAR batch without labels, {len(data)} integers under {classes}"
+        raise DataError(message, where=where)
     # A row is one plane of 32 × 32 pixels after the other: red, green, blue.
     return data.reshape(-1, 3, 32, 32), np.array(labels, np.int64)

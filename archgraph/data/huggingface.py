@@ -28,6 +28,7 @@ from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
 from archgraph.language.data import HuggingFaceData
+from archgraph.plain import Json
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
@@ -104,7 +105,7 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
         entries = [name for key in keys for name in content.get(key) or ()]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return []  # loading it fails later, with the package's own message
-    names = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
+    names: list[Json] = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
     for name in names:
         if not (isinstance(name, str) and BARE.fullmatch(name)):
             raise DataError(

@@ -87,7 +87,7 @@ def load_dataset(
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
     """Raise if options of text are for another data set, or name two vocabularies."""
     # `bptt` has a value in every spec: only another one than the default was asked for.
-    readers = {"bptt": ("words",)} if bptt != BPTT else {}
+    readers: dict[str, tuple[str, ...]] = {"bptt": ("words",)} if bptt != BPTT else {}
     readers |= {option: tuple(PAIRS) for option, value in options.items() if value is not None}
     for option, formats in readers.items():
         if chosen.format not in formats:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from archgraph.errors import RunError
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
 
@@ -15,7 +16,8 @@ from archgraph.federation.tasks import Examples, Work
 class Objective(Protocol):
     """What local training minimises."""
 
-    def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
+    # Any, not object: an objective for one model may say what that model returns.
+    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
         """Return the mean loss over the minibatch, a scalar with gradient."""
 
 
@@ -58,11 +60,16 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         logits: Logits, last axis classes.
         present: Which classes are present, bool ``[classes]``.
 
+    Raises:
+        RunError: If the number of classes differs.
+
     Example:
         >>> import torch
         >>> mask_absent(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True, False, True]))
         tensor([[1., 0., 3.]])
     """
+    if logits.shape[-1] != len(present):
+        raise RunError(f"{logits.shape[-1]} logits for {len(present)} classes of the data")
     if bool(present.all()):
         return logits
     # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its

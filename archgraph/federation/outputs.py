@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,7 +14,8 @@ from archgraph.errors import RunError
 class Predict(Protocol):
     """From a model's outputs to its predictions, e.g. logits ``[batch, ..., classes]``."""
 
-    def __call__(self, outputs: object) -> Tensor:
+    # Any, not object: a selector for one model may say what that model returns.
+    def __call__(self, outputs: Any) -> Tensor:
         """Take or compute the predictions."""
 
 

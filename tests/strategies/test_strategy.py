@@ -131,7 +131,7 @@ def test_text_targets_count_position_by_position(tiny):
 
 
 def test_mask_of_another_number_of_classes_is_refused():
-    with pytest.raises(ag.RunError, match="3 logits; expected 2"):
+    with pytest.raises(ag.RunError, match="3 logits for 2 classes"):
         mask_absent(torch.zeros(1, 3), torch.tensor([True, False]))
 
 
