@@ -18,6 +18,7 @@ from archgraph.data.images import image_dataset
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
+from archgraph.hints import unknown
 
 PARTS = ("train", "test")
 ENDING = ".png"
@@ -42,12 +43,8 @@ def read_archive(source: Source, files: Mapping[str, File], limit: int | None) -
     with file.opened() as stream:
         for (part, label, name), content in _images(stream, where):
             if label not in images[part]:
-                raise DataError(
-                    "class is not known",
-                    where=f"{where}: {part}/{label}/{name}",
-                    found=label,
-                    expected=", ".join(source.labels),
-                )
+                at = f"{where}: {part}/{label}/{name}"
+                raise DataError("class is not known", where=at, **unknown(label, source.labels))
             images[part][label][name] = content
     train, test = (_split(source, images[part], f"{where}: {part}", limit) for part in PARTS)
     return image_dataset(source, train, test, limit)

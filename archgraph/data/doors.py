@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from archgraph.data import folder, function, huggingface, table, text
@@ -22,43 +21,23 @@ from archgraph.language.data import (
     TextData,
     as_learned,
 )
+from archgraph.plain import Json
 
 
-@dataclass(frozen=True)
-class Door:
-    """How a kind of data is read.
-
-    Attributes:
-        read: The data set of what a file says.
-        check: The same, or what stands in for it, for a check before a run.
-    """
-
-    read: Callable[[Any], Dataset]
-    check: Callable[[Any], Dataset]
-
-
-def _named(spec: NamedData, **more: Any) -> dict[str, Any]:
+def _named(spec: NamedData) -> dict[str, Json]:
     names = ("limit", "bptt", "length", "vocabulary", "tokenizer")
-    return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}, **more}
+    return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}}
 
 
-def _both(read: Callable[[Any], Dataset]) -> Door:
-    """Read the user's data for a check as well: nothing else tells whether it is valid."""
-    return Door(read, read)
-
-
-READERS: Mapping[type[DataSpec], Door] = {
-    NamedData: Door(
-        # A check reads no file of a known set: its form is in `sets/`.
-        lambda spec: load_dataset(**_named(spec, root=spec.root)),
-        lambda spec: imagined_dataset(**_named(spec)),
-    ),
-    PythonData: _both(function.read_function),
-    FolderData: _both(folder.read_folder),
-    TableData: _both(table.read_table),
-    HuggingFaceData: _both(huggingface.read_huggingface),
-    TextData: _both(text.read_running_text),
+READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
+    NamedData: lambda spec: load_dataset(root=spec.root, **_named(spec)),
+    PythonData: function.read_function,
+    FolderData: folder.read_folder,
+    TableData: table.read_table,
+    HuggingFaceData: huggingface.read_huggingface,
+    TextData: text.read_running_text,
 }
+"""What reads each kind of data."""
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
@@ -77,13 +56,15 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         >>> read_data(NamedData(dataset="digits"))
         Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
     """
-    door = READERS.get(type(spec))
-    if door is None:
+    reader = READERS.get(type(spec))
+    if reader is None:
         raise DataError(
             "must name the data",
             where="data",
             expected=f"one of {', '.join(DOORS)}",
             hint="in Python, pass it: ag.run(..., data=...)",
         )
-    spec = as_learned(spec, task)
-    return door.check(spec) if check else door.read(spec)
+    if check and isinstance(spec, NamedData):
+        return imagined_dataset(**_named(spec))
+    # The user's data is read for a check as well: nothing else tells whether it is valid.
+    return reader(as_learned(spec, task))

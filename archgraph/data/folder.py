@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES, check_size, readable
-from archgraph.data.rows import SHARE, Records, dataset_of_rows, number_classes, parted
-from archgraph.data.values import Dataset
+from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
+from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
 
@@ -49,7 +49,7 @@ def read_folder(spec: FolderData) -> Dataset:
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
         rows, labels = _read({"": _listed(root)}, spec)
-        train, test = parted(rows[""], spec.test or SHARE, "data.test")
+        train, test = parted(rows[""], spec.test)
         return dataset_of_rows(root.name, "image", train, test, labels=labels)
     if missing:
         raise DataError(
@@ -102,14 +102,10 @@ def _read(
         colour = any(mode in COLOUR for _, mode in heads)
     size = spec.size or heads[0][0]
     for (_, file), (other, _) in zip(listed, heads, strict=True):
-        if spec.size is None and other != size:
-            raise DataError(
-                "images differ in size",
-                where=str(file),
-                found=f"{other[0]} × {other[1]}",
-                expected=f"{size[0]} × {size[1]}, as {listed[0][1].name} has it",
-                hint="write size: [HEIGHT, WIDTH], to which all are scaled",
-            )
+        if spec.size is None:
+            hint = "write size: [HEIGHT, WIDTH], to which all are scaled"
+            actual, expected = (f"{height} × {width}" for height, width in (other, size))
+            check_alike(actual, expected, str(file), "images differ in size", hint)
     total = len(listed) * (3 if colour else 1) * size[0] * size[1]
     check_size(total, MOST_BYTES, "set of images", WHERE, hint="write a smaller size")
     # Of both splits together, so that a class has one number in both.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from archgraph.data.rows import Records, check_apart, dataset_of_rows
-from archgraph.data.values import Dataset, row_form
+from archgraph.data.values import Dataset, check_alike, row_form
 from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
@@ -99,9 +99,7 @@ def _together(parts: list[tuple[Hashable, Records]], where: str) -> Records:
         at = f"{where}: {client}"
         if not len(rows):
             raise DataError("a client has no examples", where=at)
-        if (form := _form(rows)) != expected:
-            message = "differs in form from the first client's data"
-            raise DataError(message, where=at, found=form, expected=expected)
+        check_alike(_form(rows), expected, at, "clients differ in the form of their data")
     return Records(
         {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
@@ -215,11 +213,10 @@ def _drawn_anew(value: Items) -> bool:
 def _stack(parts: list[Tensor], where: str) -> Tensor:
     if not parts:
         return torch.zeros(0)
+    first = row_form(parts[0][None])
     for position, part in enumerate(parts):
-        if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
-            form, expected = row_form(part[None]), row_form(parts[0][None])
-            message, at = "differs from the first example in shape or type", f"{where}[{position}]"
-            raise DataError(message, where=at, found=form, expected=expected)
+        message, at = "examples differ in shape or type", f"{where}[{position}]"
+        check_alike(row_form(part[None]), first, at, message)
     return torch.stack(parts)
 
 

@@ -23,8 +23,8 @@ from archgraph.data.columns import MOST_VALUES, Column, target_columns, targets
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, readable
 from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
-from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
-from archgraph.data.values import Dataset
+from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
 from archgraph.language.data import HuggingFaceData
@@ -60,7 +60,7 @@ def read_huggingface(spec: HuggingFaceData) -> Dataset:
         positions, count = np.arange(len(rows)), len(splits[TRAIN])
         train, test = rows.at(positions[:count]), rows.at(positions[count:])
     else:
-        train, test = parted(rows, spec.test or SHARE, "data.test")
+        train, test = parted(rows, spec.test)
     return dataset_of_rows(path.name, None, train, test, labels=labels)
 
 
@@ -200,14 +200,9 @@ def _stacked(column: Column) -> Tensor:
                 found="text" if part.dtype.kind in "US" else type(cell).__name__,
                 hint="encode texts first, and save the tokens" if part.dtype.kind == "U" else None,
             )
-        if part.shape != first.shape:
-            raise DataError(
-                "examples differ in shape",
-                where=column.at(row),
-                found=list(part.shape),
-                expected=f"{list(first.shape)}, as the first row has it",
-                hint="pad or cut them to one length",
-            )
+        hint = "pad or cut them to one length"
+        shape, expected = list(part.shape), list(first.shape)
+        check_alike(shape, expected, column.at(row), "examples differ in shape", hint)
     stacked = np.stack(parts)
     if stacked.dtype.kind != "f":
         return torch.from_numpy(stacked.astype(np.int64))
@@ -231,14 +226,10 @@ def _images(column: Column) -> Tensor:
     for where, image in zip(places, opened, strict=True):
         with readable("image", where, "a complete file", UNREADABLE, hint=None):
             pictures.append(decode_image(image, None, colour))
-        if pictures[-1].shape != pictures[0].shape:
-            raise DataError(
-                "images differ in size",
-                where=where,
-                found=" × ".join(map(str, pictures[-1].shape[1:])),
-                expected=f"{' × '.join(map(str, pictures[0].shape[1:]))}, as the first row has it",
-                hint="scale them before they are saved",
-            )
+        shapes = pictures[-1].shape, pictures[0].shape
+        size, expected = (f"{height} × {width}" for _, height, width in shapes)
+        hint = "scale them before they are saved"
+        check_alike(size, expected, where, "images differ in size", hint)
     return torch.stack(pictures)
 
 

@@ -53,7 +53,7 @@ class Records:
         return Records(inputs, self.targets[chosen], clients)
 
 
-def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
+def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]:
     """Split rows for training and testing: a share of each client's, classes in proportion.
 
     The draw does not depend on the seed of a run, so that all runs are tested on the same rows.
@@ -64,10 +64,11 @@ def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
 
     Example:
         >>> rows = Records({"x": torch.arange(10.0)}, torch.arange(10) % 2)
-        >>> train, test = parted(rows, 0.2, "data")
+        >>> train, test = parted(rows, 0.2)
         >>> len(train), sorted(test.targets.tolist())
         (8, [0, 1])
     """
+    share = share or SHARE
     labels = rows.targets.numpy()
     classed = labels.ndim == 1 and labels.dtype == np.int64
     labels = labels if classed else np.zeros(len(rows), np.int64)
@@ -81,7 +82,7 @@ def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
     if not (len(train) and len(test)):
         raise DataError(
             "too few rows",
-            where=where,
+            where="data.test",
             found=f"{len(train)} to train on, {len(test)} to test on",
             hint="enlarge the share for tests" if len(train) else None,
         )

@@ -24,7 +24,7 @@ from archgraph.data.columns import (
 )
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, decode_text
-from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
+from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import unknown
@@ -61,7 +61,7 @@ def read_table(spec: TableData) -> Dataset:
         train = dataclasses.replace(train, clients=clients)
     else:
         rows = dataclasses.replace(rows, clients=clients)
-        train, test = parted(rows, spec.test or SHARE, "data.test")
+        train, test = parted(rows, spec.test)
     statistics = _statistics(train.inputs["row"], inputs.measured) if spec.standardise else None
     _check_apart(inputs, statistics, spec.table)
     return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)

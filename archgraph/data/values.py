@@ -223,6 +223,19 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means).float(), torch.stack(deviations).float()
 
 
+def check_alike(
+    form: object, first: object, where: str, message: str, hint: str | None = None
+) -> None:
+    """Raise unless an example has the form of the first one.
+
+    Raises:
+        DataError: With the message, both forms and the hint.
+    """
+    if form != first:
+        expected = f"{first}, as the first one"
+        raise DataError(message, where=where, found=form, expected=expected, hint=hint)
+
+
 def _check_form(what: str, tensor: Tensor, train: Tensor, where: str) -> None:
     """Raise unless a tensor is of the type and shape of the training examples'."""
     actual, expected = row_form(tensor), row_form(train)

@@ -395,7 +395,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unequal_images": (
         images(bigger, size=None),
         "experiment.yaml:7: data: images/2/0000.png: images differ in size; found 6 × 5; "
-        "expected 4 × 5, as 0000.png has it; write size: [HEIGHT, WIDTH], to which all are "
+        "expected 4 × 5, as the first one; write size: [HEIGHT, WIDTH], to which all are "
         "scaled",
     ),
     "empty_class": (
@@ -459,7 +459,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),
         "experiment.yaml:7: data: saved: row 2: x: examples differ in shape; found [2]; "
-        "expected [1], as the first row has it; pad or cut them to one length",
+        "expected [1], as the first one; pad or cut them to one length",
     ),
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
@@ -565,9 +565,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
             "d = torch.rand(9, 2), torch.arange(9) % 3; "
             "return {'ann': d, 'bob': (d[0][:, :1], d[1]), 'cid': d}, d"
         ),
-        "experiment.yaml:7: data.python: wrong_data:make: train: bob: differs in form from "
-        "the first client's data; found input float32 [1], target int64 []; expected input "
-        "float32 [2], target int64 []",
+        "experiment.yaml:7: data.python: wrong_data:make: train: bob: clients differ in "
+        "the form of their data; found input float32 [1], target int64 []; expected input "
+        "float32 [2], target int64 [], as the first one",
     ),
 }
 X, Y = torch.rand(9, 2), torch.arange(9) % 3
@@ -609,8 +609,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "unequal_items": (
         (Uneven(*SPLIT), SPLIT),
-        "data: train[1]: differs from the first example in shape or type; found float32 [2]; "
-        "expected float32 [1]",
+        "data: train[1]: examples differ in shape or type; found float32 [2]; expected "
+        "float32 [1], as the first one",
     ),
     "three_values": (
         (TensorDataset(X, X, Y), SPLIT),

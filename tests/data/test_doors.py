@@ -480,7 +480,7 @@ def test_a_share_for_tests_is_drawn_from_every_client_and_class():
     count = 200
     labels = torch.arange(count) % 4
     clients = tuple("abc"[i % 7 % 3] for i in range(count))
-    train, test = parted(Records({"x": torch.arange(count)}, labels, clients), 0.25, "data.test")
+    train, test = parted(Records({"x": torch.arange(count)}, labels, clients), 0.25)
     positions = torch.cat([train.inputs["x"], test.inputs["x"]]).sort().values
     assert torch.equal(positions, torch.arange(count))
     assert test.clients is not None
@@ -490,7 +490,7 @@ def test_a_share_for_tests_is_drawn_from_every_client_and_class():
         counts = torch.bincount(test.targets[own], minlength=4)
         assert counts.max() - counts.min() <= 2
     single = Records({"x": torch.arange(5)}, labels[:5], ("a", "a", "a", "a", "b"))
-    kept, _ = parted(single, 0.9, "data.test")
+    kept, _ = parted(single, 0.9)
     assert kept.clients == ("a", "b")
 
 
