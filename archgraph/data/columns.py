@@ -93,10 +93,10 @@ class Column:
         )
 
     def check_category(self, otherwise: str) -> None:
-        """Raise if it was taken for a category, and is made of numbers that are written otherwise.
+        """Raise if a presumed category holds numbers in another notation.
 
         Args:
-            otherwise: What to write where they are meant to be categories.
+            otherwise: Advice for values that are meant to be categories.
 
         Raises:
             DataError: If most values are such numbers.
@@ -108,7 +108,7 @@ class Column:
             raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
 
     def texts(self) -> list[str]:
-        """Values as text.
+        """Return the values as text.
 
         Raises:
             DataError: If one is missing.
@@ -117,10 +117,10 @@ class Column:
         return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
 
     def numbers(self, otherwise: str | None = None) -> np.ndarray:
-        """Values as float64 ``[row]``.
+        """Return the values as float64 ``[row]``.
 
         Args:
-            otherwise: What to write where they are not meant to be numbers.
+            otherwise: Advice for values that are not meant to be numbers.
 
         Raises:
             DataError: If one is missing, is not a number, or does not fit into float32.
@@ -146,7 +146,7 @@ class Column:
         return values
 
     def flags(self) -> np.ndarray:
-        """Values 0 and 1 as bool ``[row]``.
+        """Return values 0 and 1 as bool ``[row]``.
 
         Raises:
             DataError: If one is something else.
@@ -169,7 +169,7 @@ class Column:
 
 
 class Features(NamedTuple):
-    """Columns as numbers: float64 ``[row, feature]``, which are measured, and whose each is."""
+    """Columns as numbers, float64 ``[row, feature]``: whether each is measured, and its column."""
 
     values: Tensor
     measured: Tensor
@@ -177,9 +177,9 @@ class Features(NamedTuple):
 
 
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
-    """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
+    """Convert columns: numbers stay, a category becomes one column of 0 and 1 per value, in order.
 
-    A column that is not said to be either is one of numbers if most of its values are.
+    A column of unknown kind holds numbers if most of its values are numbers.
 
     Raises:
         DataError: If a value is missing or of another kind, or a category has too many values.
@@ -241,7 +241,7 @@ def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
 
 
 def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets, and the names of their classes; none where they are numbers.
+    """Return targets, and the names of their classes; no names if they are numbers.
 
     Raises:
         DataError: If a value is missing, or of another kind than the target says.
@@ -288,7 +288,7 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
 
 
 def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
-    """Numbers to be predicted, float32; raises if most become equal."""
+    """Round numbers to be predicted to float32; raise if most become equal."""
     exact = torch.from_numpy(numbers)
     names = [column.name for column in columns]
     check_apart(exact, exact.float(), columns[0].locate(0), names)
@@ -296,7 +296,7 @@ def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
 
 
 def _check_written(column: Column, texts: Sequence[str]) -> None:
-    """Raise if two classes are one number, written in two ways."""
+    """Raise if two classes are the same number in different notations."""
     written: dict[int, str] = {}
     for row, text in enumerate(texts):
         if (other := written.setdefault(_integer(text), text)) != text:

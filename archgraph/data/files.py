@@ -86,7 +86,7 @@ most 4,096 bytes
 
 @dataclass(frozen=True)
 class File:
-    """A data file on disk, and what it has to contain."""
+    """A data file on disk, and the size and checksum that it must have."""
 
     path: Path
     published: Published | None

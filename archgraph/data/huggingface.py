@@ -108,12 +108,8 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
     names: list[Json] = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
     for name in names:
         if not (isinstance(name, str) and BARE.fullmatch(name)):
-            raise DataError(
-                "the set names a file outside of itself",
-                where=str(file),
-                found=repr(name),
-                hint="files that a set names are not followed; save it again",
-            )
+            message, hint = "the set names a file outside of itself", "save it again"
+            raise DataError(message, where=str(file), found=repr(name), hint=hint)
     return names
 
 

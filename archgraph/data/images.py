@@ -82,12 +82,8 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
     shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4], "big") for i in range(1, rank + 1))
     size = header + math.prod(shape)
     if len(content) != size:
-        raise DataError(
-            "data file truncated" if len(content) < size else "data file too long",
-            where=where,
-            found=f"{len(content)} bytes",
-            expected=f"{size} bytes for shape {shape}",
-            hint=AGAIN,
-        )
+        message = "data file truncated" if len(content) < size else "data file too long"
+        actual, expected = f"{len(content)} bytes", f"{size} bytes for shape {shape}"
+        raise DataError(message, where=where, found=actual, expected=expected, hint=AGAIN)
     # Copied, since torch warns about arrays that it cannot write to.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

@@ -71,12 +71,9 @@ def allot(
         stop = round(total * len(labels))
         members = [client for client, tier in enumerate(tiers) if tier == name]
         if stop - start < len(members):
-            raise DataError(
-                "too few examples",
-                where=f"{WHERE}.shares.{name}",
-                found=stop - start,
-                expected=f"at least one for each of its {len(members)} clients",
-            )
+            expected = f"at least one for each of its {len(members)} clients"
+            where = f"{WHERE}.shares.{name}"
+            raise DataError("too few examples", where=where, found=stop - start, expected=expected)
         parts = np.array_split(order[start:stop], len(members))
         parts_by_client |= zip(members, map(np.sort, parts), strict=True)
         start = stop
@@ -132,32 +129,22 @@ def _cut(
     default = options["min_size"].default if "min_size" in options else 1
     least = int(params.get("min_size", default))
     if count < 1 or count * least > len(labels):
-        raise DataError(
-            "impossible number of clients",
-            where=WHERE,
-            found=count,
-            expected=f"1…{len(labels) // least} clients of at least {least} of the "
-            f"{len(labels)} examples",
-        )
+        most, message = len(labels) // least, "impossible number of clients"
+        expected = f"1…{most} clients of at least {least} of the {len(labels)} examples"
+        raise DataError(message, where=WHERE, found=count, expected=expected)
     # Not every scheme draws again for a least size: it is checked below for all.
     scheme_options = {k: v for k, v in params.items() if k != "min_size" or k in options}
     try:
         parts = assign(labels, count, seed, **scheme_options)
     except ValueError as error:
-        raise DataError(
-            "the partition cannot be drawn",
-            where=WHERE,
-            found=f"{scheme} for {count} clients, {dict(params)}: {error}",
-            hint="choose fewer clients, a larger alpha or a smaller min_size",
-        ) from error
+        problem = f"{scheme} for {count} clients, {dict(params)}: {error}"
+        hint = "choose fewer clients, a larger alpha or a smaller min_size"
+        message = "the partition cannot be drawn"
+        raise DataError(message, where=WHERE, found=problem, hint=hint) from error
     for client, part in zip(clients, parts, strict=True):
         if len(part) < least:
-            raise DataError(
-                "too few examples",
-                where=f"client {client}",
-                found=len(part),
-                expected=f"at least {least} ({WHERE}.min_size)",
-            )
+            expected, where = f"at least {least} ({WHERE}.min_size)", f"client {client}"
+            raise DataError("too few examples", where=where, found=len(part), expected=expected)
     return parts
 
 

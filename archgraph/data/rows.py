@@ -80,12 +80,9 @@ def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]
     test = np.sort(np.concatenate(chosen))
     train = np.setdiff1d(np.arange(len(rows)), test)
     if not (len(train) and len(test)):
-        raise DataError(
-            "too few rows",
-            where="data.test",
-            found=f"{len(train)} to train on, {len(test)} to test on",
-            hint="enlarge the share for tests" if len(train) else None,
-        )
+        numbers = f"{len(train)} to train on, {len(test)} to test on"
+        hint = "enlarge the share for tests" if len(train) else None
+        raise DataError("too few rows", where="data.test", found=numbers, hint=hint)
     return rows.at(train), rows.at(test)
 
 
@@ -96,7 +93,7 @@ def check_apart(
     names: Sequence[str] = (),
     hint: str = "subtract what they have in common, or use their logarithms",
 ) -> None:
-    """Refuse numbers of 64 bits of which 32 bits cannot tell most apart.
+    """Raise if most numbers become equal when they are rounded to 32 bits.
 
     Args:
         exact: The numbers, float64 ``[row, ...]``.

@@ -169,12 +169,8 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
     path = Path(folder).expanduser()
     # Checked here: transformers takes a folder that is not there for a name on its hub.
     if not path.is_dir():
-        raise DataError(
-            "tokenizer folder missing",
-            where="data.tokenizer",
-            found=f"no folder {path}",
-            hint="nothing is downloaded",
-        )
+        message, hint = f"tokenizer folder {path} is missing", "nothing is downloaded"
+        raise DataError(message, where="data.tokenizer", hint=hint)
     loader = optional_module("transformers", "data.tokenizer").AutoTokenizer
     try:
         tokenizer = loader.from_pretrained(

@@ -93,7 +93,7 @@ def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind 
 
 
 def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column of numbers; 0 and 1 of the others; of constants 1, too."""
+    """Return mean and deviation of columns: 0 and 1 for categories, deviation 1 for constants."""
     least, most = rows.aminmax(dim=0)
     # The mean of a constant may be rounded to another number, and the deviation is then not 0.
     constant = least == most
@@ -104,7 +104,7 @@ def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_apart(inputs: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
-    """Raise if models, who see 32 bits, cannot tell most values of a column of numbers apart."""
+    """Raise if 32 bits, which models see, merge most values of a column of numbers."""
     exact = inputs.values[:, inputs.measured]
     pairs = zip(inputs.names, inputs.measured.tolist(), strict=True)
     names = [name for name, counts in pairs if counts]
@@ -129,7 +129,7 @@ def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
 
 
 def _table(path: Path, separator: str) -> dict[str, Column]:
-    """Columns by name."""
+    """Read a table; return its columns by name."""
     check_size(path.stat().st_size, MOST_TABLE, "file", path)
     match path.suffix.lower():
         case ".csv":
@@ -144,7 +144,7 @@ def _table(path: Path, separator: str) -> dict[str, Column]:
 
 
 def _csv(path: Path, separator: str) -> dict[str, Column]:
-    """Columns of a CSV file: text, whose first line names them."""
+    """Read a CSV file, whose first line names the columns."""
     # Not pandas.read_csv: it fills short rows, shifts long ones, renames columns of one name, and
     # does not say in which line of the file a value stands.
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
@@ -179,7 +179,7 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
 
 
 def _parquet(path: Path) -> dict[str, Column]:
-    """Columns of a Parquet file, as Python values."""
+    """Read a Parquet file as Python values."""
     parquet = optional_module("pyarrow.parquet", WHERE)
     try:
         schema = parquet.read_schema(path)
@@ -224,7 +224,7 @@ def _is_text(kind: object) -> bool:
 
 
 def _text_bytes(column: Arrow) -> int:
-    """Bytes of a column of texts, each counted as often as it occurs; 0 for other columns."""
+    """Return the bytes of a column of texts, repetitions included; 0 for other columns."""
     compute, types = (optional_module(f"pyarrow.{name}", WHERE) for name in ("compute", "types"))
     if not types.is_dictionary(column.type):
         return 0

@@ -59,12 +59,9 @@ def hold_out(
             parts.append(order[:count])
             left = np.sort(order[count:])
         if not len(left):
-            raise DataError(
-                "is left without examples to train on",
-                where=f"validation: client {client}",
-                found=plural(len(share), "example"),
-                hint="hold out a smaller share",
-            )
+            where, size = f"validation: client {client}", plural(len(share), "example")
+            message = "is left without examples to train on"
+            raise DataError(message, where=where, found=size, hint="hold out a smaller share")
         rest.append(left)
     return tuple(rest), np.sort(np.concatenate(parts))
 

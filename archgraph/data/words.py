@@ -55,13 +55,9 @@ def token_windows(
         stream = torch.tensor(tokens, dtype=torch.int64)
         count = (len(stream) - 1) // bptt
         if count < 1:
-            raise DataError(
-                "text shorter than one window",
-                where=where,
-                found=f"{len(stream)} tokens",
-                expected=f"at least {bptt + 1}",
-                hint="choose a smaller bptt",
-            )
+            message, hint = "text shorter than one window", "choose a smaller bptt"
+            size, least = f"{len(stream)} tokens", f"at least {bptt + 1}"
+            raise DataError(message, where=where, found=size, expected=least, hint=hint)
         count = count if limit is None else min(count, limit)
         # Two views of one stream: a token is stored once though it is input and target.
         return Split(

@@ -1,4 +1,4 @@
-"""What a client adds to the means that the server's state is made of."""
+"""A client's part in the means that make up the server's state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Contribution(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """What mergers and pools take; the engine has checked its form and values."""
+        """The update for mergers and pools; the engine has checked its form and values."""
         # Nothing is divided by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(self.transfer, self.state, self.weight, scales, self.rows or {}, self.skip)
@@ -97,7 +97,7 @@ class EntrySizes:
     def means(
         self, group: str, clients: Collection[int] | None = None, cut: Cut = lambda count: 0
     ) -> dict[str, float]:
-        """Mean sizes of a group's entries.
+        """Return the mean sizes of a group's entries.
 
         Args:
             group: The group.

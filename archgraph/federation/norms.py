@@ -43,7 +43,7 @@ class NormPolicy:
 
     @property
     def personal(self) -> bool:
-        """Whether clients keep entries of their own: for ``Evaluated.kept``."""
+        """Whether clients have private entries: for ``Evaluated.kept``."""
         return self.name == "local"
 
     @property

@@ -60,7 +60,7 @@ class Evaluated:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has it in its own way."""
+        """Whether each client has its own version."""
         return self.kept or self.program is not None or self.states is not None
 
 

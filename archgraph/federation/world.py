@@ -159,7 +159,7 @@ class World:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means look at each client's update by itself: none may be summed first."""
+        """Whether means need each client's update separately, so that none may be summed first."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None

@@ -487,12 +487,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
             NAMES, NAMES, state=naming("test/state.json", "_data_files", [{"filename": "/a.arrow"}])
         ),
         "experiment.yaml:7: data: saved/test/state.json: the set names a file outside of "
-        "itself; found '/a.arrow'; files that a set names are not followed; save it again",
+        "itself; found '/a.arrow'; save it again",
     ),
     "a_split_outside_of_the_set": (
         two_splits(NAMES, NAMES, state=naming("dataset_dict.json", "splits", ["train", "../test"])),
         "experiment.yaml:7: data: saved/dataset_dict.json: the set names a file outside of "
-        "itself; found '../test'; files that a set names are not followed; save it again",
+        "itself; found '../test'; save it again",
     ),
     "an_image_of_16_bits": (
         deep_image,
