@@ -84,7 +84,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             facts = unknown(str(preset), cls.presets)
             raise SpecError("unknown preset", where=f"{prefix}.preset", **facts)
         chosen = {**cls.presets[preset], **chosen}
-    fields = {field.name for field in strategy_options(cls)}
+    fields = [field.name for field in strategy_options(cls)]
     for key in chosen:
         if key not in fields:
             raise SpecError("unknown option", where=f"{prefix}.{key}", **unknown(key, fields))
