@@ -54,7 +54,7 @@ class AllSmall(fl.Averaging, fl.Masking):
             world,
             state,
             client,
-            tier=self.small(world).alone,
+            tier=self.small(world).alone,  # the global state is the small model, not a larger one
             mask_absent=self.mask_absent,
             norm=self.norm,
         )

@@ -11,7 +11,7 @@ cluster ``c``             a number: ``values["clusters"]`` has it for each clien
 ``ΔW_i``                  parameters as a client returns them minus those that it was sent
 ``α_ij``                  cosine of two updates, of :class:`PairwiseProducts`
 ``ε_1``, ``ε_2``          ``mean_norm``, ``largest_norm``
-bipartition               :func:`halves`
+bipartition               :func:`bipartition`
 ========================  ===============================================================
 
 FedFA and FedADP call FedAvg within each architecture by this name: preset ``by_architecture``.
@@ -20,6 +20,7 @@ FedFA and FedADP call FedAvg within each architecture by this name: preset ``by_
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -123,7 +124,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         clusters = state.values["clusters"]
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             if len({clusters[client] for client in tested.clients}) > 1:
-                versions = _Versions(self, state)
+                versions = functools.partial(self._weights, state)
                 tested = dataclasses.replace(tested, states=versions)
             yield tested
 
@@ -140,23 +141,13 @@ class ClusteredFL(fl.Averaging, fl.Masking):
                 continue
             inner = products.of(members)
             mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()
+            # The mean stands still while single clients still move: they pull in other directions.
             if mean < self.mean_norm and largest > self.largest_norm:
                 new = max(clusters) + 1
-                for member in halves(cosines(inner))[1]:
+                for member in bipartition(cosines(inner))[1]:
                     clusters[members[member]] = new
                 state = state.with_group(f"cluster/{new}", state.group(f"cluster/{number}"))
         return state.with_values(clusters=clusters)
-
-
-@dataclass(frozen=True)
-class _Versions:
-    """Weights of each client's cluster."""
-
-    strategy: ClusteredFL
-    state: fl.ServerState
-
-    def __call__(self, client: int) -> fl.State:
-        return self.strategy._weights(self.state, client)
 
 
 def cosines(inner: Tensor) -> Tensor:
@@ -168,10 +159,11 @@ def cosines(inner: Tensor) -> Tensor:
     """
     norms = inner.diagonal().clamp(min=0).sqrt()
     both = norms.outer(norms)
+    # A client whose update is zero pulls in no direction.
     return torch.where(both > 0, inner / both, 0.0)
 
 
-def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
+def bipartition(similarities: Tensor) -> tuple[list[int], list[int]]:
     """Split into two by complete linkage: the highest least similarity is joined first.
 
     Args:
@@ -182,11 +174,12 @@ def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
 
     Example:
         >>> near, far = 0.9, -0.2
-        >>> halves(torch.tensor([[1, far, near], [far, 1, far], [near, far, 1]]))
+        >>> bipartition(torch.tensor([[1, far, near], [far, 1, far], [near, far, 1]]))
         ([0, 2], [1])
     """
     parts = [[index] for index in range(len(similarities))]
     while len(parts) > 2:
+        # Indices are negated, so that of equal similarities the first pair is joined.
         _, one, other = max(
             (float(similarities[a][:, b].min()), -i, -j)
             for i, a in enumerate(parts)

@@ -23,7 +23,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -76,11 +76,12 @@ class DepthFL(fl.Averaging):
         for tier in world.tiers:
             exits, entries = ag.exits(tier.graph), tier.transfer.entries.values()
             if not exits or exits != full[: len(exits)] or not all(e.unchanged for e in entries):
+                # Exits teach one another: a tier has all exits before its last one, as they are.
                 raise ag.RunError(
-                    "DepthFL trains a network up to one of its exits",
+                    "DepthFL trains a network up to one of its exits, at full width",
                     where=f"tier {tier.name}",
                     found=f"exits {', '.join(exits) or 'without names'}",
-                    expected=f"the first of {', '.join(full) or 'the exits'}, at full width",
+                    expected=f"the first of {', '.join(full) or 'the exits'}",
                     hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
                     "`ends_after: {section: SECTION}`; scalefl serves narrower clients, too, "
                     "nefl and fedfa those without exits",
@@ -105,6 +106,7 @@ class DepthFL(fl.Averaging):
         trained: collections.Counter[str | None] = collections.Counter()
 
         def counted() -> Iterator[fl.Result]:
+            # Counted on the way: results are a stream, which can be read once.
             for result in results:
                 assert result.transfer is not None  # of part()
                 trained.update(entry.source for entry in result.transfer.entries.values())
@@ -118,6 +120,7 @@ class DepthFL(fl.Averaging):
             if param.trainable and (clients := trained[param.name]):
                 # FedDyn divides by all clients, not by those of this round.
                 name, share = param.name, clients / len(world.clients)
+                # An entry that no client has trained yet has no history.
                 before = h.get(name, torch.zeros_like(old[name]))
                 h[name] = before - self.alpha * share * (new[name] - old[name])
                 new[name] = new[name] - h[name] / self.alpha
@@ -139,7 +142,7 @@ class MeanLogits:
 
     exits: tuple[str, ...]
 
-    def __call__(self, outputs: Any) -> Tensor:
+    def __call__(self, outputs: object) -> Tensor:
         """``[batch, classes]``."""
         return torch.stack([fl.Logits(name)(outputs) for name in self.exits]).mean(0)
 
@@ -156,13 +159,14 @@ class MutualDistillation:
     exits: tuple[str, ...]
     ramp: int | None = 300
 
-    def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
+    def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
-        if self.ramp is None or len(answers) == 1:
+        if self.ramp is None or len(answers) == 1:  # no other exit to learn from
             return value
         logs = [answer.log_softmax(-1) for answer in answers]
+        # All ordered pairs: `mine` learns, and no gradient goes through its teacher.
         distances = [
             functional.kl_div(mine, other.detach(), reduction="batchmean", log_target=True)
             for mine, other in itertools.permutations(logs, 2)
@@ -187,6 +191,7 @@ class Dynamic:
         """Train with the penalty, then ``∇L_k ← ∇L_k - α (W_k - W)``."""
         penalty = Regularisation(self.alpha)
         outcome = dataclasses.replace(self.train, penalty=penalty)(work)
+        # Beside the state, since FedDyn's correction never leaves the client.
         keep = {
             p.name: work.keep.get(p.name, torch.zeros(p.shape))
             - self.alpha * (outcome.state[p.name] - work.state[p.name])

@@ -30,6 +30,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from the first weights of each architecture, of the first tier that has it."""
         state = fl.ServerState()
+        # Reversed, so that of several tiers with one architecture the first is written last.
         for tier in reversed(world.tiers):
             if world.clients_of(tier.name):
                 state = state.with_group(tier.graph.digest, tier.state)

@@ -12,7 +12,7 @@ symbol                      here
 ``W_k = n_k / n``           ``Result.examples`` over their sum
 NetChange(``ω^t, ω_k``)     :meth:`Fit.sent`: To-Shallower, then To-Narrower (Algorithm 3)
 NetChange(``ω_k, ω^t``)     :meth:`Fit.grown`: To-Wider (Algorithm 2), then To-Deeper
-``M_i``                     :func:`copies`: which unit each new one copies
+``M_i``                     :func:`unit_copies`: which unit each new one copies
 ==========================  =============================================================
 
 The work is done in the global architecture's own terms. ``G`` is that architecture, ``g`` is ``G``
@@ -118,6 +118,7 @@ class FedADP(fl.Averaging, fl.Masking):
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
+        # A median is not linear: then each model is compared as grown.
         if world.one_by_one:
             return self._each_grown(world, state, results, drawn)
         merged, coverage = self.merged(world, state.group("global"), results, drawn)
@@ -146,6 +147,7 @@ class FedADP(fl.Averaging, fl.Masking):
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
         left_out = fl.NormPolicy(self.norm).left_out(world.graph)
+        # Popped: an architecture's mean is freed before the next one is grown.
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             state = mean if fit.exact else fit.grown(mean, old)
@@ -170,6 +172,7 @@ class FedADP(fl.Averaging, fl.Masking):
                 one = fl.Contribution.of(result, world.graph, self.weights)
                 yield one._replace(transfer=identity, state=grown, skip=left_out)
 
+        # Without results the global state is still made of the copies of an earlier round.
         state = fl.group_means(world, state, contributions())
         return state.with_values(drawn=drawn) if arrived else state
 
@@ -193,7 +196,8 @@ class FedADP(fl.Averaging, fl.Masking):
         draw = fl.seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)
         seed = int(torch.randint(2**62, (), generator=draw))
         try:
-            return fit(world.graph, tier.graph, tier.transfer, self.narrow, seed, self.approximate)
+            down, approximate = tier.transfer, self.approximate
+            return growth_fit(world.graph, tier.graph, down, self.narrow, seed, approximate)
         except ag.ArchGraphError as error:
             raise error.within(f"tier {tier.name}", kind=ag.RunError) from error
 
@@ -267,7 +271,7 @@ class Fit:
 
 
 @functools.lru_cache(maxsize=64)
-def fit(
+def growth_fit(
     server: ag.ArchGraph,
     client: ag.ArchGraph,
     down: ag.Transfer,
@@ -296,7 +300,7 @@ def fit(
     wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
     small = {axis.name: axis.size for axis in slim}
     index = {
-        axis.name: copies(small[axis.name], axis.size, fl.seeded(seed, axis.name))
+        axis.name: unit_copies(small[axis.name], axis.size, fl.seeded(seed, axis.name))
         for axis in wide
         if small.get(axis.name, axis.size) < axis.size
     }
@@ -306,16 +310,12 @@ def fit(
         raise _advised(error) from error
     if widened.target != frame.reached.transfer.target:
         single = [axis.name for axis in wide if axis.name not in small]
-        raise ag.RewriteError(
-            "cannot be widened",
-            where=single[0] if single else None,
-            found="an axis with a single position, which cannot be widened again",
-            expected="two positions or more",
-        )
+        message = "an axis with a single position cannot be widened again"
+        raise ag.RewriteError(message, where=single[0] if single else None)
     return Fit(client, frame, widened, undo=mode == "net2net")
 
 
-def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
+def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
     """Return the unit of each wider one: the old ones, then random copies (Algorithm 2).
 
     All are copied equally often where that can be, so that norms over them see no difference.
@@ -326,9 +326,9 @@ def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
         draw: Source of the copies.
 
     Example:
-        >>> copies(3, 5, torch.Generator().manual_seed(0))[:3]
+        >>> unit_copies(3, 5, torch.Generator().manual_seed(0))[:3]
         [0, 1, 2]
-        >>> sorted(copies(2, 6, torch.Generator().manual_seed(0)))
+        >>> sorted(unit_copies(2, 6, torch.Generator().manual_seed(0)))
         [0, 0, 0, 1, 1, 1]
     """
     if wide % size == 0:
@@ -365,6 +365,8 @@ def _frame(
     for name in down.entries:
         if name not in names:
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
+    # Narrowed before blocks are left out: a block whose width changes in the global model alone can
+    # then be left out, too.
     free = {axis.name for axis in ag.axes(server).free}
     sizes = {name: size for name, size in ag.widths(server, down).items() if name in free}
     narrowed = ag.narrow(server, sizes=sizes)
@@ -373,13 +375,11 @@ def _frame(
     entries = set(short.graph.state_names)
     if entries != set(names.values()) or len(entries) < len(names):
         odd = sorted(entries ^ set(names.values()))
+        problem = f"{len(odd)} entries that only one has" if odd else "two entries of one source"
         raise ag.RewriteError(
-            "is not part of the global model",
+            "is not the global model without some of its blocks, and narrower",
             where=odd[0] if odd else None,
-            found=f"{len(odd)} entries that only one of them has"
-            if odd
-            else "two entries from one of the global model's",
-            expected="the global model without some of its blocks, and narrower",
+            found=problem,
         )
     filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)
     same, shape = ag.Transfer.identity(client), short.transfer.target
@@ -402,6 +402,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
+        # Weights that other blocks use as well do not tell whether this one is there.
         used = {
             leaf
             for node in block.nodes
@@ -418,6 +419,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
 def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.Rewritten:
     """Remove blocks from the architecture, or everything in them but the projection."""
     names = [name for blocks in lacks.values() for name in blocks]
+    # In two steps, since `skip` treats all blocks that it gets alike.
     shorter = ag.Rewritten.identity(graph)
     for projection in (False, True):
         if chosen := [name for name in names if (name in bodies) == projection]:

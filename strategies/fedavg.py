@@ -43,12 +43,9 @@ class FedAvg(fl.Averaging, fl.Masking):
         """
         for client in world.clients:
             if world.tier(client.name).graph != world.graph:
-                raise ag.RunError(
-                    "FedAvg averages one architecture",
-                    where=f"client {client.id} ({client.name})",
-                    found="an architecture other than the global one",
-                    hint="give all clients the global model, or use heterofl or fedfa",
-                )
+                hint = "give all clients the global model, or use heterofl or fedfa"
+                where = f"client {client.id} ({client.name})"
+                raise ag.RunError("FedAvg averages one architecture", where=where, hint=hint)
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:

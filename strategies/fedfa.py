@@ -94,6 +94,7 @@ class FedFA(fl.Averaging, fl.Masking):
             smallest, *others = world.by_size
             limited = self._limited(world)
             draw = fl.seeded(world.seed, "fedfa choice")
+            # Drawn for limited clients, too: a draw does not depend on who else is limited.
             for client in range(len(tiers)):
                 pick = int(torch.randint(max(len(others), 1), (), generator=draw))
                 tiers[client] = (smallest if client in limited or not others else others[pick]).name
@@ -129,6 +130,7 @@ class FedFA(fl.Averaging, fl.Masking):
         """Return each client's best architecture; equal scores: the smaller one."""
         tiers = list(state.values["tiers"])
         for result in results:
+            # From small to large, since max takes the first of equals.
             scores = {t.name: result.metrics[f"zico/{t.name}"] for t in world.by_size}
             tiers[result.client] = max(scores, key=scores.__getitem__)
         return state.with_values(tiers=tiers)
@@ -174,6 +176,7 @@ class FedFA(fl.Averaging, fl.Masking):
         def grafted(result: fl.Result) -> fl.Result:
             """Graft a client's model to the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
+            # Where no engine has examined (a plain loop over strategies), here.
             norms = result.findings or self.examine(world, result)
             skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
             return dataclasses.replace(
@@ -223,15 +226,12 @@ class FedFA(fl.Averaging, fl.Masking):
             RejectedUpdate: If α, which divides by it, would blow up the largest weight.
         """
         norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
+        # Most weights are 0, and so is their percentile: everything else is an outlier.
         norm = norm or inner_norm(weights, 1.0, rms=self.rms)
         largest = max(map(abs, torch.aminmax(weights.detach()))).item() if weights.numel() else 0.0
         if largest > STEEPEST * norm:
-            raise RejectedUpdate(
-                "a few weights exceed all others",
-                where=name,
-                found=f"a weight of {largest:.3g} where the inner norm is {norm:.3g}",
-                expected=f"at most {STEEPEST:.0f} times the norm, which α divides by",
-            )
+            problem = f"a weight of {largest:.3g} where the inner norm is {norm:.3g}"
+            raise RejectedUpdate("a few weights exceed all others", where=name, found=problem)
         return norm
 
 
@@ -268,6 +268,7 @@ def inner_norm(
         low, high = sorted((math.ceil(tail), math.floor(last - tail)))
         inside = (values >= value_at(values, low)) & (values <= value_at(values, high))
     counted = torch.from_numpy(values * inside)
+    # float64: squares of large weights overflow float32.
     norm = float(torch.linalg.vector_norm(counted, dtype=torch.float64))
     return norm / math.sqrt(np.count_nonzero(inside)) if rms else norm
 
@@ -284,6 +285,7 @@ def value_at(values: Values, rank: int) -> float:
     """
     pool = values
     if len(pool) > SAMPLE:
+        # A rank in the sample deviates by √n / 2 at most; the slack is six times that.
         sample = np.sort(pool[:: len(pool) // SAMPLE])
         guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))
         low = sample[max(guess - slack, 0)]
@@ -373,11 +375,13 @@ class Fit:
 
 def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
     tier = world.tier(name)
-    return fit(world.graph, tier.graph, tier.transfer, variant)
+    return grafting(world.graph, tier.graph, tier.transfer, variant)
 
 
 @functools.lru_cache(maxsize=256)
-def fit(server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
+def grafting(
+    server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant
+) -> Fit:
     """Fit an architecture's depth and width to the global one, as the variant allows.
 
     Raises:

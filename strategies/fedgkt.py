@@ -6,7 +6,7 @@ NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
 ========================  ===============================================================
 symbol                    here
 ========================  ===============================================================
-``f_e``, ``f_c``          extractor and classifier of a client: its tier, cut by :func:`halves`
+``f_e``, ``f_c``          extractor and classifier of a client, by :func:`model_halves`
 ``f_s``, ``W_s``          the global model behind ``after``; group ``server``
 ``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
 ``z_s``                   groups ``logits/k``, by ``ids``
@@ -74,7 +74,8 @@ class FedGKT(fl.Strategy):
         server = self._server(world)
         for tier in world.tiers:
             sent, accepted = _features(tier.graph), _types(server.graph)
-            shared = set(halves(tier.graph).extractor.state_names) & set(server.graph.state_names)
+            extractor = model_halves(tier.graph).extractor
+            shared = set(extractor.state_names) & set(server.graph.state_names)
             if sent != accepted or shared:
                 raise ag.RunError(
                     "its features do not match the input of the server's part",
@@ -121,7 +122,6 @@ class FedGKT(fl.Strategy):
                     "does not belong to the client's examples",
                     where=f"client {result.client}: {name}",
                     found="numbers out of range" if outside else actual,
-                    expected=(count, *shape),
                 )
 
     def receive(
@@ -129,36 +129,38 @@ class FedGKT(fl.Strategy):
     ) -> fl.ServerState:
         """Train ``f_s`` on the features of this round; its logits go back by the examples' ids."""
         arrived = {result.client: result.extras for result in results}
-        sent = dict(sorted(arrived.items()))  # whoever came first
+        sent = dict(sorted(arrived.items()))  # the order of arrival must not decide the bits
         if not sent:
             return state
         everything = {name: torch.cat([extras[name] for extras in sent.values()]) for name in SENT}
-        graph = self._server(world).graph
+        graph, predict = self._server(world).graph, world.learning.predictions
         draw = fl.seeded(world.seed, "fedgkt server", round)
+        # The caller may have turned gradients off; dropout draws from torch's own generator.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(draw.initial_seed())
             module = fl.module_of(fl.Model(graph, state.group("server")), world.device).train()
             steps = torch.optim.SGD(module.parameters(), lr=self.server_lr, momentum=0.9)
             for _ in range(self.server_epochs):
-                for rows in fl.cut(
+                for rows in fl.minibatches(
                     torch.randperm(len(everything["ids"]), generator=draw), self.server_batch
                 ):
                     batch = {k: v[rows].to(world.device) for k, v in everything.items()}
                     steps.zero_grad(set_to_none=True)
                     self.server_loss(world, module, batch).backward()
                     steps.step()
+        # After all epochs: every client gets answers of the same server model.
         module.eval()
         for client, extras in sent.items():
             with torch.no_grad():
                 parts = extras["features"].split(self.server_batch)
-                answers = [self._answers(world, module, x.to(world.device)).cpu() for x in parts]
+                answers = [predict(module(x.to(world.device))).cpu() for x in parts]
             logits = {"ids": extras["ids"], "logits": torch.cat(answers)}
             state = state.with_group(f"logits/{client}", logits)
-        return state.with_group("server", fl.state_of(module))
+        return state.with_group("server", fl.cpu_state(module))
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
         """Compute ``l_s`` of a minibatch of features."""
-        answers = self._answers(world, module, batch["features"])
+        answers = world.learning.predictions(module(batch["features"]))
         hard = world.learning.loss(answers, batch["targets"])
         return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
 
@@ -169,7 +171,7 @@ class FedGKT(fl.Strategy):
             return fl.Model(tier.graph, tier.state)
 
         def whole(tier: fl.Tier) -> fl.Model:
-            extractor, server = halves(tier.graph).extractor, self._server(world).graph
+            extractor, server = model_halves(tier.graph).extractor, self._server(world).graph
             private = {name: tier.state[name] for name in extractor.state_names}
             return fl.Model(ag.chain([extractor, server]), private | state.group("server"))
 
@@ -186,9 +188,6 @@ class FedGKT(fl.Strategy):
         """Return the global model behind the cut."""
         return ag.split(world.graph, after=self._after(world))[1]
 
-    def _answers(self, world: fl.World, module: nn.Module, features: Tensor) -> Tensor:
-        return world.learning.predictions(module(features))
-
 
 class Halves(NamedTuple):
     """A client's model in two parts."""
@@ -198,7 +197,7 @@ class Halves(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def halves(graph: ag.ArchGraph) -> Halves:
+def model_halves(graph: ag.ArchGraph) -> Halves:
     """Cut a client's model in front of its classifier: the last block that holds parameters.
 
     Raises:
@@ -209,12 +208,9 @@ def halves(graph: ag.ArchGraph) -> Halves:
     extractor, classifier = (part.graph for part in ag.split(graph, before=last.name))
     shared = set(extractor.state_names) & set(classifier.state_names)
     if shared:
-        raise ag.RewriteError(
-            "extractor and classifier share weights",
-            where=last.name,
-            found=", ".join(sorted(shared)),
-            expected="weights of their own",
-        )
+        names = ", ".join(sorted(shared))
+        message = "extractor and classifier share weights"
+        raise ag.RewriteError(message, where=last.name, found=names)
     return Halves(extractor, classifier)
 
 
@@ -226,7 +222,7 @@ def _types(graph: ag.ArchGraph) -> tuple[object, ...]:
 
 def _features(graph: ag.ArchGraph) -> tuple[object, ...]:
     """Return the shape of one example's features."""
-    return _types(halves(graph).classifier)
+    return _types(model_halves(graph).classifier)
 
 
 def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -261,7 +257,7 @@ class Group:
         """Train, then send features, logits and targets of every example, each with its id."""
         parts = [
             fl.module_of(fl.Model(part, {k: work.state[k] for k in part.state_names}), work.device)
-            for part in halves(work.graph)
+            for part in model_halves(work.graph)
         ]
         extractor, classifier = (part.train() for part in parts)
         parameters = {k: p for part in parts for k, p in part.named_parameters()}
@@ -271,17 +267,19 @@ class Group:
         def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
             value = self.objective(outputs, examples, work)
+            # In the first round none is; a client that was not sampled has those of an earlier one.
             known = [row for row, i in enumerate(examples.ids.tolist()) if i in row_of]
             if known:
                 rows = [row_of[i] for i in examples.ids[known].tolist()]
                 teacher = work.extras["logits"][rows].to(work.device)
                 answers = work.learning.predictions(outputs)[known]
+                # A mean over the known ones counts for their part of the minibatch.
                 share = len(known) / len(examples.ids)
                 value = value + share * self.alpha * taught(answers, teacher, self.temperature)
             return value
 
         metrics = fl.descend(work, parameters, loss)
-        state = {name: value for part in parts for name, value in fl.state_of(part).items()}
+        state = {name: value for part in parts for name, value in fl.cpu_state(part).items()}
         return fl.Outcome(
             state={name: state[name] for name in work.graph.state_names},
             keep=work.keep,

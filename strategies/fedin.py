@@ -45,7 +45,7 @@ class FedIN(fl.Weighted):
 
     Attributes:
         after: Section or block that ends the extractor, for all tiers or by tier. Default: the
-            first section (see :func:`cut`).
+            first section (see :func:`model_parts`).
         before: Section or block that begins the classifier. Default: the last block that holds
             parameters, with the pooling before it.
         step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
@@ -98,6 +98,7 @@ class FedIN(fl.Weighted):
         cut = self._cut(first)
         for tier in others:
             _agree(first.name, cut, tier.name, self._cut(tier))
+        # One start for all ends, so that features mean the same from the first round on.
         initial = first.state
         return (
             fl.ServerState()
@@ -113,11 +114,13 @@ class FedIN(fl.Weighted):
         # Batch statistics need two.
         if not self.in_training or sum(stored) < 2:
             return state
+        # Pairs are numbered through all clients: those of client k end at ends[k].
         ends = torch.tensor(stored).cumsum(0)
         draw = fl.seeded(world.seed, "fedin sample", round)
         drawn = torch.randperm(int(ends[-1]), generator=draw)[: self.sample].sort().values
         owner = torch.searchsorted(ends, drawn, right=True)
         sample: dict[str, Tensor] = {}
+        # Client by client into one tensor: full stores are hundreds of megabytes.
         for client in owner.unique().tolist():
             at = owner == client
             rows, first = drawn[at] - (ends[client] - stored[client]), int(at.nonzero()[0])
@@ -137,6 +140,7 @@ class FedIN(fl.Weighted):
         return fl.Task(
             client=client,
             graph=tier.graph,
+            # Intermediate layers are sent once; frozen entries are not held for a client.
             state={
                 name: tensor
                 for name, tensor in tier.state.items()
@@ -157,6 +161,7 @@ class FedIN(fl.Weighted):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
+        # Ends are alike but for their names: those of the first tier make averaging a renaming.
         same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
         counts, started = list(state.values["seen"]), list(state.values["started"])
         stores: dict[str, Tensor] = {}
@@ -183,6 +188,7 @@ class FedIN(fl.Weighted):
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
                     counts[client] += _rows(new)
 
+        # S has done its work: a checkpoint need not hold it.
         merged = fl.group_means(world, state, contributions()).with_group("sample", {})
         return fl.ServerState({**merged.tensors, **stores}, merged.values).with_values(
             seen=counts, started=started
@@ -210,7 +216,7 @@ class FedIN(fl.Weighted):
     def _cut(self, tier: fl.Tier) -> Cut:
         """Split a tier's architecture into three parts."""
         try:
-            return cut(tier.graph, *self._places(tier))
+            return model_parts(tier.graph, *self._places(tier))
         except ag.ArchGraphError as error:
             hint = error.hint or "say where extractor and classifier end: after, before"
             raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
@@ -219,6 +225,7 @@ class FedIN(fl.Weighted):
         """Return the entries that the server averages, by a tier's own names."""
         if not self.aggregate:
             return ()
+        # In the order of `ends`, by which entries of all tiers are matched.
         local = fl.NormPolicy(self.norm).kept(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
@@ -240,12 +247,9 @@ class FedIN(fl.Weighted):
             tensor = result.extras.get(name)
             received = None if tensor is None else (tuple(tensor.shape[1:]), tensor.dtype)
             if received != (shape, dtype) or len(rows) != 1 or 0 in rows:
-                raise ag.RejectedUpdate(
-                    "features do not fit the cut",
-                    where=f"client {result.client}: {name}",
-                    found=received,
-                    expected=(shape, dtype),
-                )
+                where, expected = f"client {result.client}: {name}", (shape, dtype)
+                message = "features do not fit the cut"
+                raise ag.RejectedUpdate(message, where=where, found=received, expected=expected)
 
 
 # ---------------------------------------------------------------- three parts
@@ -280,7 +284,7 @@ class Cut:
 
 
 @functools.lru_cache(maxsize=256)
-def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None) -> Cut:
+def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | None = None) -> Cut:
     """Cut an architecture behind its extractor and in front of its classifier (§IV).
 
     Args:
@@ -305,6 +309,8 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             for leaf in graph.node[node].leaves()
         )
     )
+    # A section that reaches up to the classifier leaves nothing in between: then its first block
+    # alone is the extractor.
     last = structure.nodes(before)[0]
     inside = list(itertools.takewhile(lambda block: last not in block.nodes, structure.blocks))
     first = [block for block in inside if block.section == (after or structure.sections[0].name)]
@@ -316,11 +322,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
         split = ag.split(graph, after=after, before=before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
-        raise ag.RewriteError(
-            "both cuts are at the same block",
-            found=f"after {after}, before {before}",
-            expected="two cuts",
-        )
+        raise ag.RewriteError(f"after {after} and before {before} are one cut, not two")
     extractor, middle, classifier = parts
     leaves = [leaf for part in (extractor, classifier) for leaf in ag.outline(part).leaves]
     ends = tuple(dict.fromkeys(name for name in leaves if graph.param[name].role != "constant"))
@@ -333,19 +335,13 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
         for number, name in enumerate(crossing):
             node = graph.node.get(name)
             if node is None or len(node.types) != 1:
-                raise ag.RewriteError(
-                    "a value that crosses the cut is not a tensor",
-                    where=f"%{name}",
-                    found="a parameter" if node is None else str(node.type),
-                    hint="cut at another block",
-                )
+                kind = "a parameter" if node is None else str(node.type)
+                message = f"a value that crosses the cut is {kind}, not a tensor"
+                raise ag.RewriteError(message, where=f"%{name}", hint="cut at another block")
             shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
             if len(shape) != len(node.shape) - 1:
-                raise ag.RewriteError(
-                    "a value that crosses the cut mixes examples",
-                    where=f"%{name}",
-                    found=str(node.type),
-                )
+                message = "a value that crosses the cut mixes examples"
+                raise ag.RewriteError(message, where=f"%{name}", found=str(node.type))
             features[f"{side}/{number}"] = (shape, getattr(torch, node.dtype))
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
 
@@ -369,6 +365,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
     )
     for number in (0, 2):
         a, b = ag.outline(first.parts[number]), ag.outline(cut.parts[number])
+        # Outlines have no names: what differs is an operator, an argument, a type or the wiring.
         for expected, actual in itertools.zip_longest(a.lines, b.lines):
             if expected != actual:
                 raise ag.RunError(
@@ -455,7 +452,7 @@ class InTraining:
     features of others, and running ones follow both.
 
     Attributes:
-        after: Section or block that ends the extractor, as in :func:`cut`.
+        after: Section or block that ends the extractor, as in :func:`model_parts`.
         before: Section or block that begins the classifier.
         step: How both gradients become one step.
         multiplier: λ of Eq. 16.
@@ -478,7 +475,7 @@ class InTraining:
            the intermediate layers: summed (Eq. 16) or projected (Eq. 15).
         3. ``sequential`` trains these layers on all received features after local training.
         """
-        chain = Chain.of(cut(work.graph, self.after, self.before), work)
+        chain = Chain.of(model_parts(work.graph, self.after, self.before), work)
         middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
         received = {k: v.to(work.device) for k, v in work.extras.items()}
         count = _rows(received)
@@ -490,6 +487,7 @@ class InTraining:
         def local(examples: fl.Examples) -> Tensor:  # 1
             features, outputs = chain(*examples.inputs)
             if limit:
+                # Whole minibatches, as few as hold the latest pairs: memory does not grow.
                 latest.append(features)
                 while sum(map(_rows, latest)) - _rows(latest[0]) >= limit:
                     latest.popleft()
@@ -498,7 +496,7 @@ class InTraining:
         def distance(rows: Tensor) -> Tensor:
             at = rows.to(work.device)
             value = chain.distance({k: v.index_select(0, at) for k, v in received.items()})
-            distances.append(value.detach())
+            distances.append(value.detach())  # on the device: a number would wait for it
             return value
 
         def revise(parameters: Mapping[str, nn.Parameter]) -> None:  # 2
@@ -517,7 +515,8 @@ class InTraining:
 
         together = count > 0 and self.step != "sequential"
         metrics = fl.descend(work, chain.parameters, local, revise=revise if together else None)
-        if count > 0 and self.step == "sequential":  # 3
+        # 3. All received pairs, also where an epoch sees a fraction of the client's own data.
+        if count > 0 and self.step == "sequential":
             every = work.local.model_copy(update={"fraction": 1.0})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(pairs, middle, lambda examples: distance(examples.ids))
@@ -588,7 +587,7 @@ class Chain:
         tensors: dict[str, Tensor | None] = {}
         parameters: dict[str, nn.Parameter] = {}
         for module in modules:
-            # What two parts use is one tensor.
+            # What two parts use is one tensor: it gets the gradients of both.
             for path, inside in module.named_modules():
                 for table in (inside._parameters, inside._buffers):
                     for name in table:
@@ -609,6 +608,7 @@ class Chain:
         values = dict(zip(_inputs(self.cut.graph), inputs, strict=True))
         values |= self._run(0, values)
         results = self._run(1, values)
+        # Detached: they are sent as data, and would hold the graph of every minibatch.
         features = {f"in/{i}": values[key].detach() for i, key in enumerate(_inputs(middle))}
         features |= {f"out/{i}": x.detach() for i, x in enumerate(results.values())}
         values |= results
@@ -630,7 +630,7 @@ class Chain:
         """Return the state of the whole, as it travels."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
-            values |= fl.state_of(module)
+            values |= fl.cpu_state(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
     def _run(self, index: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

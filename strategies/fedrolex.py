@@ -41,6 +41,7 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
         0.weight[::3, :]
     """
     count, free = ag.widths(graph, transfer), ag.axes(graph).free
+    # Sorted: positions of a cut ascend, and the order of channels does not change the function.
     rolled = {
         axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
         for axis in free
@@ -89,7 +90,6 @@ class FedRolex(fl.Averaging, fl.Masking):
                 raise ag.RunError(
                     "FedRolex only narrows the global model",
                     where=f"tier {tier.name}",
-                    found="a submodel that differs in more than width",
                     expected="a tier with `take` alone",
                     hint="fedfa, nefl and fedadp serve shallower clients, too",
                 )

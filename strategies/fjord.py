@@ -62,16 +62,12 @@ class FjORD(fl.Weighted, fl.Masking):
                 can be distilled.
         """
         if self.distil and world.learning.form != "classes":
-            raise ag.RunError(
-                "distillation compares probabilities of classes",
-                where="strategy.fjord.distil",
-                found=f"the task {world.learning.name}",
-                expected="a task with classes, or distil: false",
-            )
+            message = f"distillation compares probabilities of classes, not {world.learning.name}"
+            raise ag.RunError(message, where="strategy.fjord.distil", expected="distil: false")
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             # Refuses tiers that are not nested before any client trains.
-            widths(world.by_size, tier.name)
+            nested_widths(world.by_size, tier.name)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
         return state
@@ -79,7 +75,7 @@ class FjORD(fl.Weighted, fl.Masking):
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the model of width ``p_max``, and the statistics of all widths up to it."""
         tier = world.tier_of(client)
-        nested = widths(world.by_size, tier.name)
+        nested = nested_widths(world.by_size, tier.name)
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
         program = OrderedDropout(nested, self.distil, objective)
         statistics = {
@@ -87,6 +83,7 @@ class FjORD(fl.Weighted, fl.Masking):
             for width in nested
             for name, value in state.group(f"statistics/{width.name}").items()
         }
+        # "static": no statistics in the state. Those of every width travel as extras.
         task = fl.part(world, state, client, program=program, norm="static")
         return replace(task, extras=statistics)
 
@@ -97,7 +94,7 @@ class FjORD(fl.Weighted, fl.Masking):
             RejectedUpdate: Names the first that is not.
         """
         if self.norm == "per_width":
-            for width in widths(world.by_size, result.tier):
+            for width in nested_widths(world.by_size, result.tier):
                 fl.check_statistics(width.graph, _of(width, result.extras), width.name)
 
     def receive(
@@ -109,7 +106,8 @@ class FjORD(fl.Weighted, fl.Masking):
             for result in results:
                 contribution = fl.Contribution.of(result, world.graph, self.weights)
                 yield contribution
-                for width in widths(world.by_size, result.tier):
+                # A client has trained all widths up to its own, so it has statistics of each.
+                for width in nested_widths(world.by_size, result.tier):
                     names = tuple(state.group(f"statistics/{width.name}"))
                     same = fl.identity_of(width.graph, names)
                     statistics, group = _of(width, result.extras), f"statistics/{width.name}"
@@ -167,7 +165,7 @@ def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
     return tuple(result)
 
 
-def widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
+def nested_widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
     """List the widths that a client of a tier trains: all up to its own, as parts of its own.
 
     Args:
@@ -221,6 +219,7 @@ class OrderedDropout:
             return functional_call(modules[width.name], sliced, examples.inputs)
 
         def loss(examples: fl.Examples) -> Tensor:
+            # The work's generator: a resumed run draws the same widths.
             drawn = int(torch.randint(len(self.widths), (), generator=work.generator))
             width = self.widths[drawn]
             answers = outputs(width, examples)
@@ -238,7 +237,7 @@ class OrderedDropout:
         statistics = {
             name: value
             for width in self.widths
-            for inner, value in fl.state_of(modules[width.name]).items()
+            for inner, value in fl.cpu_state(modules[width.name]).items()
             if (name := f"{width.name}/{inner}") in work.extras
         }
-        return fl.Outcome(fl.state_of(module), work.keep, extras=statistics, metrics=metrics)
+        return fl.Outcome(fl.cpu_state(module), work.keep, extras=statistics, metrics=metrics)

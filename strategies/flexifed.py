@@ -6,7 +6,7 @@ with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Commo
 =====================  =====================================================================
 term                   here
 =====================  =====================================================================
-layers of a client     :func:`chain`: operators with weights in order, told apart by kind
+layers of a client     :func:`links`: operators with weights in order, told apart by kind
 common base layers     a :class:`Run` of layers whose members are all clients
 cluster                the members of a run
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
@@ -79,8 +79,8 @@ class FlexiFed(fl.Averaging, fl.Masking):
         for tier in world.tiers:
             if world.clients_of(tier.name):
                 alike.setdefault(tier.graph, []).append(tier)
-        chains = [[link.kind for link in chain(g, self.match, self.unit)] for g in alike]
-        shared_runs = runs(chains, self.sharing)
+        chains = [[link.kind for link in links(g, self.match, self.unit)] for g in alike]
+        shared_runs = common_runs(chains, self.sharing)
         bounds: list[list[list[int]]] = [[] for _ in alike]
         for number, run in enumerate(shared_runs):
             for member in run.members:
@@ -90,6 +90,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
             weights = first.state
             for number, transfer in self._runs(first.graph, cuts):
                 for name, entry in transfer.entries.items():
+                    # Of the architectures that share it the first one starts it.
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
         shared = {t.name: cuts for cuts, ts in zip(bounds, alike.values(), strict=True) for t in ts}
         return fl.ServerState(tensors, {"runs": shared})
@@ -137,7 +138,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         """Yield the runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
         private = fl.NormPolicy(self.norm).kept(graph)
-        transfers = renamed(graph, self.match, self.unit, cuts, private)
+        transfers = run_transfers(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
@@ -169,7 +170,7 @@ class Link(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
+def links(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
     """Return an architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
 
     def link(part: Iterable[ag.Layer]) -> Link:
@@ -195,7 +196,7 @@ class Run(NamedTuple):
     stop: int
 
 
-def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
+def common_runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
     """Return runs of layers that are averaged together, each layer of a chain in at most one.
 
     Args:
@@ -203,14 +204,14 @@ def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list
         sharing: See :class:`FlexiFed`.
 
     Example:
-        >>> for run in runs(["abcd", "abce", "abx", "abcd"]):
+        >>> for run in common_runs(["abcd", "abce", "abx", "abcd"]):
         ...     print(*run)
         (0, 1, 2, 3) 0 2
         (0, 1, 3) 2 3
         (0, 3) 3 4
         (1,) 3 4
         (2,) 2 3
-        >>> runs(["abcd", "abce"], "clustered")[1:]
+        >>> common_runs(["abcd", "abce"], "clustered")[1:]
         [Run(members=(0,), start=3, stop=4), Run(members=(1,), start=3, stop=4)]
     """
     shared = []
@@ -233,12 +234,13 @@ def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list
             if stop < len(chains[m]):
                 rest = chains[m][stop] if sharing == "max" else tuple(chains[m][stop:])
                 parts.setdefault(rest, []).append(m)
+        # Reversed, since the last one is popped first: runs are numbered in the chains' order.
         undone += [(tuple(part), stop) for part in reversed(parts.values())]
     return shared
 
 
 @functools.lru_cache(maxsize=4096)
-def renamed(
+def run_transfers(
     graph: ag.ArchGraph,
     match: Match,
     unit: Unit,
@@ -254,18 +256,19 @@ def renamed(
         cuts: Where each run starts and stops in it.
         private: Entries that are not shared.
     """
-    links = chain(graph, match, unit)
+    chain = links(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
     transfers = []
     for start, stop in cuts:
-        names = [name for link in links[start:stop] for name in link.entries]
-        places = {name: str(number) for number, name in enumerate(names) if name not in private}
-        same = ag.Transfer.identity(tuple(slots[name] for name in places))
+        names = [name for link in chain[start:stop] for name in link.entries]
+        # Numbered with private entries among them, so that a position is the same in all members.
+        numbers = {name: str(number) for number, name in enumerate(names) if name not in private}
+        same = ag.Transfer.identity(tuple(slots[name] for name in numbers))
         transfers.append(
             ag.Transfer(
-                tuple(slots[name]._replace(name=number) for name, number in places.items()),
+                tuple(slots[name]._replace(name=number) for name, number in numbers.items()),
                 same.target,
-                {n: dataclasses.replace(e, source=places[n]) for n, e in same.entries.items()},
+                {n: dataclasses.replace(e, source=numbers[n]) for n, e in same.entries.items()},
             )
         )
     return tuple(transfers)

@@ -68,12 +68,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
                     "out of range", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
                 )
         if self.mode == "dynamic" and self.norm == "local":
-            raise ag.SpecError(
-                "what a client keeps has the width of its last tier",
-                where="norm",
-                found="local, in dynamic mode",
-                expected="static or averaged",
-            )
+            message = "what a client keeps has the width of its last tier; the mode is dynamic"
+            raise ag.SpecError(message, where="norm", expected="static or averaged")
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W_g``, and assign tiers to clients.
@@ -84,6 +80,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
         """
         for name in self.rates:
             world.tier(name)
+        # Scaled activations have other statistics than those of tests, where nothing is divided:
+        # weak models would train to a low loss and test at chance.
         stored = self.scaler and self.norm != "static"
         for tier in world.tiers:
             statistics = fl.NormPolicy("static").left_out(tier.graph)
@@ -108,6 +106,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
             return state
         names = [t.name for t in world.tiers]
         odds = [sum(c.name == name for c in world.clients) for name in names]
+        # All clients, sampled or not: who is sampled must not change what the others receive.
         drawn = torch.multinomial(
             torch.tensor(odds, dtype=torch.float64),
             len(world.clients),
@@ -121,6 +120,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         tier = world.tier(state.values["tiers"][client])
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
+        # The scaler has no weights, so the tier's transfer fits the scaled graph, too.
         return replace(task, graph=scaled(tier.graph, self._rate(tier))) if self.scaler else task
 
     def receive(
@@ -162,6 +162,7 @@ def rate_of(tier: fl.Tier) -> float:
     Rounding up to whole channels distorts the largest dimension least.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
+    # Of equally large dimensions the first one, so that the rate does not depend on a tie.
     size, rate = 0, 1.0
     for entry in tier.transfer.target:
         origin = tier.transfer.entries[entry.name].source

@@ -94,6 +94,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                     same, group = fl.identity_of(graph, names), f"tier/{result.tier}"
                     update = {name: result.state[name] for name in names if name in result.state}
                     policy = fl.NormPolicy(self.norm)
+                    # A mean of equal frozen values need not be that value.
                     local = policy.left_out(graph) | ag.frozen(graph)
                     yield fl.Contribution(
                         result.client,
@@ -138,10 +139,11 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         large: fl.Tier,
     ) -> fl.ServerState:
         """Move the last layers of a size by what the next deeper one has learnt."""
+        # The deeper size's own layers and the shared ones: both are among those that teach.
         old, new = (self._weights(state, large) for state in (before, merged))
         moved = after.group(f"tier/{small.name}")
         was = before.group(f"tier/{small.name}")
-        for name, deeper in extra(world.graph, world.tiers, small, large).items():
+        for name, deeper in teaching_layers(world.graph, world.tiers, small, large).items():
             momentum = torch.stack([new[entry] - old[entry] for entry in deeper]).mean(0)
             step = (1 - self.beta) * (moved[name] - was[name]) + self.beta * momentum
             moved[name] = was[name] + step
@@ -202,10 +204,9 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
         result[section.name] = tuple(names)
     if odd or not shared:
         raise ag.RunError(
-            "InclusiveFL shares a network's first layers at full width",
+            "InclusiveFL shares a network's first layers at full width (`shorten`)",
             where=f"tier {tier.name}",
             found=odd or f"a narrower {rest[0]}",
-            expected="the first blocks of each section (`shorten`)",
             hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
         )
     return result, tuple(rest)
@@ -221,8 +222,9 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Pref
     shorter = [
         s.name for s in sections if any(shared[t.name][s.name] != complete[s.name] for t in tiers)
     ]
-    places = [s.name for s in sections]
-    behind = places[places.index(shorter[-1]) + 1 :] if shorter else []
+    # The paper's pooler and head: what follows the last difference is each size's own.
+    order = [s.name for s in sections]
+    behind = order[order.index(shorter[-1]) + 1 :] if shorter else []
     prefixes = {}
     for tier in tiers:
         mine = shared[tier.name]
@@ -249,10 +251,11 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
         RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
             section.
     """
+    # Without weights: the cache neither compares nor holds them.
     return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]
 
 
-def extra(
+def teaching_layers(
     graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], small: fl.Tier, large: fl.Tier
 ) -> dict[str, list[str]]:
     """Map entries of a size's last layers to those of the next deeper one that teach them.

@@ -83,19 +83,11 @@ class NeFL(fl.Weighted):
         """Check the range, and that the options go together."""
         super().__post_init__()
         if self.initial == "ode" and self.steps == "off":
-            raise ag.SpecError(
-                "needs step sizes",
-                where="initial",
-                found="ode, with steps off",
-                expected="steps learnable or constant",
-            )
+            message = "needs step sizes, and steps are off"
+            raise ag.SpecError(message, where="initial", expected="steps: learnable or constant")
         if self.norm == "local" and self.spread:
-            raise ag.SpecError(
-                "what a client keeps has the size of its last submodel",
-                where="norm",
-                found=f"local, with spread {self.spread}",
-                expected="spread 0, or another norm",
-            )
+            message = "what a client keeps has the size of its last submodel, which it draws anew"
+            raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
@@ -114,6 +106,7 @@ class NeFL(fl.Weighted):
         """Draw a client's submodel of a round: uniform around the client's own size (§V-A3)."""
         sizes = world.by_size
         index = [tier.name for tier in sizes].index(world.clients[client].name)
+        # Cut off at the ends, as the published code does: the smallest draws from fewer.
         near = sizes[max(index - self.spread, 0) : index + self.spread + 1]
         draw = fl.seeded(world.seed, "nefl submodel", round, client)
         return near[int(torch.randint(len(near), (), generator=draw))]
@@ -130,6 +123,7 @@ class NeFL(fl.Weighted):
             norm=self.norm,
             weights=self._state(world, state, tier),
         )
+        # Private entries travel, and the strategy averages them itself: the global mean skips them.
         return replace(task, skip=submodel.private | submodel.unmerged)
 
     def receive(
@@ -166,15 +160,8 @@ class NeFL(fl.Weighted):
         yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
     def _submodel(self, world: fl.World, tier: fl.Tier) -> Submodel:
-        return submodel(
-            world.graph,
-            tier.graph,
-            tier.transfer,
-            self.steps,
-            self.initial,
-            self.inconsistent,
-            self.norm,
-        )
+        options = self.steps, self.initial, self.inconsistent, self.norm
+        return submodel(world.graph, tier.graph, tier.transfer, *options)
 
     def _state(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.State:
         """Return a submodel's weights: shared ones cut from the global state, and private ones."""
@@ -256,6 +243,7 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
         case "none":
             return frozenset()
         case "auto":
+            # By layer: scales and shifts go with the statistics that their operator uses.
             used = [set(node.leaves()) for node in graph.nodes]
             layers = set[str]().union(*(leaves for leaves in used if leaves & statistics))
             return norms & (statistics | layers)

@@ -136,12 +136,8 @@ class RecipFL(fl.Masking):
         """Check the ranges, and that pieces are whole."""
         super().__post_init__()
         if self.bins % self.piece:
-            raise ag.SpecError(
-                "is not a multiple of the piece size",
-                where="bins",
-                found=self.bins,
-                expected=f"a multiple of piece, {self.piece}",
-            )
+            message = f"{self.bins} is not a multiple of piece, {self.piece}"
+            raise ag.SpecError(message, where="bins")
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
@@ -163,6 +159,7 @@ class RecipFL(fl.Masking):
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
         train = fl.Train(fl.TaskLoss(mask_absent=self.mask_absent))
+        # Frozen entries are not held for a client: every task brings them, by reference.
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
         return fl.Task(
@@ -196,6 +193,7 @@ class RecipFL(fl.Masking):
             parts = server.parts(result.client for result in batch)
             sent = {result.client: result for result in batch}
             new = [server.taken(part, sent[part.client]) for part in parts]
+            # θ̃ is generated again in here: nothing generated lives from `send` to `receive`.
             network.pull_back(
                 [part.graph for part in parts],
                 [part.last for part in parts],
@@ -223,6 +221,7 @@ class RecipFL(fl.Masking):
             RejectedUpdate: Names the tensor.
         """
         small, main = self.small_tier(world).graph, world.tier_of(result.client).graph
+        # One such number would fill the gradient's norm, and the clipped step would learn it alone.
         sent = [("", main, result.state), *((n, small, s) for n, s in result.others.items())]
         for model, graph, state in sent:
             for name, tensor in state.items():
@@ -230,12 +229,9 @@ class RecipFL(fl.Masking):
                     continue  # what the server does not read
                 largest = float(tensor.abs().max()) if tensor.numel() else 0.0
                 if largest > self.bound:
-                    raise ag.RejectedUpdate(
-                        "too large to learn from",
-                        where=f"client {result.client}: {model and model + '/'}{name}",
-                        found=f"{largest:.3g}",
-                        expected=f"at most {self.bound:g} (bound)",
-                    )
+                    where = f"client {result.client}: {model and model + '/'}{name}"
+                    message = f"{largest:.3g} is too large to learn from (bound: {self.bound:g})"
+                    raise ag.RejectedUpdate(message, where=where)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate each tier's model, as each of its clients would get it now."""
@@ -279,6 +275,7 @@ class RecipFL(fl.Masking):
         """Return the weight of a client's pseudo-gradient."""
         if self.weights == "uniform":
             return 1.0
+        # Over the mean, so that the size of a step does not grow with the data.
         mean = sum(c.examples for c in world.clients) / len(world.clients)
         return world.clients[client].examples / mean
 
@@ -484,6 +481,7 @@ class Teach:
         student = fl.module_of(
             fl.Model(ag.with_features(model.graph), {**model.state, **private}), work.device
         ).train()
+        # The teacher is the large model just trained, in evaluation mode.
         small = replace(work, graph=model.graph)
 
         def loss(examples: fl.Examples) -> Tensor:
@@ -495,7 +493,7 @@ class Teach:
             return hard + guidance(outputs, taught, predict, self.divergence)
 
         metrics = fl.descend(small, dict(student.named_parameters()), loss)
-        state = fl.state_of(student)
+        state = fl.cpu_state(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
         metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}
         return fl.Outcome(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class ScaleFL(fl.Averaging):
         for tier in world.tiers:
             exits = ag.exits(tier.graph)
             if not exits or exits != full[: len(exits)]:
+                # Levels nest: the last exit of a small one is an earlier exit of the large ones.
                 raise ag.RunError(
                     "ScaleFL trains a network up to one of its exits",
                     where=f"tier {tier.name}",
@@ -110,15 +111,17 @@ class EarlyExits:
     gamma: float
     temperature: float = 3.0
 
-    def __call__(self, outputs: Any, examples: fl.Examples, work: fl.Work) -> Tensor:
+    def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
+            # The last exit teaches and does not learn from the others: no gradient goes through it.
             taught = (answers[-1].detach() / self.temperature).log_softmax(-1)
             for index, answer in enumerate(answers[:-1]):
                 said = (answer / self.temperature).log_softmax(-1)
                 distance = functional.kl_div(said, taught, reduction="batchmean", log_target=True)
                 terms[index] = terms[index] + self.gamma * self.temperature**2 * distance
+        # Deeper exits count more: weight j of n (n + 1) / 2.
         shares = torch.arange(1, len(terms) + 1, device=terms[0].device)
         return (torch.stack(terms) * shares).sum() / shares.sum()

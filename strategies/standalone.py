@@ -39,7 +39,7 @@ class Standalone(fl.Masking):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Discard results; clients train while the stream is read."""
-        for _ in results:
+        for _ in results:  # a stream that is not read leaves clients untrained
             pass
         return state
 
@@ -49,4 +49,5 @@ class Standalone(fl.Masking):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)
 
+        # The server has no weights: `kept` lays each client's own over the initial ones.
         return fl.by_tier(world, state, model=model, kept=True, whole=False)

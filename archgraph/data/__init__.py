@@ -2,8 +2,8 @@
 
 Nothing is ever downloaded. `digits` comes with archgraph and works on a bare machine; the other
 sets are read from their original files, plain, `.gz` or `.xz`, below one root folder. Each set is
-one file in `sets/`; each format is one module. Data of the user's own comes as a folder, a table, a
-text, a set of Hugging Face's, a function or an argument: each is a row in `doors.py`.
+one file in `sets/`; each format is one module. The user's own data comes as a folder, a table, a
+text, a Hugging Face data set, a function or an argument: each is a row in `doors.py`.
 """
 
 from archgraph.data.files import ROOT_VARIABLE as ROOT_VARIABLE

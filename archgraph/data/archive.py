@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import BinaryIO
@@ -13,12 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from archgraph.data.files import MOST_BYTES, File
+from archgraph.data.files import DAMAGED, MOST_BYTES, File, check_size, readable
 from archgraph.data.folder import UNREADABLE, check_head, decode_image
 from archgraph.data.images import image_dataset
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
+from archgraph.hints import unknown
 
 PARTS = ("train", "test")
 ENDING = ".png"
@@ -43,12 +43,8 @@ def read_archive(source: Source, files: Mapping[str, File], limit: int | None) -
     with file.opened() as stream:
         for (part, label, name), content in _images(stream, where):
             if label not in images[part]:
-                raise DataError(
-                    "class is not known",
-                    where=f"{where}: {part}/{label}/{name}",
-                    found=label,
-                    expected=", ".join(source.labels),
-                )
+                at = f"{where}: {part}/{label}/{name}"
+                raise DataError("class is not known", where=at, **unknown(label, source.labels))
             images[part][label][name] = content
     train, test = (_split(source, images[part], f"{where}: {part}", limit) for part in PARTS)
     return image_dataset(source, train, test, limit)
@@ -57,33 +53,23 @@ def read_archive(source: Source, files: Mapping[str, File], limit: int | None) -
 def _images(stream: BinaryIO, where: str) -> Iterator[tuple[tuple[str, str, str], bytes]]:
     """Yield part, class and name of each image with its content, in the order of the archive."""
     total = 0
-    try:
+    complete = "a complete tar archive, compressed by gzip"
+    with (
+        readable("archive", where, complete, (tarfile.TarError, *DAMAGED)),
         # As a stream: one pass in the archive's order, nothing is unpacked to disk.
-        with tarfile.open(fileobj=stream, mode="r|gz") as archive:
-            for member in archive:
-                part, label, name = ("", "", *PurePosixPath(member.name).parts)[-3:]
-                image = name.endswith(ENDING) and not name.startswith(".")
-                if part in PARTS and image and member.isfile():
-                    # A small file may decode to more than it occupies.
-                    total += max(member.size, PIXELS)
-                    if total > MOST_BYTES:
-                        raise DataError(
-                            "images are too many or too large",
-                            where=where,
-                            found=f"{total:,} bytes up to {member.name}",
-                            expected=f"at most {MOST_BYTES:,} bytes",
-                        )
-                    content = archive.extractfile(member)
-                    assert content is not None  # a file
-                    yield (part, label, name), content.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            "archive cannot be read",
-            where=where,
-            found=str(error) or type(error).__name__,
-            expected="a complete tar archive, compressed by gzip",
-            hint="fetch the file again",
-        ) from error
+        tarfile.open(fileobj=stream, mode="r|gz") as archive,
+    ):
+        for member in archive:
+            part, label, name = ("", "", *PurePosixPath(member.name).parts)[-3:]
+            # macOS adds files of attributes, `._NAME.png`, which are not images.
+            image = name.endswith(ENDING) and not name.startswith(".")
+            if part in PARTS and image and member.isfile():
+                # A small file may decode to more than it occupies.
+                total += max(member.size, PIXELS)
+                check_size(total, MOST_BYTES, "set of images", f"{where}: {member.name}")
+                content = archive.extractfile(member)
+                assert content is not None  # a file
+                yield (part, label, name), content.read()
 
 
 def _split(
@@ -107,21 +93,13 @@ def _split(
 def _decoded(source: Source, content: bytes, where: str) -> Tensor:
     """Decode one image, `[channel, height, width]`; grey ones get three equal channels."""
     height, width = source.shape[1:]
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            check_head(image, where)
-            if image.size != (width, height):
-                raise DataError(
-                    "image has another size",
-                    where=where,
-                    found=f"{image.height} × {image.width}",
-                    expected=f"{height} × {width}",
-                )
-            return decode_image(image, None, colour=True)
-    except UNREADABLE as error:
-        raise DataError(
-            "image cannot be read",
-            where=where,
-            found=str(error) or type(error).__name__,
-            expected="a complete PNG file",
-        ) from error
+    with (
+        readable("image", where, "a complete PNG file", UNREADABLE, hint=None),
+        Image.open(io.BytesIO(content), formats=["PNG"]) as image,
+    ):
+        check_head(image, where)
+        if image.size != (width, height):
+            size = f"{image.height} × {image.width}"
+            expected = f"{height} × {width}"
+            raise DataError("image has another size", where=where, found=size, expected=expected)
+        return decode_image(image, None, colour=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archgraph.data.files import check_size
 from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
@@ -21,11 +22,11 @@ from archgraph.language.data import ColumnKind, TargetSpec
 Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
 MOST_VALUES = 2**28  # once categories are columns of 0 and 1
-# Beyond so many different integers a target is asked about: it may be a number to be predicted.
+# With more different integers than this, a target is ambiguous: it may be a number to be predicted.
 MOST_GUESSED = 100
-# Python's own reader takes more: `1_000`, `nan`, digits of other scripts.
+# Python's `float` accepts more: `1_000`, `nan`, digits of other scripts.
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
-# A decimal comma, thousands apart, a percent sign: each value would be a category of its own.
+# A decimal comma, grouped thousands, a percent sign: each value would become its own category.
 FOREIGN = re.compile(r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%", re.ASCII)
 INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 
@@ -37,12 +38,23 @@ class Column:
     Attributes:
         name: Its name.
         cells: Its values, as text or as the file types them.
-        place: Where the value of a row is, for errors.
+        locate: From a row to where its values are, for errors.
     """
 
     name: str
     cells: Sequence[Cell]
-    place: Callable[[int], str]
+    locate: Callable[[int], str]
+
+    def at(self, row: int) -> str:
+        """Return where the value of a row is."""
+        return f"{self.locate(row)}: {self.name}"
+
+    def error(
+        self, row: int, message: str, *, expected: str | None = None, hint: str | None = None
+    ) -> DataError:
+        """Build an error about the value of a row."""
+        cell = repr(self.cells[row])
+        return DataError(message, where=self.at(row), found=cell, expected=expected, hint=hint)
 
     @functools.cached_property
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
@@ -52,9 +64,8 @@ class Column:
             if not isinstance(cell, str | int | float | Decimal | None):
                 raise DataError(
                     "is neither a number nor text",
-                    where=f"{self.place(row)}: {self.name}",
+                    where=self.at(row),
                     found=type(cell).__name__,
-                    expected="a number, text, or true or false",
                     hint="turn the column into numbers or text, or leave it out",
                 )
         pairs = zip(self.cells, missing, strict=True)
@@ -82,28 +93,22 @@ class Column:
         )
 
     def check_category(self, otherwise: str) -> None:
-        """Raise if it was taken for a category, and is made of numbers that are written otherwise.
+        """Raise if a presumed category holds numbers in another notation.
 
         Args:
-            otherwise: What to write where they are meant to be categories.
+            otherwise: Advice for values that are meant to be categories.
 
         Raises:
             DataError: If most values are such numbers.
         """
         foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
         if sum(foreign) * 2 > len(foreign):
-            row = foreign.index(True)
-            raise DataError(
-                "is it a number or a category?",
-                where=f"{self.place(row)}: {self.name}",
-                found=repr(self.cells[row]),
-                expected="numbers with a point, and with nothing else: "
-                "1.5 for 1,5 or 1234 for 1,234",
-                hint=otherwise,
-            )
+            expected = "numbers such as 1.5 for 1,5 or 1234 for 1,234"
+            question = "is it a number or a category?"
+            raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
 
     def texts(self) -> list[str]:
-        """Values as text.
+        """Return the values as text.
 
         Raises:
             DataError: If one is missing.
@@ -112,73 +117,59 @@ class Column:
         return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
 
     def numbers(self, otherwise: str | None = None) -> np.ndarray:
-        """Values as float64 ``[row]``.
+        """Return the values as float64 ``[row]``.
 
         Args:
-            otherwise: What to write where they are not meant to be numbers.
+            otherwise: Advice for values that are not meant to be numbers.
 
         Raises:
             DataError: If one is missing, is not a number, or does not fit into float32.
         """
         self._complete()
         values, _ = self._read
+        # Written so that NaN fails the comparison, too.
         for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
-            alien = np.isnan(values[row])
-            raise DataError(
-                "is not a number" if alien else "is not a finite number",
-                where=f"{self.place(row)}: {self.name}",
-                found=repr(self.cells[row]),
-                expected="a number, such as -1.5 or 2e3"
-                if alien
-                else "a number that fits into 32 bits",
-                hint=otherwise if alien else None,
-            )
+            if np.isnan(values[row]):
+                expected = "a number, such as -1.5 or 2e3"
+                raise self.error(row, "is not a number", expected=expected, hint=otherwise)
+            raise self.error(row, "is too large for 32 bits")
+        # From 2**53 on float64 leaves out integers: identifiers would become equal silently.
         if (np.abs(values) > 2.0**53).any():
             before, after = len(set(self.cells)), len(np.unique(values))
             if after * 2 <= before:
                 raise DataError(
                     "values become equal when they are rounded to 64 bits",
-                    where=f"{self.place(0)}: {self.name}",
+                    where=self.at(0),
                     found=f"{after} different ones of {before}",
-                    expected="numbers of up to 15 digits",
                     hint="leave the column out, or subtract what they have in common",
                 )
         return values
 
     def flags(self) -> np.ndarray:
-        """Values 0 and 1 as bool ``[row]``.
+        """Return values 0 and 1 as bool ``[row]``.
 
         Raises:
             DataError: If one is something else.
         """
         values = self.numbers()
-        other = np.flatnonzero((values != 0) & (values != 1))
-        if len(other):
-            row = int(other[0])
-            raise DataError(
-                "is not 0 or 1",
-                where=f"{self.place(row)}: {self.name}",
-                found=repr(self.cells[row]),
-                expected="0 or 1: whether the label applies",
-            )
+        for row in np.flatnonzero((values != 0) & (values != 1))[:1]:
+            raise self.error(row, "is not 0 or 1")
         return values == 1
 
     def _complete(self) -> None:
         _, missing = self._read
+        # Missing values are not filled: that is a choice of the analysis, not of the reader.
         for row in np.flatnonzero(missing)[:1]:
-            cell = self.cells[row]
-            raise DataError(
+            hint = "fill them, remove the rows, or leave the column out"
+            raise self.error(
+                row,
                 "a value is missing",
-                where=f"{self.place(row)}: {self.name}",
-                found="nothing" if cell in ("", None) else repr(cell),
-                expected="a value in every row",
-                hint=f"{missing.sum()} of {len(missing)} are missing: fill them, remove the rows, "
-                "or leave the column out",
+                hint=f"{missing.sum()} of {len(missing)} are missing: {hint}",
             )
 
 
 class Features(NamedTuple):
-    """Columns as numbers: float64 ``[row, feature]``, which are measured, and whose each is."""
+    """Columns as numbers, float64 ``[row, feature]``: whether each is measured, and its column."""
 
     values: Tensor
     measured: Tensor
@@ -186,9 +177,9 @@ class Features(NamedTuple):
 
 
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
-    """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
+    """Convert columns: numbers stay, a category becomes one column of 0 and 1 per value, in order.
 
-    A column that is not said to be either is one of numbers if most of its values are.
+    A column of unknown kind holds numbers if most of its values are numbers.
 
     Raises:
         DataError: If a value is missing or of another kind, or a category has too many values.
@@ -196,20 +187,20 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     Example:
         >>> def column(name, *cells):
         ...     return Column(name, cells, str)
-        >>> made = features(
+        >>> both = features(
         ...     [(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)]
         ... )
-        >>> made.values.tolist(), made.measured.tolist()
+        >>> both.values.tolist(), both.measured.tolist()
         ([[3.0, 0.0, 1.0], [5.0, 1.0, 0.0]], [True, False, False])
-        >>> made.names
+        >>> both.names
         ('age', 'city', 'city')
     """
-    # For each column its numbers; or the places of its categories, and how many there are.
-    found: list[tuple[np.ndarray, int]] = []
+    # For each column its numbers and 0; or the codes of its categories and how many there are.
+    parts: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
         meant = f"a column of categories is written columns: {{{column.name}: category}}"
         if kind == "number" or (kind is None and column.mostly_numeric):
-            found.append((column.numbers(meant), 0))
+            parts.append((column.numbers(meant), 0))
             continue
         if kind is None:
             column.check_category(meant)
@@ -217,44 +208,40 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
         if len(names) > MOST_CATEGORIES:
             raise DataError(
                 "has too many values for a category",
-                where=f"{column.place(0)}: {column.name}",
+                where=column.at(0),
                 found=f"{len(names)} different ones",
                 expected=f"at most {MOST_CATEGORIES}",
                 hint="name the columns that models shall see: columns: […]",
             )
-        found.append((codes.numpy(), len(names)))
-    rows, width = len(found[0][0]), sum(count or 1 for _, count in found)
-    if rows * width > MOST_VALUES:
-        raise DataError(
-            "the table is too large",
-            where=columns[0][0].place(0),
-            found=f"{rows:,} rows of {width:,} values, categories as columns of 0 and 1",
-            expected=f"at most {MOST_VALUES:,} values",
-        )
+        parts.append((codes.numpy(), len(names)))
+    rows, width = len(parts[0][0]), sum(count or 1 for _, count in parts)
+    # Before the tensor exists: a category of a thousand values is a thousand columns.
+    check_size(rows * width, MOST_VALUES, "table", columns[0][0].locate(0), "values")
+    # float64 until the columns are standardised: seconds since 1970 differ in the last digits.
     values = torch.zeros(rows, width, dtype=torch.float64)
     start = 0
-    for part, count in found:
+    for part, count in parts:
         if count:
             values[torch.arange(rows), start + torch.from_numpy(part)] = 1
         else:
             values[:, start] = torch.from_numpy(part)
         start += count or 1
-    measured = [not count for _, count in found for _ in range(count or 1)]
-    pairs = zip(columns, found, strict=True)
-    whose = [column.name for (column, _), (_, count) in pairs for _ in range(count or 1)]
-    return Features(values, torch.tensor(measured), tuple(whose))
+    measured = [not count for _, count in parts for _ in range(count or 1)]
+    pairs = zip(columns, parts, strict=True)
+    names_of_features = (c.name for (c, _), (_, count) in pairs for _ in range(count or 1))
+    return Features(values, torch.tensor(measured), tuple(names_of_features))
 
 
 def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
     """Return the columns that a target is read from."""
     if isinstance(target, str):
         return (target,)
-    (found,) = (value for _, value in target if value is not None)
-    return (found,) if isinstance(found, str) else tuple(found)
+    (names,) = (value for _, value in target if value is not None)
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets, and the names of their classes; none where they are numbers.
+    """Return targets, and the names of their classes; no names if they are numbers.
 
     Raises:
         DataError: If a value is missing, or of another kind than the target says.
@@ -267,56 +254,54 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
         (tensor([1.0000, 2.5000]), ())
     """
     first = columns[0]
+    classes = f"target: {{classes: {first.name}}}"
+    otherwise = f"a class to be predicted is written {classes}"
     if isinstance(target, TargetSpec) and target.labels is not None:
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if isinstance(target, TargetSpec) and target.values is not None:
-        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
         numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
         single = isinstance(target.values, str)
         return _rounded(numbers[:, 0] if single else numbers, columns), ()
     texts = first.texts()  # all there
-    if isinstance(target, str) and first.numeric and not first.integral:
-        return _rounded(first.numbers(), columns), ()
-    if isinstance(target, str) and first.mostly_numeric and not first.numeric:
-        first.numbers(f"if these are classes: target: {{classes: {first.name}}}")
-    if isinstance(target, str) and len(set(texts)) > MOST_GUESSED:
-        raise DataError(
-            "is it a class or a number?",
-            where=f"{first.place(0)}: {first.name}",
-            found=f"{len(set(texts))} different values",
-            expected=f"target: {{classes: {first.name}}}"
-            + (f", or target: {{values: {first.name}}}" if first.integral else ""),
-        )
-    if not first.integral:
-        if isinstance(target, str):
-            first.check_category(
-                f"a class to be predicted is written target: {{classes: {first.name}}}"
+    integral = first.integral
+    if isinstance(target, str):  # neither the file nor the task says what it is
+        if first.numeric and not integral:
+            return _rounded(first.numbers(), columns), ()
+        if first.mostly_numeric and not first.numeric:
+            first.numbers(f"if these are classes: {classes}")
+        if (different := len(set(texts))) > MOST_GUESSED:
+            values = f", or target: {{values: {first.name}}}" if integral else ""
+            raise DataError(
+                "is it a class or a number?",
+                where=first.at(0),
+                found=f"{different} different values",
+                expected=classes + values,
             )
+        if not integral:
+            first.check_category(otherwise)
+    if not integral:
         return number_classes(texts)
+    # In the order of numbers, not of text: class 10 comes after class 9.
     _check_written(first, texts)
     return number_classes(texts, _integer)
 
 
 def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
-    """Numbers to be predicted, float32; raises if most become equal."""
+    """Round numbers to be predicted to float32; raise if most become equal."""
     exact = torch.from_numpy(numbers)
     names = [column.name for column in columns]
-    check_apart(exact, exact.float(), columns[0].place(0), names)
+    check_apart(exact, exact.float(), columns[0].locate(0), names)
     return exact.float()
 
 
 def _check_written(column: Column, texts: Sequence[str]) -> None:
-    """Raise if two classes are one number, written in two ways."""
+    """Raise if two classes are the same number in different notations."""
     written: dict[int, str] = {}
     for row, text in enumerate(texts):
         if (other := written.setdefault(_integer(text), text)) != text:
-            raise DataError(
-                "two classes are the same number",
-                where=f"{column.place(row)}: {column.name}",
-                found=f"{text!r}, beside {other!r} in {column.place(texts.index(other))}",
-                expected="each class written in one way",
-            )
+            first = column.locate(texts.index(other))
+            raise column.error(row, f"is the same number as {other!r} in {first}")
 
 
 def _integer(text: str) -> int:
@@ -327,11 +312,6 @@ def _integer(text: str) -> int:
     """
     flags = {"False": 0, "True": 1}
     return flags[text] if text in flags else int(text)
-
-
-def clients(column: Column) -> tuple[Hashable, ...]:
-    """Whose each row is."""
-    return tuple(column.texts())
 
 
 def _missing(cell: Cell) -> bool:
@@ -347,4 +327,5 @@ def _number(cell: Cell) -> float:
     text = cell.strip()
     if NUMBER.fullmatch(text):
         return float(text)
+    # Infinity is a number that is refused as one, not the value of a category.
     return math.inf if text.lower().lstrip("+-") in ("inf", "infinity") else math.nan

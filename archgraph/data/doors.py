@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from archgraph.data import folder, function, huggingface, table, text
-from archgraph.data.imagined import stand_in
+from archgraph.data.imagined import imagined_dataset
 from archgraph.data.load import load_dataset
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
@@ -22,42 +21,23 @@ from archgraph.language.data import (
     TextData,
     as_learned,
 )
+from archgraph.plain import Json
 
 
-@dataclass(frozen=True)
-class Door:
-    """How a kind of data is read.
-
-    Attributes:
-        read: The data set of what a file says.
-        check: The same, or what stands in for it, for a check before a run.
-    """
-
-    read: Callable[[Any], Dataset]
-    check: Callable[[Any], Dataset]
-
-
-def _named(spec: NamedData, **more: Any) -> dict[str, Any]:
+def _named(spec: NamedData) -> dict[str, Json]:
     names = ("limit", "bptt", "length", "vocabulary", "tokenizer")
-    return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}, **more}
+    return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}}
 
 
-def _both(read: Callable[[Any], Dataset]) -> Door:
-    """Read the user's data for a check too: there is no other way to know whether it is valid."""
-    return Door(read, read)
-
-
-READERS: Mapping[type[DataSpec], Door] = {
-    NamedData: Door(
-        lambda spec: load_dataset(**_named(spec, root=spec.root)),
-        lambda spec: stand_in(**_named(spec)),
-    ),
-    PythonData: _both(function.read_function),
-    FolderData: _both(folder.read_folder),
-    TableData: _both(table.read),
-    HuggingFaceData: _both(huggingface.read_huggingface),
-    TextData: _both(text.read_text),
+READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
+    NamedData: lambda spec: load_dataset(root=spec.root, **_named(spec)),
+    PythonData: function.read_function,
+    FolderData: folder.read_folder,
+    TableData: table.read_table,
+    HuggingFaceData: huggingface.read_huggingface,
+    TextData: text.read_running_text,
 }
+"""What reads each kind of data."""
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
@@ -65,7 +45,7 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
-        task: What is learned: how a target is read if the file does not say.
+        task: The learning task: it decides how a target is read if the file does not say.
         check: Use zeros in the form of known data sets, without reading their files.
 
     Raises:
@@ -76,13 +56,15 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         >>> read_data(NamedData(dataset="digits"))
         Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
     """
-    door = READERS.get(type(spec))
-    if door is None:
+    reader = READERS.get(type(spec))
+    if reader is None:
         raise DataError(
             "must name the data",
             where="data",
             expected=f"one of {', '.join(DOORS)}",
             hint="in Python, pass it: ag.run(..., data=...)",
         )
-    spec = as_learned(spec, task)
-    return door.check(spec) if check else door.read(spec)
+    if check and isinstance(spec, NamedData):
+        return imagined_dataset(**_named(spec))
+    # The user's data is read for a check as well: nothing else tells whether it is valid.
+    return reader(as_learned(spec, task))

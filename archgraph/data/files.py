@@ -1,4 +1,4 @@
-"""Data files: found below a root folder, decompressed, compared with what was published."""
+"""Data files: searched below a root folder, decompressed, compared with the published ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from archgraph.data.source import SETS, Published, Source
 from archgraph.errors import DataError
@@ -21,11 +21,72 @@ ROOT_VARIABLE = "ARCHGRAPH_DATA"
 
 # Larger than any file of the known sets: a compressed file beyond it is a decompression bomb.
 MOST_BYTES = 1 << 30
+# What the packers of the standard library raise for a damaged file: each has errors of its own.
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+AGAIN = "fetch the file again"
+
+
+@contextmanager
+def readable(
+    what: str,
+    where: object,
+    expected: object,
+    errors: tuple[type[Exception], ...] = DAMAGED,
+    hint: str | None = AGAIN,
+) -> Iterator[None]:
+    """Report the errors that a damaged file makes a library raise.
+
+    Args:
+        what: The thing that is read, for the message.
+        where: Its file.
+        expected: Description of an intact file.
+        errors: Errors that the library raises; others pass.
+        hint: Advice for the error.
+
+    Raises:
+        DataError: Instead of one of the errors.
+    """
+    try:
+        yield
+    except errors as error:
+        problem = str(error) or type(error).__name__
+        raise DataError(
+            f"{what} cannot be read", where=str(where), found=problem, expected=expected, hint=hint
+        ) from error
+
+
+def check_size(
+    size: int,
+    most: int,
+    what: str,
+    where: object,
+    unit: str = "bytes",
+    hint: str | None = None,
+) -> None:
+    """Raise if something is too large, best before it is unpacked.
+
+    Raises:
+        DataError: If `size` exceeds `most`.
+
+    Example:
+        >>> check_size(5000, 4096, "table", "rows.csv")
+        Traceback (most recent call last):
+        archgraph.errors.DataError: rows.csv: table is too large; found 5,000 bytes; expected at \
+most 4,096 bytes
+    """
+    if size > most:
+        raise DataError(
+            f"{what} is too large",
+            where=str(where),
+            found=f"{size:,} {unit}",
+            expected=f"at most {most:,} {unit}",
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True)
 class File:
-    """A data file on disk, and what it has to contain."""
+    """A data file on disk, and the size and checksum that it must have."""
 
     path: Path
     published: Published | None
@@ -34,53 +95,44 @@ class File:
         """Return the decompressed content, complete and verified."""
         # One byte more than allowed is read, so that a bomb is noticed without unpacking it.
         most = MOST_BYTES if self.published is None else self.published.bytes
-        try:
-            with _open(self.path) as stream:
-                content = stream.read(most + 1)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            problem = str(error) or type(error).__name__
-            expected = "a complete file" if self.published is None else f"{most} bytes"
-            raise self._bad("data file cannot be read", problem, expected) from error
+        with readable("data file", self.path, "a complete file"), _open(self.path) as stream:
+            content = stream.read(most + 1)
         if len(content) > most:
-            expected = f"{most} bytes" if self.published else f"at most {most} bytes"
-            raise self._bad("data file too long", f"more than {most} bytes", expected)
+            self._refuse("data file too long", f"more than {most} bytes", f"at most {most} bytes")
         if self.published is not None:
-            self._verify(content, self.published)
+            self._check_size(len(content), self.published)
+            checked = self.path.read_bytes() if self.published.gz else content
+            self._check_sum(_md5(checked), self.published)
         return content
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
         """Open an archive as it is stored, verified and at its beginning."""
-        try:
-            with self.path.open("rb") as stream:
-                if self.published is not None:
-                    self._check_size(os.fstat(stream.fileno()).st_size, self.published)
-                    self._check_sum(hashlib.file_digest(stream, _md5), self.published)
-                    stream.seek(0)
-                yield stream
-        except OSError as error:
-            raise self._bad("data file cannot be read", str(error), "a complete file") from error
-
-    def _verify(self, content: bytes, published: Published) -> None:
-        self._check_size(len(content), published)
-        checked = self.path.read_bytes() if published.gz else content
-        self._check_sum(_md5(checked), published)
+        with (
+            readable("data file", self.path, "a complete file", (OSError,)),
+            self.path.open("rb") as stream,
+        ):
+            if self.published is not None:
+                self._check_size(os.fstat(stream.fileno()).st_size, self.published)
+                self._check_sum(hashlib.file_digest(stream, _md5), self.published)
+                stream.seek(0)
+            yield stream
 
     def _check_size(self, size: int, published: Published) -> None:
+        # Before the checksum: it says what is wrong with an interrupted download.
         if size != published.bytes:
             message = "data file truncated" if size < published.bytes else "data file too long"
-            raise self._bad(message, f"{size} bytes", f"{published.bytes} bytes")
+            self._refuse(message, f"{size} bytes", f"{published.bytes} bytes")
 
     def _check_sum(self, digest: hashlib._Hash, published: Published) -> None:
         if (md5 := digest.hexdigest()) != published.md5:
             stored = published.gz or published.archive
             actual = f"MD5 {md5} of the {'stored' if stored else 'decompressed'} content"
-            more = ", or pass verify=False for a file of your own"
-            raise self._bad("wrong checksum", actual, published.md5, more)
+            hint = f"{AGAIN}, or pass verify=False for a file of your own"
+            self._refuse("wrong checksum", actual, published.md5, hint)
 
-    def _bad(self, message: str, found: str, expected: str, more: str = "") -> DataError:
-        hint = f"fetch the file again{more}"
-        return DataError(message, where=str(self.path), found=found, expected=expected, hint=hint)
+    def _refuse(self, message: str, actual: str, expected: str, hint: str = AGAIN) -> NoReturn:
+        raise DataError(message, where=str(self.path), found=actual, expected=expected, hint=hint)
 
 
 def _md5(content: bytes = b"") -> hashlib._Hash:
@@ -109,16 +161,20 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
         DataError: The folder or a file is missing.
     """
     root = _root(source, root)
-    best: tuple[Path, dict[str, File]] = (root / source.folders[0], {})
-    for folder in (*(root / name for name in source.folders), root):
-        files = {
-            name: File(path, published if verify else None)
-            for name, published in source.files.items()
-            if (path := _stored(folder / name, published)) is not None
-        }
-        if len(files) > len(best[1]):
-            best = folder, files
-    folder, files = best
+    candidates = [
+        (
+            folder,
+            {
+                name: File(path, published if verify else None)
+                for name, published in source.files.items()
+                if (path := _stored(folder / name, published)) is not None
+            },
+        )
+        for folder in (*(root / name for name in source.folders), root)
+    ]
+    # Files of one set are not mixed from several folders; of equally complete ones max takes the
+    # first, which is the folder that an error should name if there are none at all.
+    folder, files = max(candidates, key=lambda candidate: len(candidate[1]))
     missing = [name for name in source.files if name not in files]
     if missing:
         archives = all(source.files[name].archive for name in missing)
@@ -128,8 +184,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
             where=str(folder),
             found=f"{len(files)} of {len(source.files)} files of {source.name}",
             expected=", ".join(missing) + ("" if archives else " (plain, .gz or .xz)"),
-            hint=f"put the original files there; nothing is downloaded{origin} (searched below "
-            f"{root})",
+            hint=f"put the original files there; nothing is downloaded{origin}",
         )
     return files
 
@@ -153,24 +208,16 @@ def lacking(source: Source, root: str | Path | None) -> str | None:
 def _root(source: Source, root: str | Path | None) -> Path:
     if source.shipped:
         return SETS
-    chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
-    expected = "the folder that holds " + " or ".join(f"{f}/" for f in source.folders)
-    if chosen is None:
+    root = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    folder = None if root is None else Path(root).expanduser()
+    if folder is None or not folder.is_dir():
         raise DataError(
-            "the data folder is not set",
+            "the data folder is not set" if folder is None else "data folder missing",
             where=source.name,
-            expected=expected,
+            found=None if folder is None else f"no folder {folder}",
+            expected="the folder that holds " + " or ".join(f"{f}/" for f in source.folders),
             hint=f"set data.root or the environment variable {ROOT_VARIABLE}; "
             "`digits` needs no files",
-        )
-    folder = Path(chosen).expanduser()
-    if not folder.is_dir():
-        raise DataError(
-            "data folder missing",
-            where=source.name,
-            found=f"no folder {folder}",
-            expected=expected,
-            hint=f"correct data.root or {ROOT_VARIABLE}",
         )
     return folder
 
@@ -182,7 +229,7 @@ def _stored(path: Path, published: Published) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def decode_text(content: bytes, where: str, hint: str = "fetch the file again") -> str:
+def decode_text(content: bytes, where: str, hint: str = AGAIN) -> str:
     """Decode UTF-8 text, without the byte-order mark that some programs write first."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from archgraph.data.files import MOST_BYTES
-from archgraph.data.rows import SHARE, Records, dataset_of_rows, number_classes, parted
-from archgraph.data.values import Dataset
+from archgraph.data.files import MOST_BYTES, check_size, readable
+from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
+from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
 
@@ -28,6 +29,7 @@ FORMATS = {
     ".pgm": "PPM",
     ".ppm": "PPM",
 }
+PILLOW_FORMATS = sorted(set(FORMATS.values()))
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What Pillow raises for a file that is damaged, or made to fill the memory.
@@ -44,35 +46,21 @@ def read_folder(spec: FolderData) -> Dataset:
             size is asked for.
     """
     root = Path(spec.folder)
-    split = (root / TRAIN).is_dir() or (root / TEST).is_dir()
-    if not split:
+    missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
+    if len(missing) == 2:
         rows, labels = _read({"": _listed(root)}, spec)
-        train, test = parted(rows[""], spec.test or SHARE, "data.test")
+        train, test = parted(rows[""], spec.test)
         return dataset_of_rows(root.name, "image", train, test, labels=labels)
+    if missing:
+        raise DataError(
+            "has only one of the two splits", where=WHERE, found=f"no folder {root / missing[0]}"
+        )
     if spec.test is not None:
-        raise DataError(
-            "conflicts with the folder of test images",
-            where="data.test",
-            found=f"test: {spec.test:g} and {root / TEST}",
-            expected="one of them",
-        )
-    for part in (TRAIN, TEST):
-        if not (root / part).is_dir():
-            raise DataError(
-                "has only one of the two splits",
-                where=WHERE,
-                found=f"no folder {root / part}",
-                expected=f"{TRAIN}/ and {TEST}/, or a folder for each class",
-            )
+        raise DataError(f"conflicts with the folder {root / TEST}", where="data.test")
     files = {part: _listed(root / part) for part in (TRAIN, TEST)}
-    unknown = sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]})
-    if unknown:
-        raise DataError(
-            "a class has test images only",
-            where=str(root / TEST / unknown[0]),
-            found=unknown[0],
-            expected=", ".join(sorted({name for name, _ in files[TRAIN]})[:5]),
-        )
+    # A class without training images would get a number, and a logit that nothing trains.
+    for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
+        raise DataError("a class has test images only", where=str(root / TEST / name))
     rows, labels = _read(files, spec)
     return dataset_of_rows(root.name, "image", rows[TRAIN], rows[TEST], labels=labels)
 
@@ -80,31 +68,26 @@ def read_folder(spec: FolderData) -> Dataset:
 def _listed(folder: Path) -> list[tuple[str, Path]]:
     """Return class and file of each image, in order; hidden files are skipped."""
     pairs = []
-    classes = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    if not classes:
-        raise DataError("holds no classes", where=str(folder), expected="a folder for each class")
-    for directory in classes:
-        if not directory.is_dir():
-            raise DataError(
-                "is not a folder of a class",
-                where=str(directory),
-                found="a file",
-                expected="a folder for each class, with its images",
-            )
-        files = sorted(p for p in directory.iterdir() if not p.name.startswith("."))
-        if not files:
-            raise DataError("a class has no images", where=str(directory), expected="at least one")
-        for file in files:
+    for directory in _visible(folder):
+        for file in _visible(directory):
             if file.suffix.lower() not in FORMATS or not file.is_file():
-                raise DataError(
-                    "is not an image",
-                    where=str(file),
-                    found=file.suffix or "no ending",
-                    expected=", ".join(FORMATS),
-                    hint="move it elsewhere",
-                )
+                expected, hint = ", ".join(FORMATS), "move it elsewhere"
+                raise DataError("is not an image", where=str(file), expected=expected, hint=hint)
             pairs.append((directory.name, file))
     return pairs
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return what is in a folder, in the order of names: no file system promises one."""
+    inside = folder.iterdir() if folder.is_dir() else ()
+    paths = sorted(path for path in inside if not path.name.startswith("."))
+    if not paths:
+        raise DataError(
+            "is empty or not a folder",
+            where=str(folder),
+            expected="a folder for each class, with its images",
+        )
+    return paths
 
 
 def _read(
@@ -112,30 +95,20 @@ def _read(
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
     """Read the images of each part, all of one size and number of channels; and the classes."""
     listed = [pair for files in parts.values() for pair in files]
+    # Heads of all files first: what is wrong with the last one is known before pixels are read.
     heads = [_head(file) for _, file in listed]
     colour = spec.colour
     if colour is None:
         colour = any(mode in COLOUR for _, mode in heads)
     size = spec.size or heads[0][0]
-    if spec.size is None:
-        for (_, file), (other, _) in zip(listed, heads, strict=True):
-            if other != size:
-                raise DataError(
-                    "images differ in size",
-                    where=str(file),
-                    found=f"{other[0]} × {other[1]}",
-                    expected=f"{size[0]} × {size[1]}, as {listed[0][1].name} has it",
-                    hint="write size: [HEIGHT, WIDTH], to which all are scaled",
-                )
+    for (_, file), (other, _) in zip(listed, heads, strict=True):
+        if spec.size is None:
+            hint = "write size: [HEIGHT, WIDTH], to which all are scaled"
+            actual, expected = (f"{height} × {width}" for height, width in (other, size))
+            check_alike(actual, expected, str(file), "images differ in size", hint)
     total = len(listed) * (3 if colour else 1) * size[0] * size[1]
-    if total > MOST_BYTES:
-        raise DataError(
-            "images are too many or too large",
-            where=WHERE,
-            found=f"{len(listed)} of {size[0]} × {size[1]}: {total:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
-            hint="write a smaller size",
-        )
+    check_size(total, MOST_BYTES, "set of images", WHERE, hint="write a smaller size")
+    # Of both splits together, so that a class has one number in both.
     targets, labels = number_classes([name for name, _ in listed])
     rows, start = {}, 0
     for part, files in parts.items():
@@ -149,12 +122,8 @@ def _pictures(files: Sequence[Path], size: tuple[int, int], colour: bool) -> Ten
     """Read images as uint8 ``[image, channel, height, width]``."""
     pictures = torch.empty(len(files), 3 if colour else 1, *size, dtype=torch.uint8)
     for row, file in enumerate(files):
-        try:
-            with Image.open(file, formats=list(set(FORMATS.values()))) as opened:
-                image = decode_image(opened, size, colour)
-        except UNREADABLE as error:
-            raise _damaged(file, error) from error
-        pictures[row] = image
+        with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
+            pictures[row] = decode_image(image, size, colour)
     return pictures
 
 
@@ -164,6 +133,7 @@ def decode_image(image: Image.Image, size: tuple[int, int] | None, colour: bool)
     >>> decode_image(Image.new("L", (3, 2), 7), None, colour=False).shape
     torch.Size([1, 2, 3])
     """
+    # Turned before the size is compared: cameras store sideways what EXIF says is upright.
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -173,16 +143,12 @@ def decode_image(image: Image.Image, size: tuple[int, int] | None, colour: bool)
 
 def _head(file: Path) -> tuple[tuple[int, int], str]:
     """Return height and width of an upright image, and its pixel mode, without reading pixels."""
-    try:
-        with Image.open(file, formats=list(set(FORMATS.values()))) as image:
-            width, height = image.size
-            # EXIF's orientation: from 5 on the image is turned by 90°.
-            turned = image.getexif().get(0x0112, 1) >= 5
-            mode = image.mode
-            check_head(image, str(file))
-    except UNREADABLE as error:
-        raise _damaged(file, error) from error
-    return ((width, height) if turned else (height, width)), mode
+    with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
+        check_head(image, str(file))
+        width, height = image.size
+        # EXIF's orientation: from 5 on the image is turned by 90°.
+        turned = image.getexif().get(0x0112, 1) >= 5
+        return ((width, height) if turned else (height, width)), image.mode
 
 
 def check_head(image: Image.Image, where: str) -> None:
@@ -194,27 +160,16 @@ def check_head(image: Image.Image, where: str) -> None:
     Example:
         >>> check_head(Image.new("L", (3, 2)), "a.png")
     """
-    if image.width * image.height > MOST_PIXELS:
-        raise DataError(
-            "image is too large",
-            where=where,
-            found=f"{image.height} × {image.width}",
-            expected=f"at most {MOST_PIXELS:,} pixels",
-        )
+    check_size(image.width * image.height, MOST_PIXELS, "image", where, "pixels")
     if image.mode not in (*GREY, *COLOUR):
         raise DataError(
             "image has more than 8 bits for a channel",
             where=where,
             found=image.mode,
-            expected="grey or colour with 8 bits",
             hint="convert it, or read the images with your own function: data: {python: …}",
         )
 
 
-def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError(
-        "image cannot be read",
-        where=str(file),
-        found=str(error) or type(error).__name__,
-        expected=f"a complete {FORMATS[file.suffix.lower()]} file",
-    )
+def _complete(file: Path) -> AbstractContextManager[None]:
+    expected = f"a complete {FORMATS[file.suffix.lower()]} file"
+    return readable("image", file, expected, UNREADABLE, hint=None)

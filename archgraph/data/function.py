@@ -24,6 +24,7 @@ def read_function(spec: PythonData) -> Dataset:
     make = import_named(spec.python, Dataset, WHERE)
     if not callable(make):
         raise SpecError("is not callable", where=WHERE, found=type(make).__name__)
+    # Not from the run's seed: several seeds of an experiment are compared on the same rows.
     with isolated(torch.Generator().manual_seed(0)):
         try:
             data = make(**spec.arguments)
@@ -33,8 +34,5 @@ def read_function(spec: PythonData) -> Dataset:
             error.where = f"{WHERE}: {error.where}"
             raise
         except (Exception, SystemExit) as error:  # whatever the user's function raises
-            raise DataError(
-                "the function raised an error",
-                where=WHERE,
-                found=f"{spec.python}: {type(error).__name__}: {error}",
-            ) from error
+            problem = f"{spec.python}: {type(error).__name__}: {error}"
+            raise DataError("the function raised an error", where=WHERE, found=problem) from error

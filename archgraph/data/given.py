@@ -1,19 +1,19 @@
-"""Data as Python has it: tensors, arrays, torch datasets, a mapping of clients to these."""
+"""Data from Python: tensors, arrays, torch datasets, or a mapping of clients to these."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from archgraph.data.rows import Records, check_apart, dataset_of_rows
-from archgraph.data.values import Dataset, InputKind
+from archgraph.data.values import Dataset, check_alike, row_form
 from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
@@ -28,6 +28,14 @@ DRAWN_ANEW = (
 READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
 # The only input of a model may be called anything.
 INPUT = "input"
+
+
+class Items(Protocol):
+    """A torch dataset of the map style."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int) -> object: ...
 
 
 def dataset_of(value: object, name: str = "data") -> Dataset:
@@ -69,13 +77,7 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
         if isinstance(train, Mapping)
         else _rows(train, f"{name}: train")
     )
-    first = next(iter(rows.inputs.values()))
-    kind: InputKind = "tensor"
-    if first.dtype == torch.uint8 and first.dim() == 4:
-        kind = "image"
-    elif not first.is_floating_point():
-        kind = "text"
-    data = dataset_of_rows(name, kind, rows, _rows(test, f"{name}: test"))
+    data = dataset_of_rows(name, None, rows, _rows(test, f"{name}: test"))
     # Only after everything is read: a second read may advance the data set's own generators.
     splits = {"train": list(train.values())[:4] if isinstance(train, Mapping) else [train]}
     changing = [
@@ -87,25 +89,17 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
     return dataclasses.replace(data, notes=notes)
 
 
-def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
+def _together(parts: list[tuple[Hashable, Records]], where: str) -> Records:
     """Concatenate the rows of all clients, one client after the other."""
     if not parts:
-        raise DataError(
-            "lists no clients", where=where, expected="clients by name, with their data"
-        )
+        raise DataError("lists no clients", where=where)
+    _, first = parts[0]
+    expected = _form(first)
     for client, rows in parts:
+        at = f"{where}: {client}"
         if not len(rows):
-            where = f"{where}: {client}"
-            raise DataError("a client has no examples", where=where, expected="at least one each")
-    (_, first), *others = parts
-    for client, rows in others:
-        if (form := _form(rows)) != (expected := _form(first)):
-            raise DataError(
-                "differs in form from the first client's data",
-                where=f"{where}: {client}",
-                found=form,
-                expected=expected,
-            )
+            raise DataError("a client has no examples", where=at)
+        check_alike(_form(rows), expected, at, "clients differ in the form of their data")
     return Records(
         {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
@@ -116,25 +110,11 @@ def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
 def _form(rows: Records) -> str:
     """Describe type and shape of a row's inputs and target."""
     tensors = {**rows.inputs, "target": rows.targets}
-    return ", ".join(f"{k} {_dtype(v)} {list(v.shape[1:])}" for k, v in tensors.items())
+    return ", ".join(f"{name} {row_form(tensor)}" for name, tensor in tensors.items())
 
 
 def _rows(value: object, where: str) -> Records:
     """Return the rows of one split, or of one client's part of it."""
-    if isinstance(value, DataLoader):
-        raise DataError(
-            "is a DataLoader",
-            where=where,
-            expected="its dataset: `loader.dataset`",
-            hint="batches and their order follow from the experiment (local.batch, seed)",
-        )
-    if isinstance(value, IterableDataset | Iterator):
-        raise DataError(
-            "is a stream, whose examples have no position",
-            where=where,
-            found=_what(value),
-            expected="a torch dataset with __len__ and __getitem__",
-        )
     if type(value) is TensorDataset:
         inputs, targets = _pair(value.tensors, where)
     elif isinstance(value, tuple) and len(value) == 2:
@@ -142,11 +122,14 @@ def _rows(value: object, where: str) -> Records:
     elif _by_item(value):
         inputs, targets = _items(value, where)
     else:
+        # A stream is refused as well: examples are divided among clients by their positions.
+        loader = isinstance(value, DataLoader)
         raise DataError(
             "is not a split of a data set",
             where=where,
             found=_what(value),
-            expected="a torch dataset, or a pair (inputs, targets) of tensors",
+            expected="a torch dataset with __len__ and __getitem__, or a pair (inputs, targets)",
+            hint="pass loader.dataset: batches follow from the experiment" if loader else None,
         )
     by_name = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
     tensors = {
@@ -156,44 +139,37 @@ def _rows(value: object, where: str) -> Records:
     target_rows = _target(targets, f"{where}: targets")
     for key, rows in tensors.items():
         if rows.dim() == 0 or target_rows.dim() == 0 or len(rows) != len(target_rows):
-            raise DataError(
-                "inputs and targets differ in number",
-                where=where,
-                found=f"{key} {list(rows.shape)}, targets {list(target_rows.shape)}",
-                expected="[example, ...] each",
-            )
+            shapes = f"{key} {list(rows.shape)}, targets {list(target_rows.shape)}"
+            raise DataError("inputs and targets differ in number", where=where, found=shapes)
     return Records(tensors, target_rows)
 
 
-def _pair(item: Any, where: str) -> tuple[Any, Any]:
+def _pair(item: object, where: str) -> tuple[object, object]:
     """Return input and target of an item, or of all items."""
     if not isinstance(item, tuple | list) or len(item) != 2:
-        problem = f"{len(item)} values" if isinstance(item, tuple | list) else _what(item)
         raise DataError(
             "is not a pair (input, target)",
             where=where,
-            found=problem,
-            expected="(input, target)",
+            found=_what(item),
             hint="several inputs are a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
         )
     return item[0], item[1]
 
 
-def _items(value: Any, where: str) -> tuple[Any, Any]:
+def _items(value: Items, where: str) -> tuple[object, Tensor]:
     """Read inputs and targets of a torch dataset, item by item."""
-    inputs: dict[str | None, list[Any]] = collections.defaultdict(list)
+    inputs: dict[str | None, list[Tensor]] = collections.defaultdict(list)
     targets = []
+    # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
     for position in range(len(value)):
+        at = f"{where}[{position}]"
         try:
             item = value[position]
         except Exception as error:  # whatever the user's dataset raises
-            raise DataError(
-                "an example cannot be read",
-                where=f"{where}[{position}]",
-                found=f"{type(error).__name__}: {error}",
-            ) from error
-        one, target = _item(item, f"{where}[{position}]")
+            problem = f"{type(error).__name__}: {error}"
+            raise DataError("an example cannot be read", where=at, found=problem) from error
+        one, target = _item(item, at)
         for key, part in one.items():
             inputs[key].append(part)
         targets.append(target)
@@ -201,7 +177,7 @@ def _items(value: Any, where: str) -> tuple[Any, Any]:
     return stacked[None] if None in stacked else stacked, _stack(targets, f"{where}: targets")
 
 
-def _item(item: Any, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
+def _item(item: object, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
     """Return an item's inputs by name (None for a single input without one), and its target."""
     one, target = _pair(item, where)
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
@@ -209,18 +185,19 @@ def _item(item: Any, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
     return inputs, _array(target, f"{where}: target")
 
 
-def _drawn_anew(value: Any) -> bool:
+def _drawn_anew(value: Items) -> bool:
     """Return whether items change from one read to the next (random crops, noise).
 
     Some items are read again under other seeds; the random state is restored, so that a run
     stays reproducible.
     """
-    places = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
+    positions = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
     reads = []
+    # Three seeds: two may draw the same flip.
     for seed in range(3):
         with isolated(torch.Generator().manual_seed(seed)):
             try:
-                reads.append([_item(value[position], "") for position in places])
+                reads.append([_item(value[position], "") for position in positions])
             except Exception:  # whatever the user's dataset raises: it can be read once
                 return True
     return any(
@@ -236,18 +213,14 @@ def _drawn_anew(value: Any) -> bool:
 def _stack(parts: list[Tensor], where: str) -> Tensor:
     if not parts:
         return torch.zeros(0)
+    first = row_form(parts[0][None])
     for position, part in enumerate(parts):
-        if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
-            raise DataError(
-                "examples differ in shape or type",
-                where=f"{where}[{position}]",
-                found=f"{_dtype(part)} {list(part.shape)}",
-                expected=f"{_dtype(parts[0])} {list(parts[0].shape)}, as the first one",
-            )
+        message, at = "examples differ in shape or type", f"{where}[{position}]"
+        check_alike(row_form(part[None]), first, at, message)
     return torch.stack(parts)
 
 
-def _by_item(value: object) -> bool:
+def _by_item(value: object) -> TypeGuard[Items]:
     """Return whether examples have positions; a subclass of ``TensorDataset`` may change them."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     complete = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
@@ -255,43 +228,43 @@ def _by_item(value: object) -> bool:
     return listed and not complete and not hasattr(value, "__array__")
 
 
-def _array(value: Any, where: str) -> Tensor:
+def _array(value: object, where: str) -> Tensor:
     """Convert a tensor, an array, a number or a Pillow image to a tensor."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    picture = hasattr(value, "getbands")
+    picture = hasattr(value, "getbands")  # Pillow's, whose channels come last
     try:
         array = np.asarray(value)
         if picture:
             array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+        # A copy: torch can neither share negative strides nor arrays that cannot be written to.
         return torch.from_numpy(np.array(array))
     except (TypeError, ValueError) as error:
-        raise DataError(
-            "is not a tensor", where=where, found=_what(value), expected="a tensor, or numbers"
-        ) from error
+        message = "is not a tensor and does not convert to one"
+        raise DataError(message, where=where, found=_what(value)) from error
 
 
-def _input(value: Any, where: str) -> Tensor:
+def _input(value: object, where: str) -> Tensor:
     """Return inputs as a model takes them: floating point as float32, integers unchanged."""
     rows = _array(value, where)
     if rows.is_floating_point():
         return _single(rows, where)
     if rows.is_complex():
-        raise DataError("are complex numbers", where=where, found=_dtype(rows))
+        raise DataError("are complex numbers", where=where)
     return rows.to(torch.uint8) if rows.dtype == torch.bool else rows
 
 
-def _target(value: Any, where: str) -> Tensor:
+def _target(value: object, where: str) -> Tensor:
     """Return targets in one of their three types."""
     rows = _array(value, where)
     if rows.dtype == torch.bool and rows.dim() in (0, 2):
         return rows
+    # Types that say one thing and mean another are asked about: each reading trains another model.
     if rows.dtype == torch.bool:
         raise DataError(
             "are booleans without an axis of labels",
             where=where,
-            found=f"{_dtype(rows)} {list(rows.shape)}",
-            expected="classes, or labels [example, label]",
+            found=row_form(rows),
             hint="for two classes, with a logit each: targets.long(); for one label, with one "
             "logit: targets[:, None]",
         )
@@ -301,7 +274,7 @@ def _target(value: Any, where: str) -> Tensor:
         raise DataError(
             "are floating point numbers, all 0 or 1",
             where=where,
-            found=f"{_dtype(rows)} {list(rows.shape)}",
+            found=row_form(rows),
             expected="classes (int), labels (bool), or other numbers to predict",
             hint="for one class each: targets.argmax(1); for several labels: targets.bool()",
         )
@@ -319,20 +292,10 @@ def _single(rows: Tensor, where: str) -> Tensor:
 def _finite(rows: Tensor, where: str) -> Tensor:
     good = rows.isfinite()
     good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
-    if not bool(good.all()):
-        position = int((~good).nonzero()[0])
-        raise DataError(
-            "is not finite",
-            where=f"{where}[{position}]",
-            found="NaN or infinite",
-            expected="numbers",
-            hint=f"{int((~good).sum())} of {len(good)} examples have such numbers",
-        )
+    for position in (~good).nonzero()[:1].flatten().tolist():
+        hint = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity"
+        raise DataError("is not finite", where=f"{where}[{position}]", hint=hint)
     return rows
-
-
-def _dtype(rows: Tensor) -> str:
-    return str(rows.dtype).removeprefix("torch.")
 
 
 def _what(value: object) -> str:

@@ -1,12 +1,13 @@
-"""A set that Hugging Face's `datasets` saved on disk, as `data: {huggingface: …}` names it.
+"""A data set that Hugging Face's `datasets` saved on disk, for `data: {huggingface: …}`.
 
-Its columns are read as Arrow keeps them: nothing is decoded by code that the set chooses, no file
-or address is followed that it names, nothing is unpickled.
+Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no file or
+address that it names is followed, and nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +19,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from archgraph.data.columns import MOST_VALUES, Column, clients, target_columns, targets
-from archgraph.data.extras import extra
-from archgraph.data.files import MOST_BYTES
-from archgraph.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decode_image
-from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
-from archgraph.data.values import Dataset, InputKind
+from archgraph.data.columns import MOST_VALUES, Column, target_columns, targets
+from archgraph.data.extras import optional_module
+from archgraph.data.files import MOST_BYTES, check_size, readable
+from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
+from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
 from archgraph.language.data import HuggingFaceData
+from archgraph.plain import Json
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
@@ -47,39 +49,26 @@ def read_huggingface(spec: HuggingFaceData) -> Dataset:
     _check_columns(splits, inputs, asked, spec.client)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
-        raise DataError(
-            "conflicts with the split `test`",
-            where="data.test",
-            found=f"test: {spec.test:g} and a split of {len(splits[TEST])} rows",
-            expected="one of them",
-        )
+        raise DataError("conflicts with the split `test` of the set", where="data.test")
     # As Arrow values: the set's own features would decode by code that it chooses.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
     tensors = {name: _input(path, column, tables) for name, column in inputs.items()}
     target_rows, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
-    owners = None
-    if spec.client is not None:
-        owners = clients(_column(path, spec.client, tables))
+    owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
     rows = Records(tensors, target_rows, owners)
     if TEST in splits:
         positions, count = np.arange(len(rows)), len(splits[TRAIN])
         train, test = rows.at(positions[:count]), rows.at(positions[count:])
     else:
-        train, test = parted(rows, spec.test or SHARE, "data.test")
-    return dataset_of_rows(path.name, _kind(tensors), train, test, labels=labels)
+        train, test = parted(rows, spec.test)
+    return dataset_of_rows(path.name, None, train, test, labels=labels)
 
 
 def _splits(path: Path) -> Mapping[str, Any]:
     """Load the splits by name: `train`, then `test` if there is one."""
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
-    if size > MOST_BYTES:
-        raise DataError(
-            "the set is too large",
-            where=str(path),
-            found=f"{size:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
-        )
-    datasets = extra("datasets", "data", WHERE)
+    check_size(size, MOST_BYTES, "set", path)
+    datasets = optional_module("datasets", WHERE)
     _check_files(path)
     try:
         loaded = datasets.load_from_disk(str(path))
@@ -96,14 +85,9 @@ def _splits(path: Path) -> Mapping[str, Any]:
             "lacks the training split", where=WHERE, found=", ".join(splits), expected=TRAIN
         )
     used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
+    # Bytes alone do not bound it: each value becomes a Python object.
     values = sum(len(split) * len(split.column_names) for split in used.values())
-    if values > MOST_VALUES:
-        raise DataError(
-            "the set is too large",
-            where=str(path),
-            found=f"{values:,} values",
-            expected=f"at most {MOST_VALUES:,} values",
-        )
+    check_size(values, MOST_VALUES, "set", path, "values")
     return used
 
 
@@ -121,18 +105,11 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
         entries = [name for key in keys for name in content.get(key) or ()]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return []  # loading it fails later, with the package's own message
-    names: list[str] = []
-    for entry in entries:
-        name = entry.get("filename") if isinstance(entry, Mapping) else entry
+    names: list[Json] = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
+    for name in names:
         if not (isinstance(name, str) and BARE.fullmatch(name)):
-            raise DataError(
-                "the set names a file outside of itself",
-                where=str(file),
-                found=repr(name),
-                expected="the name of a file beside it",
-                hint="files that a set names are not followed; save it again",
-            )
-        names.append(name)
+            message, hint = "the set names a file outside of itself", "save it again"
+            raise DataError(message, where=str(file), found=repr(name), hint=hint)
     return names
 
 
@@ -141,37 +118,32 @@ def _check_columns(
 ) -> None:
     """Raise unless the columns are there, and no input is also the target or the client."""
     required = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
-    for split in splits.values():
-        columns = split.column_names
-        for key, name in [*required, *([("client", client)] if client is not None else [])]:
-            if name not in columns:
-                where = f"data.{key}"
-                raise DataError("the set has no such column", where=where, **unknown(name, columns))
-    both = [name for name in inputs.values() if name in (*asked, client)]
-    if both or not inputs:
-        raise DataError(
-            "cannot be an input and also the target or the client"
-            if both
-            else "must name a column",
-            where="data.inputs",
-            found=both[0] if both else "none",
-        )
+    required += [] if client is None else [("client", client)]
+    for split, (key, name) in itertools.product(splits.values(), required):
+        if name not in (columns := split.column_names):
+            where = f"data.{key}"
+            raise DataError("the set has no such column", where=where, **unknown(name, columns))
+    if not inputs:
+        raise DataError("must name a column", where="data.inputs")
+    for name in inputs.values():
+        if name in (*asked, client):
+            message = f"{name} is also the target or the client"
+            raise DataError(message, where="data.inputs")
 
 
 def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:
     """Raise if splits number their classes differently."""
-    pairs = [(key, name) for key, names in columns.items() for name in names]
-    for key, name in pairs:
-        first, *others = (_class_names(split.features[name]) for split in splits.values())
-        for other in others:
-            if other != first:
-                raise DataError(
-                    "splits differ in the names or the order of classes",
-                    where=f"data.{key}",
-                    found=f"{name}: {TEST}: {listed(other, 5) or 'none'}",
-                    expected=f"{listed(first, 5) or 'none'}, as {TRAIN} has it",
-                    hint=f"dataset.cast_column({name!r}, …) gives both the same names",
-                )
+    for key, name in ((key, name) for key, names in columns.items() for name in names):
+        train, *test = (_class_names(split.features[name]) for split in splits.values())
+        # Cells are numbers: 1 would be one class in training and another one in tests.
+        if test and test[0] != train:
+            raise DataError(
+                "splits differ in the names or the order of classes",
+                where=f"data.{key}",
+                found=f"{name}: {TEST}: {listed(test[0], 5) or 'none'}",
+                expected=f"{listed(train, 5) or 'none'}, as {TRAIN} has it",
+                hint=f"dataset.cast_column({name!r}, …) gives both the same names",
+            )
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -220,59 +192,40 @@ def _stacked(column: Column) -> Tensor:
         if part.dtype.kind not in "biuf":
             raise DataError(
                 "is not made of numbers",
-                where=f"{column.place(row)}: {column.name}",
+                where=column.at(row),
                 found="text" if part.dtype.kind in "US" else type(cell).__name__,
-                expected="images, or numbers of one shape",
                 hint="encode texts first, and save the tokens" if part.dtype.kind == "U" else None,
             )
-        if part.shape != first.shape:
-            raise DataError(
-                "examples differ in shape",
-                where=f"{column.place(row)}: {column.name}",
-                found=list(part.shape),
-                expected=f"{list(first.shape)}, as the first row has it",
-                hint="pad or cut them to one length",
-            )
+        hint = "pad or cut them to one length"
+        shape, expected = list(part.shape), list(first.shape)
+        check_alike(shape, expected, column.at(row), "examples differ in shape", hint)
     stacked = np.stack(parts)
     if stacked.dtype.kind != "f":
         return torch.from_numpy(stacked.astype(np.int64))
     finite = np.isfinite(stacked).reshape(len(parts), -1).all(1)
-    if not finite.all():
-        where = f"{column.place(int(np.flatnonzero(~finite)[0]))}: {column.name}"
-        raise DataError("is not finite", where=where, expected="numbers")
+    for row in np.flatnonzero(~finite)[:1]:
+        raise DataError("is not finite", where=column.at(row))
     exact = torch.from_numpy(stacked)
     if exact.dtype == torch.float64:
-        check_apart(exact, exact.float(), f"{column.place(0)}: {column.name}")
+        check_apart(exact, exact.float(), column.at(0))
     return exact.float()
 
 
 def _images(column: Column) -> Tensor:
     """Decode images stored inside the set, uint8 ``[row, channel, height, width]``."""
-    places = [f"{column.place(row)}: {column.name}" for row in range(len(column.cells))]
+    places = [column.at(row) for row in range(len(column.cells))]
     opened = [_opened(cell, where) for where, cell in zip(places, column.cells, strict=True)]
     colour = any(image.mode in COLOUR for image in opened)
     total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
-    if total > MOST_BYTES:
-        raise DataError(
-            "images are too many or too large",
-            where=WHERE,
-            found=f"{total:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
-        )
+    check_size(total, MOST_BYTES, "set of images", WHERE)
     pictures: list[Tensor] = []
     for where, image in zip(places, opened, strict=True):
-        try:
+        with readable("image", where, "a complete file", UNREADABLE, hint=None):
             pictures.append(decode_image(image, None, colour))
-        except UNREADABLE as error:
-            raise DataError("image cannot be read", where=where, found=str(error)) from error
-        if pictures[-1].shape != pictures[0].shape:
-            raise DataError(
-                "images differ in size",
-                where=where,
-                found=" × ".join(map(str, pictures[-1].shape[1:])),
-                expected=f"{' × '.join(map(str, pictures[0].shape[1:]))}, as the first row has it",
-                hint="scale them before they are saved",
-            )
+        shapes = pictures[-1].shape, pictures[0].shape
+        size, expected = (f"{height} × {width}" for _, height, width in shapes)
+        hint = "scale them before they are saved"
+        check_alike(size, expected, where, "images differ in size", hint)
     return torch.stack(pictures)
 
 
@@ -283,27 +236,9 @@ def _opened(cell: Any, where: str) -> Image.Image:
         raise DataError(
             "the image is not in the set",
             where=where,
-            found="the name of a file"
-            if isinstance(cell, Mapping) and cell.get("path")
-            else "nothing",
-            expected="the image's bytes",
             hint="files that a set names are not followed; save it with its images embedded",
         )
-    try:
-        image = Image.open(io.BytesIO(content), formats=list(set(FORMATS.values())))
-    except UNREADABLE as error:
-        raise DataError(
-            "image cannot be read",
-            where=where,
-            found=f"{len(content)} bytes of another kind",
-            expected=", ".join(sorted(set(FORMATS.values()))),
-        ) from error
+    with readable("image", where, f"one of {', '.join(PILLOW_FORMATS)}", UNREADABLE, hint=None):
+        image = Image.open(io.BytesIO(content), formats=PILLOW_FORMATS)
     check_head(image, where)
     return image
-
-
-def _kind(inputs: Mapping[str, Tensor]) -> InputKind:
-    first = next(iter(inputs.values()))
-    if first.dtype == torch.uint8:
-        return "image"
-    return "tensor" if first.is_floating_point() else "text"

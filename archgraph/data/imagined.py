@@ -14,7 +14,7 @@ from archgraph.data.source import Source, source
 from archgraph.data.values import Dataset, Split
 
 
-def stand_in(
+def imagined_dataset(
     name: str,
     *,
     limit: int | None = None,
@@ -40,9 +40,9 @@ def stand_in(
         DataError: If there is none of that name, or an option is not one of this data set.
 
     Example:
-        >>> stand_in("mnist", limit=100)
+        >>> imagined_dataset("mnist", limit=100)
         Dataset(mnist: image (1, 28, 28), 10 classes, 100 train, 100 test)
-        >>> stand_in("wikitext2")
+        >>> imagined_dataset("wikitext2")
         Dataset(wikitext2: text (64,), 33278 classes, 32634 train, 3837 test)
     """
     chosen = source(name)
@@ -53,7 +53,7 @@ def stand_in(
         return _windows(chosen, limit, bptt)
     length = LENGTH if length is None else length
     most = VOCABULARY if vocabulary is None else vocabulary
-    encoder(learned((), most), length)  # both large enough
+    encoder(learned((), most), length)  # raises if one of them is too small, as loading does
     return _pairs(chosen, limit, length, 1 if tokenizer else min(most, chosen.words or most))
 
 
@@ -73,6 +73,7 @@ def _images(chosen: Source, limit: int | None) -> Dataset:
 
 def _windows(chosen: Source, limit: int | None, bptt: int) -> Dataset:
     def split(published: int) -> Split:
+        # The last word is a target only.
         inputs = _tokens(_most((published - 1) // bptt, limit), bptt, chosen.words)
         return Split(inputs, torch.zeros(1, dtype=torch.int64).expand(inputs.shape))
 

@@ -14,12 +14,12 @@ from archgraph.errors import DataError
 IMAGES = {
     "idx": images.read_images,
     "cifar": cifar.read_cifar,
-    "mat": matlab.read,
+    "mat": matlab.read_matlab,
     "tar": archive.read_archive,
 }
 BPTT = 64
 """Default length of a window of running text, in tokens."""
-PAIRS = {"pairs": pairs.halves, "sick": pairs.sick, "multinli": pairs.multinli}
+PAIRS = {"pairs": pairs.divided_pairs, "sick": pairs.sick, "multinli": pairs.multinli}
 FORMATS = (*IMAGES, "words", *PAIRS)
 """Formats that a data set may be in; see :class:`archgraph.data.source.Source`."""
 
@@ -39,10 +39,10 @@ def load_dataset(
 
     Args:
         name: One of `DATASETS`.
-        root: Folder below which the files are looked for; by default what the environment variable
-            `ARCHGRAPH_DATA` names. `digits` needs none.
-        limit: Keep at most the first so many examples of each split; the normalisation is that of
-            the kept train examples.
+        root: Folder below which the files are searched. Default: the environment variable
+            `ARCHGRAPH_DATA`. `digits` needs none.
+        limit: Number of examples of each split, the first ones; the normalisation is that of these
+            train examples.
         bptt: Length of a window of running text, in tokens.
         length: Tokens of a pair of sentences, its three marks and padding among them. Default: 128.
         vocabulary: Most tokens of the vocabulary learned from the train pairs. Default: 8192.
@@ -61,10 +61,9 @@ def load_dataset(
         >>> load_dataset("digits")
         Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
     """
-    if limit is not None and limit < 1:
-        raise DataError("limit too small", where="data.limit", found=limit, expected="at least 1")
-    if bptt < 1:
-        raise DataError("window too short", where="data.bptt", found=bptt, expected="at least 1")
+    for option, value in (("limit", limit), ("bptt", bptt)):
+        if value is not None and value < 1:
+            raise DataError("is not at least 1", where=f"data.{option}", found=value)
     chosen = source(name)
     check_encoding(chosen, bptt=bptt, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
     files = located(chosen, root, verify=verify)
@@ -74,12 +73,8 @@ def load_dataset(
         return words.read_words(chosen, files, limit, bptt)
     train, test = PAIRS[chosen.format](chosen, files)
     if not (train and test):
-        raise DataError(
-            "too few pairs of sentences",
-            where=name,
-            found=f"{len(train)} to train on, {len(test)} to test on",
-            expected="at least one each",
-        )
+        numbers = f"{len(train)} to train on, {len(test)} to test on"
+        raise DataError("too few pairs of sentences", where=name, found=numbers)
     length = LENGTH if length is None else length
     encode = (
         encoder(learned(train, VOCABULARY if vocabulary is None else vocabulary), length)
@@ -91,27 +86,14 @@ def load_dataset(
 
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
     """Raise if options of text are for another data set, or name two vocabularies."""
-    if bptt != BPTT and chosen.format != "words":
-        texts = [name for name in DATASETS if source(name).format == "words"]
-        raise DataError(
-            f"is not an option of {chosen.name}",
-            where="data.bptt",
-            found=bptt,
-            expected="a set of running text: " + ", ".join(texts),
-        )
-    for option, value in options.items():
-        if value is not None and chosen.format not in PAIRS:
-            paired = [name for name in DATASETS if source(name).format in PAIRS]
-            raise DataError(
-                f"is not an option of {chosen.name}",
-                where=f"data.{option}",
-                found=value,
-                expected="a set of sentence pairs: " + ", ".join(paired),
-            )
-    if options["tokenizer"] is not None and options["vocabulary"] is not None:
-        raise DataError(
-            "conflicts with data.tokenizer, which has its own vocabulary",
-            where="data.vocabulary",
-            found=f"vocabulary {options['vocabulary']} and tokenizer {options['tokenizer']}",
-            expected="one of them",
-        )
+    # `bptt` has a value in every spec: only another one than the default was asked for.
+    readers: dict[str, tuple[str, ...]] = {"bptt": ("words",)} if bptt != BPTT else {}
+    readers |= {option: tuple(PAIRS) for option, value in options.items() if value is not None}
+    for option, formats in readers.items():
+        if chosen.format not in formats:
+            names = [name for name in DATASETS if source(name).format in formats]
+            message, where = f"is not an option of {chosen.name}", f"data.{option}"
+            raise DataError(message, where=where, expected=f"one of {', '.join(names)}")
+    if {"tokenizer", "vocabulary"} <= readers.keys():
+        message = "conflicts with data.tokenizer, which has its own vocabulary"
+        raise DataError(message, where="data.vocabulary")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import zipfile
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from archgraph.data.files import MOST_BYTES, File, decode_text
+from archgraph.data.files import DAMAGED, MOST_BYTES, File, check_size, decode_text, readable
 from archgraph.data.sentences import INPUTS, Encode, SentencePair
 from archgraph.data.source import Source
 from archgraph.data.values import Dataset, Split
@@ -25,7 +25,7 @@ MULTINLI = ("multinli_1.0/multinli_1.0_train.jsonl", "multinli_1.0/multinli_1.0_
 PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 
 
-def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
+def divided_pairs(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """Cut a published *development* set of MNLI or SNLI in two: neither is the published split.
 
     The training pairs of MNLI are read from its archive, as `multinli`. About four in
@@ -36,6 +36,7 @@ def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     (file,) = files.values()
     parts: PairsBySplit = ([], [])
     for pair in read_pairs(file.read(), str(file.path)):
+        # Not `hash`, which differs from process to process.
         digest = hashlib.sha256(pair.premise.encode()).digest()
         parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
     return parts
@@ -58,18 +59,14 @@ def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """
     (file,) = files.values()
     where = str(file.path)
-    with file.opened() as stream:
-        try:
-            with zipfile.ZipFile(stream) as archive:
-                train, test = (_member(archive, name, where) for name in MULTINLI)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-            raise DataError(
-                "archive cannot be read",
-                where=where,
-                found=str(error) or type(error).__name__,
-                expected="a complete zip archive",
-                hint="fetch the file again",
-            ) from error
+    # NotImplementedError: a damaged header may name a compression that Python lacks.
+    errors = (zipfile.BadZipFile, NotImplementedError, *DAMAGED)
+    with (
+        file.opened() as stream,
+        readable("archive", where, "a complete zip archive", errors),
+        zipfile.ZipFile(stream) as archive,
+    ):
+        train, test = (_member(archive, name, where) for name in MULTINLI)
     return train, test
 
 
@@ -77,14 +74,7 @@ def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePai
     """Read the labelled pairs of one file of MultiNLI's archive, line by line."""
     if name not in archive.namelist():
         raise DataError("archive holds no such file", where=where, expected=name)
-    size = archive.getinfo(name).file_size
-    if size > MOST_BYTES:
-        raise DataError(
-            "file too long",
-            where=f"{where}: {name}",
-            found=f"{size:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
-        )
+    check_size(archive.getinfo(name).file_size, MOST_BYTES, "file", f"{where}: {name}")
     keys = ("sentence1", "sentence2", "gold_label")
     with archive.open(name) as lines:
         return _read_lines(lines, f"{where}: {name}", keys, unlabelled="-")
@@ -124,19 +114,27 @@ def _read_lines(
     """Read pairs from JSON objects, one a line, with these keys; unlabelled ones are left out."""
     pairs = []
     for number, line in enumerate(lines, 1):
-        try:
+        with _line(where, number):
             record = json.loads(line)
             premise, hypothesis, label = (record[key] for key in keys)
             if not (unlabelled and label == unlabelled):
                 pairs.append(_pair(premise, hypothesis, label))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(
-                "not a pair of sentences",
-                where=f"{where}:{number}",
-                found=f"{type(error).__name__}: {error}",
-                expected=f"{', '.join(keys[:2])} and a {keys[2]} of " + ", ".join(LABELS),
-            ) from error
     return pairs
+
+
+@contextlib.contextmanager
+def _line(where: str, number: int) -> Iterator[None]:
+    """Name the line in errors about its content."""
+    try:
+        yield
+    # RecursionError: thousands of open brackets are a line of JSON, too.
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(
+            "not a pair of sentences",
+            where=f"{where}:{number}",
+            found=f"{type(error).__name__}: {error}",
+            expected="two sentences, and a label of " + ", ".join(LABELS),
+        ) from error
 
 
 def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
@@ -147,6 +145,7 @@ def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
     """
     columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
     lines = _lines(content, where)
+    # Lines end with "\r\n" and some cells with a blank: both are stripped with the cells.
     header = [name.strip() for name in lines[0].split("\t")] if lines else []
     missing = [name for name in columns if name not in header]
     if missing:
@@ -156,22 +155,16 @@ def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
     positions = [header.index(name) for name in columns]
     parts: dict[str, list[SentencePair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
     for number, line in enumerate(lines[1:], 2):
-        try:
+        with _line(where, number):
             fields = line.split("\t")
             premise, hypothesis, label, part = (fields[column].strip() for column in positions)
             parts[part].append(_pair(premise, hypothesis, label.lower()))
-        except (ValueError, KeyError, IndexError) as error:
-            raise DataError(
-                "not a pair of sentences",
-                where=f"{where}:{number}",
-                found=f"{type(error).__name__}: {error}",
-                expected=f"{', '.join(columns)}",
-            ) from error
     return parts
 
 
 def _lines(content: bytes, where: str) -> list[str]:
     """Return the lines of a UTF-8 text."""
+    # Not splitlines, which also parts at signs that JSON allows inside of a string.
     text = decode_text(content, where)
     return text.removesuffix("\n").split("\n") if text else []
 

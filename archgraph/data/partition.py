@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ def allot(
     shares: Mapping[str, float] | None = None,
     scheme: str = "iid",
     seed: int = 0,
-    **params: Any,
+    **params: float | str | bool,
 ) -> tuple[np.ndarray, ...]:
     """Split examples among clients: nonempty, the same for the same seed, disjoint but for `whole`.
 
@@ -62,7 +61,8 @@ def allot(
         [[0], [1], [2]]
     """
     labels, tiers, shares = _labels(np.asarray(targets), scheme), list(tiers), dict(shares or {})
-    order = spread(labels, seed) if shares else np.arange(0)
+    # Any stretch of this order has all classes in proportion, so shares are cut from its beginning.
+    order = stratified_order(labels, seed) if shares else np.arange(0)
     parts_by_client: dict[int, np.ndarray] = {}
     total, start = 0.0, 0
     for name, share in shares.items():
@@ -71,12 +71,9 @@ def allot(
         stop = round(total * len(labels))
         members = [client for client, tier in enumerate(tiers) if tier == name]
         if stop - start < len(members):
-            raise DataError(
-                "too few examples",
-                where=f"{WHERE}.shares.{name}",
-                found=stop - start,
-                expected=f"at least one for each of its {len(members)} clients",
-            )
+            expected = f"at least one for each of its {len(members)} clients"
+            where = f"{WHERE}.shares.{name}"
+            raise DataError("too few examples", where=where, found=stop - start, expected=expected)
         parts = np.array_split(order[start:stop], len(members))
         parts_by_client |= zip(members, map(np.sort, parts), strict=True)
         start = stop
@@ -94,68 +91,60 @@ def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
     if targets.ndim == 1 and integral:
         return targets
     if scheme not in CLASSLESS:
-        raise DataError(
-            "the scheme divides examples by class, and the targets are not one class per example",
-            where=f"{WHERE}.scheme",
-            found=scheme,
-            expected=" or ".join(CLASSLESS),
-        )
+        message = "the scheme divides by class, and targets are not one class per example"
+        expected = " or ".join(CLASSLESS)
+        raise DataError(message, where=f"{WHERE}.scheme", found=scheme, expected=expected)
     return targets if targets.ndim == 2 and integral else np.zeros(len(targets), np.int64)
 
 
-def spread(labels: np.ndarray, seed: int) -> np.ndarray:
+def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return an order in which every stretch has all classes in proportion; text stays as it is.
 
-    >>> spread(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
+    >>> stratified_order(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
     array([False, False,  True, False, False,  True])
     """
     if labels.ndim != 1:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)
-    places = np.empty(len(labels))
+    ranks = np.empty(len(labels))
     for value in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == value))
         # At equal distances from a random start, so that no class always comes first.
-        places[members] = (np.arange(len(members)) + random.random()) / len(members)
-    return np.argsort(places, kind="stable")
+        ranks[members] = (np.arange(len(members)) + random.random()) / len(members)
+    return np.argsort(ranks, kind="stable")
 
 
 def _cut(
-    labels: np.ndarray, clients: Sequence[int], scheme: str, seed: int, params: Mapping[str, Any]
+    labels: np.ndarray,
+    clients: Sequence[int],
+    scheme: str,
+    seed: int,
+    params: Mapping[str, float | str | bool],
 ) -> tuple[np.ndarray, ...]:
     """Cut the examples among clients; errors name the clients by their ids."""
-    # The experiment's schema has checked the scheme and its parameters; here they meet the data.
+    # The experiment's schema has checked the scheme and its parameters, but not whether the data
+    # has enough examples for them.
     count, assign = len(clients), SCHEMES[scheme]
     options = inspect.signature(assign).parameters
-    least = params.get("min_size", options["min_size"].default if "min_size" in options else 1)
+    default = options["min_size"].default if "min_size" in options else 1
+    least = int(params.get("min_size", default))
     if count < 1 or count * least > len(labels):
-        raise DataError(
-            "impossible number of clients",
-            where=WHERE,
-            found=count,
-            expected=f"1…{len(labels) // least} clients of at least {least} of the "
-            f"{len(labels)} examples",
-        )
+        most, message = len(labels) // least, "impossible number of clients"
+        expected = f"1…{most} clients of at least {least} of the {len(labels)} examples"
+        raise DataError(message, where=WHERE, found=count, expected=expected)
     # Not every scheme draws again for a least size: it is checked below for all.
     scheme_options = {k: v for k, v in params.items() if k != "min_size" or k in options}
     try:
         parts = assign(labels, count, seed, **scheme_options)
     except ValueError as error:
-        raise DataError(
-            "the partition cannot be drawn",
-            where=WHERE,
-            found=f"{scheme} for {count} clients, {dict(params)}: {error}",
-            hint="choose fewer clients, a larger alpha or a smaller min_size",
-        ) from error
+        problem = f"{scheme} for {count} clients, {dict(params)}: {error}"
+        hint = "choose fewer clients, a larger alpha or a smaller min_size"
+        message = "the partition cannot be drawn"
+        raise DataError(message, where=WHERE, found=problem, hint=hint) from error
     for client, part in zip(clients, parts, strict=True):
         if len(part) < least:
-            raise DataError(
-                "too few examples",
-                where=f"client {client}",
-                found=len(part),
-                expected=f"at least {least} ({WHERE}.min_size)",
-                hint="choose fewer clients, a larger alpha or another seed",
-            )
+            expected, where = f"at least {least} ({WHERE}.min_size)", f"client {client}"
+            raise DataError("too few examples", where=where, found=len(part), expected=expected)
     return parts
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.partition import spread
+from archgraph.data.partition import stratified_order
 from archgraph.data.values import Dataset, InputKind, Split, channel_statistics
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
@@ -22,8 +22,8 @@ from archgraph.federation.metrics import IGNORED
 SHARE = 0.2
 """Default share of rows that is set aside for tests."""
 MOST_CLASSES = 2**20
-MOST_COMPARED = 2**22  # values, of the first rows
-NOISE = 1e-12  # of a column's values: rounding errors that may vanish
+MOST_COMPARED = 2**22  # values of the first rows
+NOISE = 1e-12  # relative size of rounding errors, which may vanish
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Records:
         return Records(inputs, self.targets[chosen], clients)
 
 
-def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
+def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]:
     """Split rows for training and testing: a share of each client's, classes in proportion.
 
     The draw does not depend on the seed of a run, so that all runs are tested on the same rows.
@@ -64,27 +64,25 @@ def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
 
     Example:
         >>> rows = Records({"x": torch.arange(10.0)}, torch.arange(10) % 2)
-        >>> train, test = parted(rows, 0.2, "data")
+        >>> train, test = parted(rows, 0.2)
         >>> len(train), sorted(test.targets.tolist())
         (8, [0, 1])
     """
+    share = share or SHARE
     labels = rows.targets.numpy()
     classed = labels.ndim == 1 and labels.dtype == np.int64
     labels = labels if classed else np.zeros(len(rows), np.int64)
     chosen = []
     for positions in owners(rows, len(rows)).values():
         count = min(round(share * len(positions)), len(positions) - 1)
-        chosen.append(positions[spread(labels[positions], 0)[: max(count, 0)]])
+        chosen.append(positions[stratified_order(labels[positions], 0)[: max(count, 0)]])
+    # In the order of the source, by which runs over the same rows have the same bits.
     test = np.sort(np.concatenate(chosen))
     train = np.setdiff1d(np.arange(len(rows)), test)
     if not (len(train) and len(test)):
-        raise DataError(
-            "too few rows",
-            where=where,
-            found=f"{len(train)} to train on, {len(test)} to test on",
-            expected="at least one each",
-            hint="enlarge the share for tests" if len(train) else None,
-        )
+        numbers = f"{len(train)} to train on, {len(test)} to test on"
+        hint = "enlarge the share for tests" if len(train) else None
+        raise DataError("too few rows", where="data.test", found=numbers, hint=hint)
     return rows.at(train), rows.at(test)
 
 
@@ -95,7 +93,7 @@ def check_apart(
     names: Sequence[str] = (),
     hint: str = "subtract what they have in common, or use their logarithms",
 ) -> None:
-    """Refuse numbers of 64 bits of which 32 bits cannot tell most apart.
+    """Raise if most numbers become equal when they are rounded to 32 bits.
 
     Args:
         exact: The numbers, float64 ``[row, ...]``.
@@ -120,9 +118,11 @@ common, or use their logarithms
     """
     if not exact.numel():
         return
+    # Counted column by column in sorted order: a difference of 0 is a value that is there already.
     # The first rows are enough: sorting all of a large table would take longer than reading it.
     some = max(MOST_COMPARED // max(exact[:1].numel(), 1), 64)
     before, after = (x[:some].flatten(1).sort(0).values for x in (exact[:, None], rounded[:, None]))
+    # What differs by rounding errors alone (0.1 + 0.2 and 0.3) is one value that may merge.
     least, most = before[:1].amin(0), before[-1:].amax(0)
     distinct, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
     spread = most - least > NOISE * torch.maximum(least.abs(), most.abs())
@@ -137,7 +137,7 @@ common, or use their logarithms
 
 
 def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
-    """Return positions of each client's rows, clients by first appearance; all under None.
+    """Return the positions of each client's rows, by first appearance; without clients under None.
 
     >>> rows = Records({}, torch.zeros(3), ("b", "a", "b"))
     >>> {client: own.tolist() for client, own in owners(rows, 3).items()}
@@ -169,7 +169,7 @@ def number_classes(
 
 def dataset_of_rows(
     name: str,
-    kind: InputKind,
+    kind: InputKind | None,
     train: Records,
     test: Records,
     *,
@@ -180,7 +180,7 @@ def dataset_of_rows(
 
     Args:
         name: Name of the data set.
-        kind: Kind of the inputs.
+        kind: Kind of the inputs. Default: `image`, `tensor` or `text`, by type and shape.
         train: Rows to train on; their clients own them.
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.
@@ -191,20 +191,21 @@ def dataset_of_rows(
     """
     for part, rows in (("train", train), ("test", test)):
         if len(rows) == 0:
-            raise DataError("has no examples", where=f"{name}: {part}", expected="at least one")
-    if list(test.inputs) != list(train.inputs):
-        raise DataError(
-            "inputs have other names than those to train on",
-            where=f"{name}: test",
-            found=", ".join(test.inputs),
-            expected=", ".join(train.inputs),
-        )
+            raise DataError("has no examples", where=f"{name}: {part}")
+    if test.inputs.keys() != train.inputs.keys():
+        message, where = "inputs have other names than those to train on", f"{name}: test"
+        actual, expected = (", ".join(rows.inputs) for rows in (test, train))
+        raise DataError(message, where=where, found=actual, expected=expected)
     first, *others = train.inputs
+    inputs = train.inputs[first]
+    if kind is None and inputs.dtype == torch.uint8 and inputs.dim() == 4:
+        kind = "image"
+    kind = kind or ("tensor" if inputs.is_floating_point() else "text")
     if kind == "image":
-        statistics = channel_statistics(train.inputs[first])
+        statistics = channel_statistics(inputs)
 
     def split(rows: Records) -> Split:
-        beside = {key: rows.inputs[key] for key in others}
+        beside = {key: rows.inputs[key] for key in others}  # in the order of the train split
         mean, std = statistics or (None, None)
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
@@ -215,7 +216,7 @@ def dataset_of_rows(
         name,
         kind,
         classes,
-        tuple(train.inputs[first].shape[1:]),
+        tuple(inputs.shape[1:]),
         split(train),
         split(test),
         labels or tuple(map(str, range(classes or 0))),
@@ -232,12 +233,8 @@ def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
         return train.shape[1]
     real = train[train != IGNORED]
     if not len(real) or bool((real == real[0]).all()):
-        raise DataError(
-            "all targets are the same class",
-            where=f"{where}: train",
-            found=f"class {int(real[0])}" if len(real) else "none",
-            expected="two or more",
-        )
+        value = f"class {int(real[0])}" if len(real) else "none"
+        raise DataError("all targets are the same class", where=f"{where}: train", found=value)
     classes = int(max(train.max(), test.max())) + 1
     if classes > MOST_CLASSES:
         raise DataError(

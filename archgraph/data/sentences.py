@@ -11,11 +11,12 @@ import collections
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from archgraph.data.extras import optional_module
 from archgraph.errors import DataError
 
 Encode: TypeAlias = Callable[[Sequence["SentencePair"]], dict[str, Tensor]]
@@ -77,12 +78,9 @@ def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, 
         ['a', 'b']
     """
     if size <= len(MARKS):
-        raise DataError(
-            "vocabulary too small",
-            where="data.vocabulary",
-            found=size,
-            expected=f"more than the {len(MARKS)} marks",
-        )
+        expected = f"more than the {len(MARKS)} marks"
+        where = "data.vocabulary"
+        raise DataError("vocabulary too small", where=where, found=size, expected=expected)
     count = collections.Counter(
         word
         for pair in pairs
@@ -146,6 +144,7 @@ def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     >>> truncated_lengths(4, 3, 10), truncated_lengths(9, 3, 10), truncated_lengths(9, 8, 11)
     ((4, 3), (7, 3), (6, 5))
     """
+    # In closed form what dropping one word after the other gives, on a tie of the second sentence.
     if first + second <= room:
         return first, second
     if second <= room // 2:
@@ -168,32 +167,21 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
     """
     _check_length(length)
     path = Path(folder).expanduser()
+    # Checked here: transformers takes a folder that is not there for a name on its hub.
     if not path.is_dir():
-        raise DataError(
-            "tokenizer folder missing",
-            where="data.tokenizer",
-            found=f"no folder {path}",
-            expected="the folder of a pretrained model's tokenizer",
-            hint="nothing is downloaded",
-        )
+        message, hint = f"tokenizer folder {path} is missing", "nothing is downloaded"
+        raise DataError(message, where="data.tokenizer", hint=hint)
+    loader = optional_module("transformers", "data.tokenizer").AutoTokenizer
     try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise DataError(
-            "transformers cannot be imported",
-            where="data.tokenizer",
-            found=str(error),
-            hint="pip install 'archgraph[hf]'",
-        ) from error
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer = loader.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever a damaged file makes it raise
+        first_line = str(error).partition("\n")[0]
         raise DataError(
             "the folder does not hold a tokenizer",
             where=str(path),
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            found=f"{type(error).__name__}: {first_line}",
             expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
         ) from error
     small = _smallest(len(tokenizer))
@@ -218,14 +206,11 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
 
 
 def _smallest(tokens: int) -> torch.dtype:
+    # MultiNLI's training split is 50 million numbers in each array.
     return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
 
 
 def _check_length(length: int) -> None:
     if length < 5:
-        raise DataError(
-            "pairs too short",
-            where="data.length",
-            found=length,
-            expected="at least 5: three marks and a word of each sentence",
-        )
+        expected = "at least 5: three marks and a word of each sentence"
+        raise DataError("pairs too short", where="data.length", found=length, expected=expected)

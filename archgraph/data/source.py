@@ -1,4 +1,4 @@
-"""What is known of each data set: a file in `sets/` with its classes, files and checksums.
+"""Facts about each data set: a file in `sets/` with its classes, files and checksums.
 
 A new data set in a known format is one such file. Its keys are those of :class:`Source`::
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,23 +18,25 @@ from archgraph.data.columns import (
     MOST_VALUES,
     Column,
     Features,
-    clients,
     features,
     target_columns,
     targets,
 )
-from archgraph.data.extras import extra
-from archgraph.data.files import MOST_BYTES, decode_text
-from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
+from archgraph.data.extras import optional_module
+from archgraph.data.files import MOST_BYTES, check_size, decode_text
+from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import unknown
 from archgraph.language.data import ColumnKind, TableData
 
-MOST_TABLE = MOST_BYTES >> 2  # each value becomes an object of Python's
+Arrow: TypeAlias = Any
+"""A value of pyarrow, which has no types and need not be installed."""
+MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
+WHERE = "data.table"
 
 
-def read(spec: TableData) -> Dataset:
+def read_table(spec: TableData) -> Dataset:
     """Read the rows in the order of the file; standardise numbers by the training rows.
 
     Raises:
@@ -44,22 +47,23 @@ def read(spec: TableData) -> Dataset:
     table = _table(path, spec.separator)
     count = len(next(iter(table.values())).cells)
     asked, seen = target_columns(spec.target), _seen(spec, table)
-    owned = None if spec.client is None else clients(table[spec.client])
+    clients = None if spec.client is None else tuple(table[spec.client].texts())
     if isinstance(spec.test, str):
         more = _table(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
-    made = features([(table[name], kind) for name, kind in seen.items()])
+    # Of the rows of both files together, so that a category has the same columns in both.
+    inputs = features([(table[name], kind) for name, kind in seen.items()])
     values, labels = targets(spec.target, [table[name] for name in asked])
-    rows = Records({"row": made.values if spec.standardise else made.values.float()}, values)
+    rows = Records({"row": inputs.values if spec.standardise else inputs.values.float()}, values)
     if isinstance(spec.test, str):
-        whole = np.arange(len(rows))
-        train, test = rows.at(whole[:count]), rows.at(whole[count:])
-        train = dataclasses.replace(train, clients=owned)
+        positions = np.arange(len(rows))
+        train, test = rows.at(positions[:count]), rows.at(positions[count:])
+        train = dataclasses.replace(train, clients=clients)
     else:
-        rows = dataclasses.replace(rows, clients=owned)
-        train, test = parted(rows, spec.test or SHARE, "data.test")
-    statistics = _statistics(train.inputs["row"], made.measured) if spec.standardise else None
-    _check_apart(made, statistics, spec.table)
+        rows = dataclasses.replace(rows, clients=clients)
+        train, test = parted(rows, spec.test)
+    statistics = _statistics(train.inputs["row"], inputs.measured) if spec.standardise else None
+    _check_apart(inputs, statistics, spec.table)
     return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
 
 
@@ -73,51 +77,43 @@ def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind 
         seen = dict.fromkeys(spec.columns)
     else:
         seen = {name: None for name in table if name not in (*asked, *client)}
-    for key, wanted in (("target", asked), ("client", client), ("columns", seen)):
-        for name in wanted:
+    for key, names in (("target", asked), ("client", client), ("columns", seen)):
+        for name in names:
             if name not in table:
                 where = f"data.{key}"
                 raise DataError("the table has no such column", where=where, **unknown(name, table))
-    if both := [name for name in seen if name in (*asked, *client)]:
-        raise DataError(
-            "is both seen by models and predicted, or the client",
-            where="data.columns",
-            found=both[0],
-            expected="one of them",
-            hint=f"leave {both[0]} out of columns",
-        )
+    # A model that sees the answer would be right without learning anything.
+    for name in seen:
+        if name in (*asked, *client):
+            message = f"{name} is also the target or the client"
+            raise DataError(message, where="data.columns", hint=f"leave {name} out of columns")
     if not seen:
-        raise DataError(
-            "leaves models no column to see",
-            where="data.columns",
-            found="none",
-            expected="a column beside the target",
-        )
+        raise DataError("leaves models no column to see", where="data.columns")
     return seen
 
 
 def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column of numbers; 0 and 1 of the others; of constants 1, too."""
+    """Return mean and deviation of columns: 0 and 1 for categories, deviation 1 for constants."""
     least, most = rows.aminmax(dim=0)
-    constant = least == most  # whose mean may be rounded
+    # The mean of a constant may be rounded to another number, and the deviation is then not 0.
+    constant = least == most
     deviation = rows.std(0, correction=0)
     mean = torch.where(constant, least, rows.mean(0))
     counted = measured & ~constant & (deviation > 0)
     return torch.where(measured, mean, 0.0), torch.where(counted, deviation, 1.0)
 
 
-def _check_apart(made: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
-    """Raise if models, who see 32 bits, cannot tell most values of a column of numbers apart."""
-    exact = made.values[:, made.measured]
-    scaled, hint = exact, "leave out standardise: false, or subtract what they have in common"
-    if statistics is not None:
-        mean, deviation = (each[made.measured] for each in statistics)
-        scaled, hint = (
-            (exact - mean) / deviation,
-            "subtract what they have in common, or use their logarithms",
-        )
-    pairs = zip(made.names, made.measured.tolist(), strict=True)
-    check_apart(exact, scaled.float(), where, [name for name, counts in pairs if counts], hint)
+def _check_apart(inputs: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
+    """Raise if 32 bits, which models see, merge most values of a column of numbers."""
+    exact = inputs.values[:, inputs.measured]
+    pairs = zip(inputs.names, inputs.measured.tolist(), strict=True)
+    names = [name for name, counts in pairs if counts]
+    if statistics is None:
+        hint = "leave out standardise: false, or subtract what they have in common"
+        check_apart(exact, exact.float(), where, names, hint)
+    else:
+        mean, deviation = (each[inputs.measured] for each in statistics)
+        check_apart(exact, ((exact - mean) / deviation).float(), where, names)
 
 
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
@@ -126,37 +122,31 @@ def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
         raise DataError("the table has no such column", where=file, **unknown(column.name, more))
     other, count = more[column.name], len(column.cells)
 
-    def place(row: int) -> str:
-        return column.place(row) if row < count else other.place(row - count)
+    def locate(row: int) -> str:
+        return column.locate(row) if row < count else other.locate(row - count)
 
-    return Column(column.name, [*column.cells, *other.cells], place)
+    return Column(column.name, [*column.cells, *other.cells], locate)
 
 
 def _table(path: Path, separator: str) -> dict[str, Column]:
-    """Columns by name."""
-    if path.stat().st_size > MOST_TABLE:
-        raise DataError(
-            "file too long",
-            where=str(path),
-            found=f"{path.stat().st_size:,} bytes",
-            expected=f"at most {MOST_TABLE:,} bytes",
-        )
-    readers = {".csv": _csv, ".parquet": _parquet}
-    if path.suffix.lower() not in readers:
-        raise DataError(
-            "is not a table",
-            where=str(path),
-            found=path.suffix or "no ending",
-            expected=" or ".join(readers),
-        )
-    table = readers[path.suffix.lower()](path, separator)
+    """Read a table; return its columns by name."""
+    check_size(path.stat().st_size, MOST_TABLE, "file", path)
+    match path.suffix.lower():
+        case ".csv":
+            table = _csv(path, separator)
+        case ".parquet":
+            table = _parquet(path)
+        case _:
+            raise DataError("is not a table", where=str(path), expected=".csv or .parquet")
     if not table or not len(next(iter(table.values())).cells):
-        raise DataError("the table has no rows", where=str(path), expected="a header, and rows")
+        raise DataError("the table has no rows", where=str(path))
     return table
 
 
 def _csv(path: Path, separator: str) -> dict[str, Column]:
-    """Columns of a CSV file: text, whose first line names them."""
+    """Read a CSV file, whose first line names the columns."""
+    # Not pandas.read_csv: it fills short rows, shifts long ones, renames columns of one name, and
+    # does not say in which line of the file a value stands.
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[Sequence[str]] = []
@@ -167,12 +157,8 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
             if not row:  # an empty line
                 continue
             if len(row) != len(header):
-                raise DataError(
-                    "a row has another number of values",
-                    where=f"{path}:{reader.line_num}",
-                    found=len(row),
-                    expected=f"{len(header)}, as the first line has names",
-                )
+                message = f"a row has {len(row)} values, the header {len(header)} names"
+                raise DataError(message, where=f"{path}:{reader.line_num}")
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
@@ -181,98 +167,66 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
     _check_header(header, f"{path}:1")
     other = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), None)
     if other is not None and other != separator:
+        hint = f"write separator: {json.dumps(other)}"
         raise DataError(
-            "the table has one column only",
-            where=f"{path}:1",
-            found=header[0],
-            expected=f"names with {separator!r} between them",
-            hint=f"write separator: {other!r}" if other != "\t" else 'write separator: "\\t"',
+            "the table has one column only", where=f"{path}:1", found=header[0], hint=hint
         )
 
-    def place(row: int) -> str:
+    def locate(row: int) -> str:
         return f"{path}:{lines[row]}"
 
-    return {name: Column(name, [row[i] for row in rows], place) for i, name in enumerate(header)}
+    return {name: Column(name, [row[i] for row in rows], locate) for i, name in enumerate(header)}
 
 
-def _parquet(path: Path, separator: str) -> dict[str, Column]:
-    """Columns of a Parquet file."""
-    parquet = extra("pyarrow.parquet", "data", "data.table")
+def _parquet(path: Path) -> dict[str, Column]:
+    """Read a Parquet file as Python values."""
+    parquet = optional_module("pyarrow.parquet", WHERE)
     try:
         schema = parquet.read_schema(path)
         _check_header(schema.names, str(path))
         texts = [one.name for one in schema if _is_text(one.type)]
         # A text that occurs a million times is in the file once: so it stays until it is counted.
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            _check_size(file.metadata, path)
+            metadata = file.metadata
+            values = metadata.num_rows * metadata.num_columns
+            check_size(values, MOST_VALUES, "table", path, "values")
+            # Of what is decompressed: a small file may hold a large table.
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
             table = file.read()
-        _check_bytes(sum(map(_text_bytes, table.columns)), path)
+        check_size(sum(map(_text_bytes, table.columns)), MOST_BYTES, "table", path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of both
         raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
 
-    def place(row: int) -> str:
+    def locate(row: int) -> str:
         return f"{path}: row {row + 1}"
 
-    return {name: Column(name, _cells(table, name, path), place) for name in table.column_names}
+    columns = {}
+    for name in table.column_names:
+        try:
+            columns[name] = Column(name, table.column(name).to_pylist(), locate)
+        except (ValueError, OverflowError) as error:  # a time that Python cannot express, say
+            raise DataError("cannot be read", where=f"{path}: {name}", found=str(error)) from error
+    return columns
 
 
 def _check_header(names: Sequence[str], where: str) -> None:
     """Raise unless each column has a name of its own."""
     for i, name in enumerate(names):
         if not name or name in names[:i]:
-            raise DataError(
-                "columns need different names",
-                where=where,
-                found=repr(name),
-                expected="a name for each column, each once",
-            )
+            raise DataError("columns need different names", where=where, found=repr(name))
 
 
-def _check_size(metadata: Any, path: Path) -> None:
-    """Raise if a Parquet file becomes too large once it is decompressed."""
-    groups = range(metadata.num_row_groups)
-    values = metadata.num_rows * metadata.num_columns
-    if values > MOST_VALUES:
-        raise DataError(
-            "the table is too large",
-            where=str(path),
-            found=f"{values:,} values",
-            expected=f"at most {MOST_VALUES:,} values",
-        )
-    _check_bytes(sum(metadata.row_group(i).total_byte_size for i in groups), path)
-
-
-def _check_bytes(found: int, path: Path) -> None:
-    if found > MOST_BYTES:
-        raise DataError(
-            "the table is too large",
-            where=str(path),
-            found=f"{found:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
-        )
-
-
-def _is_text(kind: Any) -> bool:
-    types = extra("pyarrow.types", "data", "data.table")
+def _is_text(kind: object) -> bool:
+    types = optional_module("pyarrow.types", WHERE)
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return any(test(kind) for test in tests)
 
 
-def _text_bytes(column: Any) -> int:
-    """Bytes of a column of texts, each counted as often as it occurs; 0 for other columns."""
-    compute, types = (
-        extra(f"pyarrow.{name}", "data", "data.table") for name in ("compute", "types")
-    )
+def _text_bytes(column: Arrow) -> int:
+    """Return the bytes of a column of texts, repetitions included; 0 for other columns."""
+    compute, types = (optional_module(f"pyarrow.{name}", WHERE) for name in ("compute", "types"))
     if not types.is_dictionary(column.type):
         return 0
     lengths = (compute.binary_length(one.dictionary).take(one.indices) for one in column.chunks)
     return sum(compute.sum(one).as_py() or 0 for one in lengths)
-
-
-def _cells(table: Any, name: str, path: Path) -> list[Any]:
-    """Return a column of a Parquet file as Python values."""
-    try:
-        cells: list[Any] = table.column(name).to_pylist()
-    except (ValueError, OverflowError) as error:  # a time that Python cannot express, say
-        raise DataError("cannot be read", where=f"{path}: {name}", found=str(error)) from error
-    return cells

@@ -1,4 +1,4 @@
-"""Running text of the user's own, as `data: {text: …}` names it."""
+"""The user's own running text, for `data: {text: …}`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from archgraph.data.files import MOST_BYTES, decode_text
+from archgraph.data.files import MOST_BYTES, check_size, decode_text
 from archgraph.data.values import Dataset
 from archgraph.data.words import UNKNOWN, token_windows, words_of
-from archgraph.errors import DataError
 from archgraph.language.data import TextData
 
 SHARE = 0.1
 """Share of a text, its end, that is set aside for tests where nothing is said."""
-MOST_TEXT = MOST_BYTES >> 5  # each character becomes an object of Python's and a number
+MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a number
 
 
-def read_text(spec: TextData) -> Dataset:
+def read_running_text(spec: TextData) -> Dataset:
     """Read text as windows of consecutive characters or words, each with the next ones.
 
     Raises:
@@ -27,13 +26,14 @@ def read_text(spec: TextData) -> Dataset:
     tokens = _tokens(path, spec.by)
     if isinstance(spec.test, str):
         train, test = tokens, _tokens(Path(spec.test), spec.by)
-        places = [str(path), spec.test]
+        sources = [str(path), spec.test]
     else:
+        # The end, not a random part: windows beside one another share their words.
         cut = round(len(tokens) * (1 - (spec.test or SHARE)))
         train, test = tokens[:cut], tokens[cut:]
-        places = [f"{path}: train", f"{path}: test"]
+        sources = [f"{path}: train", f"{path}: test"]
     known = vocabulary(train, test, spec.vocabulary)
-    return token_windows(path.stem, known, (train, test), places, spec.bptt)
+    return token_windows(path.stem, known, (train, test), sources, spec.bptt)
 
 
 def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> t
     Args:
         train: The training text.
         test: The text to test on.
-        most: At most so many tokens, `<unk>` among them: the most frequent ones.
+        most: Largest number of tokens, `<unk>` included: the most frequent ones. Default: all.
 
     Example:
         >>> vocabulary("banana", "ban", None), vocabulary("banana", "band", 3)
@@ -57,13 +57,6 @@ def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> t
 
 
 def _tokens(path: Path, by: str) -> list[str]:
-    size = path.stat().st_size
-    if size > MOST_TEXT:
-        raise DataError(
-            "file too long",
-            where=str(path),
-            found=f"{size:,} bytes",
-            expected=f"at most {MOST_TEXT:,} bytes",
-        )
+    check_size(path.stat().st_size, MOST_TEXT, "file", path)
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     return list(text) if by == "character" else words_of(text)

@@ -42,6 +42,7 @@ def hold_out(
     """
     if spec is None:
         return shares, np.arange(0)
+    # A stream of its own: the partition's draws start from the seed alone.
     random = np.random.default_rng([seed, len(shares)])
     everything = np.sort(np.concatenate(shares))
     server = np.arange(0)
@@ -50,6 +51,7 @@ def hold_out(
         server = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
     parts, rest = [server], []
     for client, share in enumerate(shares):
+        # Of what the server left over: examples that select the round were never trained on.
         left = np.setdiff1d(share, server)
         if spec.clients is not None:
             count = _count(spec.clients, len(share))
@@ -57,12 +59,9 @@ def hold_out(
             parts.append(order[:count])
             left = np.sort(order[count:])
         if not len(left):
-            raise DataError(
-                "is left without examples to train on",
-                where=f"validation: client {client}",
-                found=plural(len(share), "example"),
-                expected="two or more, and a smaller share",
-            )
+            where, size = f"validation: client {client}", plural(len(share), "example")
+            message = "is left without examples to train on"
+            raise DataError(message, where=where, found=size, hint="hold out a smaller share")
         rest.append(left)
     return tuple(rest), np.sort(np.concatenate(parts))
 
@@ -134,7 +133,6 @@ class Selection:
                 "the models do not have this figure",
                 where="validation.of",
                 found=f"{self.metric} of {self.spec.of}",
-                expected="of: global, or worst",
                 hint="figures of clients need one class for each example, or models of their own",
             )
         value = figures[self.metric]

@@ -66,11 +66,8 @@ class Split:
         """Check that every input has a target."""
         for name, inputs in (("inputs", self.inputs), *self.beside.items()):
             if len(inputs) != len(self.targets):
-                raise DataError(
-                    "inputs and targets differ in number",
-                    found=f"{len(inputs)} {name}, {len(self.targets)} targets",
-                    expected="as many targets as inputs",
-                )
+                numbers = f"{len(inputs)} {name}, {len(self.targets)} targets"
+                raise DataError("inputs and targets differ in number", found=numbers)
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -87,8 +84,9 @@ class Split:
         """
         chosen = _as_index(indices)
         inputs, targets = self.inputs[chosen], self.targets[chosen]
+        # Normalised here and not when read: images stay uint8, a quarter of the memory.
         if self.mean is None or self.std is None:
-            return _whole(inputs), targets
+            return _widened(inputs), targets
         form = (-1, *(1 for _ in inputs.shape[2:]))
         mean, std = self.mean.view(form), self.std.view(form)
         # A copy, since the stored numbers may be of that type already.
@@ -105,7 +103,7 @@ class Split:
         """
         chosen = _as_index(indices)
         inputs, targets = self.batch(chosen)
-        return (inputs, *(_whole(more[chosen]) for more in self.beside.values())), targets
+        return (inputs, *(_widened(more[chosen]) for more in self.beside.values())), targets
 
     def with_only(self, names: Collection[str]) -> Split:
         """Return the split with only these of the further inputs."""
@@ -155,12 +153,10 @@ class Dataset:
         for name, split in (("train", self.train), ("test", self.test)):
             where = f"{self.name}: {name}"
             if self.inputs[1:] != tuple(split.beside):
-                raise DataError(
-                    "inputs have other names",
-                    where=self.name,
-                    found=", ".join(split.beside) or "none",
-                    expected=", ".join(self.inputs[1:]) or "none beside the first",
-                )
+                names = ", ".join(split.beside) or "none"
+                expected = ", ".join(self.inputs[1:]) or "none beside the first"
+                message = "further inputs have other names"
+                raise DataError(message, where=where, found=names, expected=expected)
             _check_form("inputs", split.inputs, self.train.inputs, where)
             _check_form("targets", split.targets, self.train.targets, where)
             _check_targets(split.targets, self.classes, where)
@@ -187,6 +183,7 @@ class Dataset:
             >>> data.with_only({"types"}).inputs
             ('ids', 'types')
         """
+        # The first one stays under any name: a data set of one input may call it anything.
         chosen = tuple(n for i, n in enumerate(self.inputs) if i == 0 or n in names)
         return dataclasses.replace(
             self,
@@ -226,73 +223,71 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means).float(), torch.stack(deviations).float()
 
 
+def check_alike(
+    form: object, first: object, where: str, message: str, hint: str | None = None
+) -> None:
+    """Raise unless an example has the form of the first one.
+
+    Raises:
+        DataError: With the message, both forms and the hint.
+    """
+    if form != first:
+        expected = f"{first}, as the first one"
+        raise DataError(message, where=where, found=form, expected=expected, hint=hint)
+
+
 def _check_form(what: str, tensor: Tensor, train: Tensor, where: str) -> None:
     """Raise unless a tensor is of the type and shape of the training examples'."""
-    if tensor.shape[1:] != train.shape[1:] or tensor.dtype != train.dtype:
-        raise DataError(
-            f"{what} differ from those to train on",
-            where=where,
-            found=f"{_named(tensor)} per example",
-            expected=f"{_named(train)}",
-        )
+    actual, expected = row_form(tensor), row_form(train)
+    if actual != expected:
+        message = f"{what} differ from those to train on"
+        raise DataError(message, where=where, found=actual, expected=expected)
 
 
-def _named(tensor: Tensor) -> str:
+def row_form(tensor: Tensor) -> str:
+    """Describe the type and shape of one row of a tensor."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape[1:])}"
 
 
 def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
     """Raise unless targets are of a known type, and classes in their range."""
-    kinds = (torch.float32,) if classes is None else (torch.int64, torch.bool)
+    if classes is None:
+        kinds, expected = {torch.float32}, "float32, since the data has no classes"
+    else:
+        kinds = {torch.int64, torch.bool}
+        expected = f"int64 (or bool, for several at once), since there are {classes} classes"
     if targets.dtype not in kinds:
         raise DataError(
-            "targets are of another type",
-            where=where,
-            found=str(targets.dtype),
-            expected="float32, since the data has no classes"
-            if classes is None
-            else f"int64 (or bool, for several at once), since there are {classes} classes",
+            "targets are of another type", where=where, found=targets.dtype, expected=expected
         )
     if targets.dtype == torch.float32 and not finite(targets):
-        raise DataError("targets are not finite", where=where, expected="numbers without NaN, inf")
-    if targets.dtype == torch.bool and (targets.dim() != 2 or targets.shape[1] != classes):
-        raise DataError(
-            "targets have another number of classes",
-            where=where,
-            found=list(targets.shape),
-            expected=f"[example, {classes}]",
-        )
-    if targets.dtype != torch.int64 or not targets.numel():
+        raise DataError("targets are not finite", where=where)
+    if targets.dtype == torch.bool and targets.shape[1:] != (classes,):
+        message, expected = "targets have another number of classes", f"[example, {classes}]"
+        raise DataError(message, where=where, found=list(targets.shape), expected=expected)
+    if targets.dtype != torch.int64 or not targets.numel() or classes is None:
         return
+    # A mask copies the targets: those of a text, which ignores none, may fill the memory.
     real = targets if targets.min() >= 0 else targets[targets != IGNORED]
-    if len(real) and not 0 <= int(real.min()) <= int(real.max()) < (classes or 0):
-        raise DataError(
-            "label out of range",
-            where=where,
-            found=f"{int(real.min())}…{int(real.max())}",
-            expected=f"classes 0…{(classes or 0) - 1}",
-        )
+    if len(real) and not 0 <= int(real.min()) <= int(real.max()) < classes:
+        numbers, expected = f"{int(real.min())}…{int(real.max())}", f"classes 0…{classes - 1}"
+        raise DataError("label out of range", where=where, found=numbers, expected=expected)
 
 
 def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -> None:
     """Raise unless clients own every training example once, and each client at least one."""
     for client, positions in owners.items():
         if len(positions) == 0:
-            raise DataError(
-                "a client has no examples", where=where, found=client, expected="at least one each"
-            )
+            raise DataError("a client has no examples", where=where, found=client)
     if owners:
         assigned = np.sort(np.concatenate(list(owners.values())))
         if not np.array_equal(assigned, np.arange(examples)):
-            raise DataError(
-                "clients do not own every training example exactly once",
-                where=where,
-                found=f"{len(assigned)} positions, {len(np.unique(assigned))} different",
-                expected=f"each of 0…{examples - 1} once",
-            )
+            message = "clients do not own every training example exactly once"
+            numbers = f"{len(assigned)} positions, {len(np.unique(assigned))} different"
+            raise DataError(message, where=where, found=numbers)
 
 
-def _whole(inputs: Tensor) -> Tensor:
+def _widened(inputs: Tensor) -> Tensor:
     """Return integers of any size, and flags, as int64."""
     return inputs if inputs.is_floating_point() else inputs.to(torch.int64)
 

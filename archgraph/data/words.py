@@ -19,15 +19,15 @@ def read_words(source: Source, files: Mapping[str, File], limit: int | None, bpt
     """Read a data set of one file per split; the vocabulary is that of the train text."""
     train, test = (read_tokens(files[name].read(), str(files[name].path)) for name in source.files)
     vocabulary = tuple(dict.fromkeys(train))
-    places = [str(files[name].path) for name in source.files]
-    return token_windows(source.name, vocabulary, (train, test), places, bptt, limit)
+    sources = [str(files[name].path) for name in source.files]
+    return token_windows(source.name, vocabulary, (train, test), sources, bptt, limit)
 
 
 def token_windows(
     name: str,
     vocabulary: Sequence[str],
     streams: tuple[Sequence[str], Sequence[str]],
-    places: Sequence[str],
+    sources: Sequence[str],
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
@@ -37,9 +37,9 @@ def token_windows(
         name: Name of the data set.
         vocabulary: Every token by its number.
         streams: The tokens to train and to test on.
-        places: Their files, for errors.
+        sources: Their files, for errors.
         bptt: Length of a window.
-        limit: At most so many windows of each.
+        limit: Largest number of windows of each. Default: all.
 
     Raises:
         DataError: If a token is unknown and the vocabulary lacks `<unk>`, or no window fits.
@@ -50,22 +50,14 @@ def token_windows(
     def windows(words: Sequence[str], where: str) -> Split:
         tokens = [number.get(word, unknown) for word in words]
         if None in tokens:
-            raise DataError(
-                "word outside the vocabulary",
-                where=where,
-                found=repr(words[tokens.index(None)]),
-                expected="words of the train text, which holds no <unk>",
-            )
+            message = f"word outside the vocabulary, which lacks {UNKNOWN}"
+            raise DataError(message, where=where, found=repr(words[tokens.index(None)]))
         stream = torch.tensor(tokens, dtype=torch.int64)
         count = (len(stream) - 1) // bptt
         if count < 1:
-            raise DataError(
-                "text shorter than one window",
-                where=where,
-                found=f"{len(stream)} tokens",
-                expected=f"at least {bptt + 1}",
-                hint="choose a smaller bptt",
-            )
+            message, hint = "text shorter than one window", "choose a smaller bptt"
+            size, least = f"{len(stream)} tokens", f"at least {bptt + 1}"
+            raise DataError(message, where=where, found=size, expected=least, hint=hint)
         count = count if limit is None else min(count, limit)
         # Two views of one stream: a token is stored once though it is input and target.
         return Split(
@@ -73,7 +65,7 @@ def token_windows(
             stream[1 : count * bptt + 1].view(count, bptt),
         )
 
-    train, test = map(windows, streams, places)
+    train, test = map(windows, streams, sources)
     return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
 
 

@@ -28,7 +28,7 @@ from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .reservoir import reservoir as reservoir
 from .shard import Shard as Shard
-from .shard import cut as cut
+from .shard import minibatches as minibatches
 from .state import GLOBAL as GLOBAL
 from .state import Json as Json
 from .state import ServerState as ServerState
@@ -50,10 +50,10 @@ from .tasks import Weights as Weights
 from .tasks import Work as Work
 from .tasks import silent as silent
 from .training import Train as Train
+from .training import cpu_state as cpu_state
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser
-from .training import state_of as state_of
 from .world import Client as Client
 from .world import Tier as Tier
 from .world import World as World

@@ -42,11 +42,11 @@ def part(
         world: Who takes part.
         state: Holds the global weights.
         client: To whom.
-        tier: What it is to train; None: the tier that the family gives it.
-        program: What it is to do; None: training on the loss of the experiment's task.
-        mask_absent: That without a program: set the logits of classes that the client lacks to 0.
+        tier: What it is to train. Default: the tier that the family gives it.
+        program: What it is to do. Default: training on the loss of the experiment's task.
+        mask_absent: Of the default program: set the logits of classes that the client lacks to 0.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
-        weights: The model's weights; None: the tier's part of the global ones.
+        weights: The model's weights. Default: the tier's part of the global ones.
     """
     tier = tier or world.tier_of(client)
     policy = NormPolicy(norm)
@@ -121,12 +121,15 @@ def group_means(
     Raises:
         RunError: If a client adds to a group twice, or its part cannot be made private.
     """
+    # A second part of a client in one group would count it twice, in silence.
     contributions = _once(contributions)
     if world.means is not None:
         return world.means(state, contributions)
     rules = world.aggregate
     if rules is not None and (rules.krum or rules.middle):
         return robust_means(rules, state, contributions)
+    # FedFA's α_c = mean_κ n_κ / n_c: each update is divided by n_c as it arrives and the sum is
+    # multiplied by the mean at the end, so that one pass with one update in memory is enough.
     mergers: dict[str, Merger] = {}
     sizes = EntrySizes()
     for one in contributions:
@@ -166,8 +169,8 @@ def by_tier(
         state: Holds the global weights.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
-        model: A tier's model; None: its part of the global one.
-        kept: Whether what a client keeps is laid over its model; None: as the norm policy says.
+        model: A tier's model. Default: its part of the global one.
+        kept: Whether what a client keeps is laid over its model. Default: as the norm policy says.
         whole: Whether the global model is tested, too.
         idle: Whether tiers that no client runs are tested, too.
     """
@@ -179,6 +182,7 @@ def by_tier(
         if runs:
             clients = tuple(client for client, name in enumerate(runs) if name == tier.name)
         if clients or idle:
+            # Pulled when its turn comes: one tier's weights are in memory at a time.
             tested = (
                 model(tier) if model else Model(tier.graph, tier.transfer.pull(weights, copy=False))
             )

@@ -1,4 +1,4 @@
-"""What a client adds to the means that the server's state is made of."""
+"""A client's part in the means that make up the server's state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Contribution(NamedTuple):
         sizes: Size of some entries of the client's part, which they are divided by; see
             :func:`covered_mean`.
         rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
-            gives; None: all.
+            gives. Default: all.
     """
 
     client: int
@@ -56,17 +56,16 @@ class Contribution(NamedTuple):
             RunError: If the task did not say where its weights belong.
         """
         if result.transfer is None:
-            raise RunError(
-                "a result does not say where its weights belong",
-                where=f"client {result.client}",
-                hint="make the task with part(), or set Task.transfer",
-            )
+            hint = "make the task with part(), or set Task.transfer"
+            where = f"client {result.client}"
+            message = "a result does not say where its weights belong"
+            raise RunError(message, where=where, hint=hint)
         weight = result.weight(weights)
         return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
 
     @property
     def update(self) -> Update:
-        """What mergers and pools take; the engine has checked its form and values."""
+        """The update for mergers and pools; the engine has checked its form and values."""
         # Nothing is divided by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(self.transfer, self.state, self.weight, scales, self.rows or {}, self.skip)
@@ -90,7 +89,7 @@ class EntrySizes:
         self._sizes: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
     def add(self, one: Contribution) -> None:
-        """Take note of a contribution's sizes."""
+        """Record the sizes of a contribution."""
         for name, size in one.sizes.items():
             key = one.group, str(one.transfer.entries[name].source)
             self._sizes.setdefault(key, []).append((one.client, size))
@@ -98,12 +97,12 @@ class EntrySizes:
     def means(
         self, group: str, clients: Collection[int] | None = None, cut: Cut = lambda count: 0
     ) -> dict[str, float]:
-        """Mean sizes of a group's entries.
+        """Return the mean sizes of a group's entries.
 
         Args:
             group: The group.
-            clients: Whose sizes count; None: all.
-            cut: How many of so many are left out at each end.
+            clients: Clients whose sizes count. Default: all.
+            cut: Number of sizes that are left out at each end, from the number of all.
         """
         means = {}
         for (where, name), pairs in self._sizes.items():
@@ -111,5 +110,6 @@ class EntrySizes:
             if where == group and sizes:
                 out = cut(len(sizes))
                 inner = sizes[out : len(sizes) - out]
-                means[name] = math.fsum(inner) / len(inner)  # in any order the same
+                # fsum: the same bits in whatever order clients arrived.
+                means[name] = math.fsum(inner) / len(inner)
         return means

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.roles import frozen
@@ -23,6 +22,7 @@ from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import read_document
+from archgraph.plain import Json
 from archgraph.relate.align import align
 from archgraph.relate.join import join
 from archgraph.rewrites.insert import initialised
@@ -35,10 +35,10 @@ class Family:
     """A global architecture and the clients' ones.
 
     Attributes:
-        graph: The global architecture; empty where clients have nothing but their own models.
+        graph: The global architecture; empty where clients only have their own models.
         state: Its initial weights if the model has its own (a Python model), else None.
         clients: Kinds of client, in the order of the file.
-        name: The family's, as its file says; empty if it does not.
+        name: Name in its file; empty if it has none.
     """
 
     graph: ArchGraph
@@ -140,15 +140,11 @@ class _Resolver:
         for index, member in enumerate(self.spec.clients):
             if member.name == GLOBAL:
                 with self.located(("clients", index)):
-                    raise SpecError(
-                        "the name stands for the global model",
-                        found=f"clients named {GLOBAL}",
-                        hint="choose another name",
-                    )
+                    raise SpecError(f"the name {GLOBAL} stands for the global model")
             # Equal recipes give equal architectures: align and rewrite once.
             recipe = repr(member.model_dump(exclude={"name", "count", "owners"}))
-            if self.weights_of(index) is not None:
-                recipe = f"{index}: {recipe}"
+            if ("clients", index, "model") in self.spec.weights:
+                recipe = f"{index}: {recipe}"  # passed in Python: the recipe does not tell them
             if recipe not in resolved:
                 resolved[recipe] = self.member(member, graph, model, ("clients", index))
                 with self.located(("clients", index)):
@@ -167,18 +163,18 @@ class _Resolver:
         return Family(graph, state, tuple(tiers), self.spec.name)
 
     def member(
-        self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place
+        self, member: MemberSpec, graph: ArchGraph, model: Document | None, at: Place
     ) -> tuple[Rewritten, State | None]:
         """Return a member's architecture, made from the global one, and its model's own weights."""
-        start, weights = self.start(member, model, place)
+        start, weights = self.start(member, model, at)
         if start is None:
             lead = Rewritten.identity(graph)
         elif self.spec.model is None:
             lead = initialised(graph, start)  # no global model to take weights from
         else:
-            with self.located(place):
+            with self.located(at):
                 lead = Rewritten(start, align(start, graph).transfer)
-        change = self.chain(member, lead.graph, place)
+        change = self.chain(member, lead.graph, at)
         return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:
@@ -189,17 +185,13 @@ class _Resolver:
         )
         return join(start for start in starts if start is not None).graph
 
-    def source(self, source: str | dict[str, Any], place: Place) -> Document:
+    def source(self, source: str | dict[str, Json], at: Place) -> Document:
         """Read a model file, or return an inline model."""
         if not isinstance(source, str):
-            return self.spec.document_of(place).sub(place)
+            return self.spec.document_of(at).sub(at)
         if source not in self.read:
             self.read[source] = read_document(source)
         return self.read[source]
-
-    def weights_of(self, index: int) -> State | None:
-        """Return the weights of a member's model that were passed in Python."""
-        return self.spec.weights.get(("clients", index, "model"))
 
     def choices(self, model: Document) -> dict[str, int]:
         """Return the global model's choices: the file's, else the largest that a client makes."""
@@ -213,18 +205,18 @@ class _Resolver:
         return {**largest, **self.spec.choose}
 
     def start(
-        self, member: MemberSpec, model: Document | None, place: Place
+        self, member: MemberSpec, model: Document | None, at: Place
     ) -> tuple[ArchGraph | None, State | None]:
-        """Return the architecture that a member starts from (None: the global one), and weights."""
+        """Return a member's first architecture, or None for the global one, and its weights."""
         if member.model is not None:
             source = repr(member.model)
             if source not in self.models:
-                self.models[source] = load_model(self.source(member.model, (*place, "model")))
+                self.models[source] = load_model(self.source(member.model, (*at, "model")))
             start, stored = self.models[source]
-            return start, self.spec.weights.get((*place, "model"), stored)
+            return start, self.spec.weights.get((*at, "model"), stored)
         if member.choose is None or model is None:
             return None, None
-        with self.located((*place, "choose")):
+        with self.located((*at, "choose")):
             chosen, _ = load_model(model, member.choose)
         return self.changed(chosen, None)
 
@@ -233,18 +225,17 @@ class _Resolver:
         change = self.chain(self.spec.change, graph, ("change",))
         return change.graph, None if state is None else change.transfer.pull(state)
 
-    def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
+    def chain(self, rewrites: Rewrites, graph: ArchGraph, at: Place) -> Rewritten:
         """Apply rewrites; errors point at their keys."""
-        return rewritten(
-            graph, rewrites, where=lambda key: self.spec.document_of(place).where((*place, key))
-        )
+        document = self.spec.document_of(at)
+        return rewritten(graph, rewrites, where=lambda key: document.where((*at, key)))
 
     @contextlib.contextmanager
-    def located(self, place: Place) -> Iterator[None]:
+    def located(self, at: Place) -> Iterator[None]:
         """Point errors at the line of the family that asked for it."""
         try:
             yield
         except ArchGraphError as error:
-            where = self.spec.document_of(place).where(place)
+            where = self.spec.document_of(at).where(at)
             error.where = ": ".join(filter(None, (where, error.where)))
             raise

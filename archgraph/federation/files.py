@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import ArchGraphError
 from archgraph.language.consent import needs_consent
 from archgraph.language.kinds import NOT_IMPORTED, FileKind, without_consent
+from archgraph.plain import Json
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def checked_family(
-    spec: FamilySpec, path: Path, cache: dict[str, Any]
+    spec: FamilySpec, path: Path, cache: dict[str, Json]
 ) -> tuple[str, Family | None]:
     """Resolve a family, once for all files that use it.
 
@@ -43,6 +44,7 @@ def checked_family(
             families[path] = _resolved(spec, text)
         except ArchGraphError as error:
             families[path] = error
+    # A mistake of a shared family is a mistake of every file that uses it.
     result = families[path]
     if isinstance(result, ArchGraphError):
         raise result
@@ -50,6 +52,7 @@ def checked_family(
 
 
 def _resolved(spec: FamilySpec, text: str) -> tuple[str, Family | None]:
+    # What a kind of file needs is imported when it is asked for: `archgraph help` asks for none.
     from archgraph import resolve
 
     if family_without_consent(spec):
@@ -64,13 +67,13 @@ def family_without_consent(spec: FamilySpec) -> bool:
     return True in models or any(needs_consent(name, object) for name in names)
 
 
-def _check(path: Path, cache: dict[str, Any]) -> str:
+def _check(path: Path, cache: dict[str, Json]) -> str:
     from archgraph import load_family
 
     return checked_family(load_family(path), path.resolve(), cache)[0]
 
 
-def _schema() -> dict[str, Any]:
+def _schema() -> dict[str, Json]:
     from archgraph.language.family import FamilySpec
 
     return FamilySpec.model_json_schema()

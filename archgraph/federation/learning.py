@@ -1,11 +1,11 @@
-"""What is learned: each task with its loss, its metrics and the form of its outputs."""
+"""Learning tasks: the loss, the metrics and the form of the outputs of each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Standardised:
 
     def restored(self, predictions: Tensor) -> Tensor:
         """Convert predictions to the targets' own units."""
+        # Models predict numbers [batch] as [batch, 1].
         said = predictions.squeeze(-1) if predictions.dim() == self.mean.dim() + 2 else predictions
         return said * self.std.to(said.device) + self.mean.to(said.device)
 
@@ -143,12 +144,13 @@ class LearningTask:
         words = {"classes": f"a logit for each of {classes} classes", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")
 
-    def predictions(self, outputs: Any, predict: Predict | None = None) -> Tensor:
+    def predictions(self, outputs: object, predict: Predict | None = None) -> Tensor:
         """Return predictions ``[batch, ..., classes]``, or in the shape of the targets."""
         return self._classes_last((predict or self.predict)(outputs))
 
-    def beside(self, outputs: Any, predict: Predict | None = None) -> list[Tensor]:
+    def beside(self, outputs: object, predict: Predict | None = None) -> list[Tensor]:
         """Return further predictions that a model gives, in the same form."""
+        # The raw output, which is told from the others by identity.
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
 
@@ -164,6 +166,7 @@ class LearningTask:
         if self.form == "any":
             return torch.ones(len(targets), dtype=torch.int64)
         flat = targets.reshape(len(targets), -1)
+        # Only classes have a value that counts for nothing: -100 is a number among numbers.
         counted = (
             flat != IGNORED if self.form == "classes" else torch.ones_like(flat, dtype=torch.bool)
         )
@@ -262,5 +265,6 @@ TASKS: Mapping[str, LearningTask] = {
 }
 """The tasks by name."""
 
+# Integers on two axes may be a text or a map of one axis: the text comes first.
 DEFAULTS = ("classification", "next_token", "segmentation", "multilabel", "regression")
 """The tasks in the order in which one is chosen that learns the targets of the data."""

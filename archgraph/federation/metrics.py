@@ -85,6 +85,7 @@ def _per_example(numbers: Tensor) -> Tensor:
 
 def mean(rows: Tensor, count: int) -> float:
     """Return the sum of the rows, divided by the number of targets."""
+    # Counts of hits stay integers: float32 is exact up to 2**24 only.
     total = rows.sum()
     return (float(total) if rows.is_floating_point() else int(total)) / max(count, 1)
 
@@ -123,6 +124,7 @@ def _mean_iou(rows: Tensor, count: int) -> float:
 
 def _decisions(predictions: Tensor, targets: Tensor) -> Tensor:
     """Count per example: true positives, false positives, false negatives."""
+    # A logit above 0 is a probability above one half.
     said, true = predictions > 0, targets > 0.5
     parts = (said & true, said & ~true, ~said & true)
     return torch.stack([_per_example(part) for part in parts], 1)
@@ -161,6 +163,7 @@ def _r2(rows: Tensor, count: int) -> float:
         return 0.0
     said, true = rows.chunk(2, 1)
     residual = (said - true).square().sum(0)
+    # The mean of all targets: means of batches would add up to another R².
     total = (true - true.mean(0)).square().sum(0)
     varied = total > 0
     scores = torch.where(varied, 1 - residual / torch.where(varied, total, 1.0), 0.0)

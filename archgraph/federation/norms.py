@@ -1,4 +1,4 @@
-"""What becomes of normalisation layers in a federation."""
+"""Policies for normalisation layers: which entries are averaged, private or recomputed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel"]
 
 @dataclass(frozen=True)
 class NormPolicy:
-    """What becomes of normalisation layers: which entries are merged, kept or recomputed.
+    """Which entries of normalisation layers are merged, private or recomputed.
 
     Attributes:
         name: ``averaged``: statistics are averaged like weights. ``local``: they never leave the
@@ -36,18 +36,20 @@ class NormPolicy:
             case "local" | "static":
                 return frozenset(statistics(graph))
             case "per_submodel":
+                # Without constants (an epsilon, say), which no state holds.
                 return frozenset(normalisation(graph)) & frozenset(graph.state_names)
             case "averaged":
                 return frozenset()
 
     @property
     def personal(self) -> bool:
-        """Whether clients keep entries of their own: for ``Evaluated.kept``."""
+        """Whether clients have private entries: for ``Evaluated.kept``."""
         return self.name == "local"
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
         """Which statistics evaluation uses: for ``Evaluated.statistics``."""
+        # Static training collects none.
         return "recompute" if self.name == "static" else "stored"
 
 
@@ -68,25 +70,19 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
         >>> graph, state = trace(torch.nn.BatchNorm1d(2), torch.zeros(3, 2))
         >>> check_statistics(graph, state | {"running_var": torch.tensor([-1.0, 1])}, "client 3")
         Traceback (most recent call last):
-        archgraph.errors.RejectedUpdate: client 3: running_var: negative variance; found -1; ...
+        archgraph.errors.RejectedUpdate: client 3: running_var: negative variance; found -1
     """
     names = frozenset(statistics(graph))
     for slot in signature(graph):
         if slot.name not in names:
             continue
+        at = f"{where}: {slot.name}"
         sent, expected = tensors.get(slot.name), (slot.shape, slot.torch_dtype)
         form = None if sent is None else (tuple(sent.shape), sent.dtype)
         if sent is None or form != expected:
             raise RejectedUpdate(
-                "statistics do not fit the model",
-                where=f"{where}: {slot.name}",
-                found=form,
-                expected=expected,
+                "statistics do not fit the model", where=at, found=form, expected=expected
             )
+        # The root of a negative variance is NaN: one client's would be in every mean after it.
         if slot.name in variances(graph) and sent.numel() and float(sent.min()) < 0:
-            raise RejectedUpdate(
-                "negative variance",
-                where=f"{where}: {slot.name}",
-                found=f"{float(sent.min()):g}",
-                expected="0 or more",
-            )
+            raise RejectedUpdate("negative variance", where=at, found=f"{float(sent.min()):g}")

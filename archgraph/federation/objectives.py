@@ -16,6 +16,7 @@ from archgraph.federation.tasks import Examples, Work
 class Objective(Protocol):
     """What local training minimises."""
 
+    # Any, not object: an objective for one model may say what that model returns.
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
         """Return the mean loss over the minibatch, a scalar with gradient."""
 
@@ -34,7 +35,7 @@ class TaskLoss:
     mask_absent: bool = False
     predict: Predict | None = None
 
-    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+    def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
         """Return the mean over all targets (each position of a text or pixel counts).
 
         Auxiliary predictions add their losses with the weight that the task gives them.
@@ -68,13 +69,11 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         tensor([[1., 0., 3.]])
     """
     if logits.shape[-1] != len(present):
-        raise RunError(
-            "model and data differ in the number of classes",
-            found=f"{logits.shape[-1]} logits",
-            expected=f"{len(present)}, the classes of the data",
-        )
+        raise RunError(f"{logits.shape[-1]} logits for {len(present)} classes of the data")
     if bool(present.all()):
         return logits
+    # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
+    # logits get no gradient.
     return logits.masked_fill(~present.to(logits.device), 0.0)
 
 

@@ -14,6 +14,7 @@ from archgraph.errors import RunError
 class Predict(Protocol):
     """From a model's outputs to its predictions, e.g. logits ``[batch, ..., classes]``."""
 
+    # Any, not object: a selector for one model may say what that model returns.
     def __call__(self, outputs: Any) -> Tensor:
         """Take or compute the predictions."""
 
@@ -36,42 +37,42 @@ class Logits:
 
     output: str | int | None = None
 
-    def __call__(self, outputs: Any) -> Tensor:
+    def __call__(self, outputs: object) -> Tensor:
         """Select the predictions.
 
         Raises:
             RunError: If it is not clear which output is meant.
         """
-        key = self.output
+        key: object = self.output
         if isinstance(outputs, Tensor):
             return outputs
-        by_name: dict[Any, Any] = {}
+        by_name: dict[object, object] = {}
         if isinstance(outputs, Mapping):
             by_name = dict(outputs)
         elif isinstance(outputs, Sequence):
-            fields = getattr(outputs, "_fields", range(len(outputs)))
+            fields = getattr(outputs, "_fields", range(len(outputs)))  # a NamedTuple has names
             by_name = dict(zip(fields, outputs, strict=True))
         if key is None and len(by_name) == 1:
             key = next(iter(by_name))
         elif key is None and "logits" in by_name:
             key = "logits"
+        # Positions count named outputs, too, unless a name is that number.
         if isinstance(key, int) and key not in by_name:
             key = dict(enumerate(by_name)).get(key, key)
         value = by_name.get(key)
-        names = ", ".join(map(str, by_name)) or type(outputs).__name__
         if isinstance(value, Tensor):
             return value
         if isinstance(value, Mapping):  # a network with exits returns a mapping per exit
             return Logits()(value)
         raise RunError(
             "the model's outputs contain no logits",
-            found=names,
+            found=", ".join(map(str, by_name)) or type(outputs).__name__,
             expected="one tensor, one called logits" if self.output is None else self.output,
             hint="name the output: `output:` of the task, or Logits(output=...)",
         )
 
 
-def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
+def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
     """Return the predictions in a model's outputs beside its main ones, in order.
 
     Example:
@@ -84,14 +85,15 @@ def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
         >>> auxiliary(main, main)
         []
     """
-    if isinstance(outputs, Tensor):
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if not isinstance(outputs, Sequence):  # a tensor is all there is
         return []
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs
     # By identity: an exit may have the same values as the main output.
-    return [value for item in values for value in _predictions(item) if value is not main]
+    return [value for item in outputs for value in _predictions(item) if value is not main]
 
 
-def _predictions(value: Any) -> Iterator[Tensor]:
+def _predictions(value: object) -> Iterator[Tensor]:
     """Yield the predictions in one output: a tensor, a list of them, or named logits."""
     if isinstance(value, Tensor):
         yield value

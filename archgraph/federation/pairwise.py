@@ -32,13 +32,13 @@ class PairwiseProducts:
         """Write a client's update.
 
         Raises:
-            RunError: If there is no room on the disk.
+            RunError: If the disk is full.
         """
         self._stored[client] = self._spill.put({k: v.reshape(-1) for k, v in update.items()})
 
     @property
     def clients(self) -> frozenset[int]:
-        """Whose updates there are."""
+        """Clients whose updates were added."""
         return frozenset(self._stored)
 
     def of(self, clients: Sequence[int]) -> Tensor:
@@ -48,6 +48,7 @@ class PairwiseProducts:
             ``[client, client]``
         """
         matrix = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        # In pieces of all updates: none of them is in memory as a whole.
         for name, first in self._stored[clients[0]].items():
             for start in range(0, first.shape[0], PIECE):
                 stop = min(start + PIECE, first.shape[0])

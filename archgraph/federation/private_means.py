@@ -64,6 +64,7 @@ class Census:
         Raises:
             RunError: If a client's part in a mean follows from its data, or cannot be made private.
         """
+        # Noise of one round is calculated for one sum.
         if self.parts:
             raise RunError(
                 "the mean cannot be made private",
@@ -86,6 +87,7 @@ class Census:
         """
         slots = signature(self.wholes[group])
         total = {slot.name: torch.zeros((), dtype=torch.float64) for slot in slots}
+        # Equal parts are counted together: clients are many, architectures few.
         alike = Counter(part for (_, where), part in self.parts.items() if where == group)
         for part, clients in alike.items():
             for name in sources(part):
@@ -154,15 +156,17 @@ class PrivateMeans:
         Values that no client covers stay, and so does all that is not a trained parameter.
         """
         sums = self.sums(state, contributions)
+        # In a fixed order, since all noise comes from one generator; and for every group, whether
+        # or not a sampled client adds to it: the noise must not tell who was sampled.
         for group in sorted(self.census.wholes):
             new, expected = state.group(group), self.census.expected(group, self.rate)
             for slot in signature(self.census.wholes[group]):
                 cover, value = expected[slot.name], new[slot.name]
-                if not bool((cover > 0).any()):
+                if not bool((cover > 0).any()):  # nothing of a client can reach it
                     continue
                 moved = torch.randn(slot.shape, generator=self.generator, dtype=torch.float64)
                 moved *= self.noise * self.clip
-                if group in sums:
+                if group in sums:  # else no client of the round has a part of it
                     moved += sums[group][slot.name].cpu()
                 moved = torch.where(cover > 0, moved / cover, 0.0)
                 new[slot.name] = (value + moved.to(value.device)).to(value.dtype)
@@ -179,6 +183,7 @@ class PrivateMeans:
         """
         mergers: dict[str, Merger] = {}
         for one, delta in self._clipped(state, contributions):
+            # A merger knows how maps transpose; its means are turned back into sums below.
             if one.group not in mergers:
                 slots = signature(self.census.wholes[one.group])
                 blank = {
@@ -197,6 +202,8 @@ class PrivateMeans:
     ) -> Iterator[tuple[Contribution, State]]:
         """Yield what each client changes, scaled down to the bound over all groups together."""
         seen: set[int] = set()
+        # A client's parts follow one another, so that one norm is taken over all of them; a client
+        # that comes again would be clipped twice and add up to twice the bound.
         for client, group in itertools.groupby(contributions, key=lambda one: one.client):
             ones = list(group)
             known = all(self.census.parts.get((client, o.group)) == counted(o) for o in ones)

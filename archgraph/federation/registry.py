@@ -50,19 +50,11 @@ def find_strategy(name: str) -> type[Strategy]:
 def _checked(strategy: object, name: str) -> type[Strategy]:
     """Check that a class is a complete strategy."""
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
-        raise SpecError(
-            "is not a strategy",
-            where="strategy",
-            found=name,
-            expected="a subclass of archgraph.federation.Strategy",
-        )
+        expected = "a subclass of archgraph.federation.Strategy"
+        raise SpecError("is not a strategy", where="strategy", found=name, expected=expected)
     if inspect.isabstract(strategy):
-        raise SpecError(
-            "is not a complete strategy",
-            where="strategy",
-            found=f"{name} without {', '.join(sorted(strategy.__abstractmethods__))}",
-            expected="init, send, receive and evaluated",
-        )
+        lacks = ", ".join(sorted(strategy.__abstractmethods__))
+        raise SpecError(f"{name} lacks {lacks}", where="strategy")
     return strategy
 
 
@@ -89,20 +81,13 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     preset = chosen.pop("preset", None)
     if preset is not None:
         if preset not in cls.presets:
-            raise SpecError(
-                "unknown preset",
-                where=f"{prefix}.preset",
-                **unknown(str(preset), cls.presets),
-            )
+            facts = unknown(str(preset), cls.presets)
+            raise SpecError("unknown preset", where=f"{prefix}.preset", **facts)
         chosen = {**cls.presets[preset], **chosen}
-    fields = {field.name: field for field in strategy_options(cls)}
+    fields = [field.name for field in strategy_options(cls)]
     for key in chosen:
         if key not in fields:
-            raise SpecError(
-                "unknown option",
-                where=f"{prefix}.{key}",
-                **unknown(key, fields),
-            )
+            raise SpecError("unknown option", where=f"{prefix}.{key}", **unknown(key, fields))
     types = typing.get_type_hints(cls)
     values = {}
     for key, value in chosen.items():

@@ -29,6 +29,7 @@ def reservoir(
     count = len(next(iter(new.values())))
     numbers = torch.arange(earlier, earlier + count)
     chance = torch.rand(count, generator=generator, dtype=torch.float64)
+    # Algorithm R: row n falls into one of n + 1 slots, and is dropped if that is beyond capacity.
     drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
     # Of rows that fall into one slot the last one stays.
     slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
@@ -40,6 +41,7 @@ def reservoir(
         if not slots:
             result[name] = old[name]
             continue
+        # A tensor of its own, since a state's tensors are never changed in place.
         result[name] = arrived.new_empty((size, *arrived.shape[1:]))
         if filled:
             result[name][:filled] = old[name]

@@ -1,7 +1,7 @@
 """Means that a few clients cannot move: what an experiment's ``aggregate`` makes of updates.
 
 The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by all that they
-add, to whichever group. What is chosen is averaged, or its median or trimmed mean is taken, value
+add, to any group. The chosen updates are averaged, or their median or trimmed mean is taken, value
 by value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
 else one client could move all of them.
 """
@@ -23,7 +23,7 @@ from archgraph.states.robust import krum
 def robust_means(
     rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """As :func:`group_means`, by rules that need all updates of a round.
+    """Return what :func:`group_means` does, by rules that need all updates of a round.
 
     Args:
         rules: Krum, a median or a trimmed mean, or Krum and then one of them.
@@ -32,6 +32,7 @@ def robust_means(
     """
     pools: dict[str, Pool] = {}
     sizes = EntrySizes()
+    # All of them are needed at once, which is more than memory holds: a pool is on disk.
     for one in contributions:
         if one.group not in pools:
             pools[one.group] = Pool(one.whole, state.group(one.group))
@@ -39,7 +40,7 @@ def robust_means(
         pools[one.group].add(one.client, one.update)
     clients = sorted({update.client for pool in pools.values() for update in pool.updates})
     if rules.krum is not None:
-        clients = chosen(rules.krum, list(pools.values()), clients)
+        clients = krum_clients(rules.krum, list(pools.values()), clients)
     for group, pool in pools.items():
         new: State
         if rules.middle is None:
@@ -52,15 +53,17 @@ def robust_means(
     return state
 
 
-def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
+def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
     """Return the clients whose updates are nearest to their neighbours, over all groups."""
+    # Squared distances add up over groups, as if all that a client adds were one vector.
     squares = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     counts = torch.zeros_like(squares)
     for pool in pools:
         for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
             total += part
     malicious = rounded_share(options.malicious, len(clients))
-    keep = min(options.keep, len(clients) - malicious)  # of a round in which some were refused
+    # Updates may have been refused in this round: then there are fewer than the rule counts on.
+    keep = min(options.keep, len(clients) - malicious)
     return [clients[index] for index in krum(squares, counts, malicious, keep)]
 
 
@@ -68,6 +71,7 @@ def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
 ) -> dict[str, torch.Tensor]:
     """Return the covered mean of some clients' updates, in ascending order."""
+    # The order in which float32 is added decides the last bits.
     merger = Merger(pool.graph, old)
     for update in pool.read(clients):
         merger.accumulate(update)

@@ -46,20 +46,22 @@ class Shard:
         order = (
             torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         )
-        for chosen in cut(order, size):
-            at = chosen.to(self.targets.device)
+        for ids in minibatches(order, size):
+            at = ids.to(self.targets.device)
             yield Examples(
                 tuple(x.index_select(0, at) for x in self.inputs),
                 self.targets.index_select(0, at),
-                chosen if self.ids is None else self.ids[chosen],
+                ids if self.ids is None else self.ids[ids],
             )
 
 
-def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
+def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
     """Split into consecutive pieces of a size; a remainder of one joins the piece before it.
 
-    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
-    ([3, 4], [3, 3, 2])
+    >>> [len(part) for part in minibatches(torch.arange(7), 3)]
+    [3, 4]
+    >>> [len(part) for part in minibatches(torch.arange(8), 3)]
+    [3, 3, 2]
     """
     sizes = [size] * (len(order) // size)
     rest = len(order) - sum(sizes)

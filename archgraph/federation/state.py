@@ -41,6 +41,7 @@ class ServerState:
     def with_group(self, name: str, tensors: State) -> ServerState:
         """Return the state with all tensors below a path replaced."""
         prefix = f"{name}/"
+        # Replaced and not updated: entries that the new group lacks are gone.
         others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
 

@@ -60,7 +60,7 @@ class Evaluated:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has it in its own way."""
+        """Whether each client has its own version."""
         return self.kept or self.program is not None or self.states is not None
 
 
@@ -141,6 +141,7 @@ class Strategy(ABC):
         """
         for field_ in dataclasses.fields(self):
             value = getattr(self, field_.name)
+            # None stands for a default that depends on the world: it is in every range.
             for words, holds in field_.metadata.get("range", ()) if value is not None else ():
                 if not holds(value):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)

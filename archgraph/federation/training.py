@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ from archgraph.federation.objectives import Objective, Penalty, TaskLoss
 from archgraph.federation.shard import Shard
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
-from archgraph.module.build import build
-from archgraph.module.build import state_of as detached_state
+from archgraph.module.build import build, state_of
 from archgraph.states.updates import finite
 
 
@@ -46,7 +44,7 @@ _VARIANTS = 10_000
 def compiling(on: bool) -> Iterator[None]:
     """Let :func:`module_of` give modules that PyTorch compiles when they are first called.
 
-    What is compiled is kept in the process, for all modules of a graph.
+    The process caches compiled code for all modules of a graph.
     """
     if not on:
         yield
@@ -55,10 +53,8 @@ def compiling(on: bool) -> Iterator[None]:
     import torch._inductor.config
 
     mode = _COMPILED.set(True)
-    limits: dict[str, Any] = {
-        "recompile_limit": _VARIANTS,
-        "accumulated_recompile_limit": _VARIANTS,
-    }
+    # Beyond the limit PyTorch runs the code uncompiled, and a tier would be slow in silence.
+    limits = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), _VARIANTS)
     try:
         with (
             torch._dynamo.config.patch(limits),
@@ -83,9 +79,9 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     return module.to(model.device if isinstance(model, Work) else device)
 
 
-def state_of(module: nn.Module) -> dict[str, Tensor]:
+def cpu_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module for sending: on the CPU, detached, contiguous."""
-    return {k: v.cpu().contiguous() for k, v in detached_state(module).items()}
+    return {k: v.cpu().contiguous() for k, v in state_of(module).items()}
 
 
 def descend(
@@ -131,11 +127,11 @@ def descend(
             if revise is not None:
                 revise(parameters)
             number = float(value.detach())
+            # Before the step, while the parameters still say which of them broke first.
             if not math.isfinite(number):
                 raise _not_finite(work, parameters, number)
             if work.local.clip is not None:
-                norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-                nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
+                nn.utils.clip_grad_norm_(trained, work.local.clip)
             steps.step()
             size = len(batch.ids)
             total, count, trained_on = total + number * size, count + size, trained_on + size
@@ -149,6 +145,7 @@ def descend(
 
 def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
     """Draw some of a client's examples, the same ones in every pass."""
+    # One minibatch of everything is in a drawn order: its first examples are a random part.
     everything = next(iter(data.batches(generator, data.examples)))
     inputs = tuple(x[:count] for x in everything.inputs)
     return Shard(inputs, everything.targets[:count], data.histogram, everything.ids[:count])
@@ -194,4 +191,4 @@ class Train:
             return value
 
         metrics = descend(work, parameters, loss)
-        return Outcome(state=state_of(module), keep=work.keep, metrics=metrics)
+        return Outcome(state=cpu_state(module), keep=work.keep, metrics=metrics)

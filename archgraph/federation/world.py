@@ -15,7 +15,7 @@ from archgraph.analysis.cost import cost
 from archgraph.errors import RunError
 from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import State, Transfer
 
@@ -94,7 +94,7 @@ class Client:
 
     @property
     def owner(self) -> int:
-        """Whose data it is."""
+        """Client that owns the data."""
         return self.id if self.of is None else self.of
 
 
@@ -138,10 +138,7 @@ class World:
         for tier in self.tiers:
             if tier.name == name:
                 return tier
-        names = [t.name for t in self.tiers]
-        raise RunError(
-            "unknown tier", found=name, expected=", ".join(names), hint=nearest(name, names)
-        )
+        raise RunError("unknown tier", **unknown(name, (tier.name for tier in self.tiers)))
 
     def tier_of(self, client: int) -> Tier:
         """Return the tier that the family assigns to a client."""
@@ -162,7 +159,7 @@ class World:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means look at each client's update by itself: none may be summed first."""
+        """Whether means need each client's update separately, so that none may be summed first."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None
@@ -170,4 +167,5 @@ class World:
     @property
     def by_size(self) -> tuple[Tier, ...]:
         """The tiers from the fewest parameters to the most; equals as in the family."""
+        # sorted is stable: equals stay in the family's order.
         return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

@@ -247,25 +247,22 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "target_among_inputs": (
         table(columns=["x0", "y"]),
-        "experiment.yaml:10: data.columns: is both seen by models and predicted, or the "
-        "client; found y; expected one of them; leave y out of columns",
+        "experiment.yaml:10: data.columns: y is also the target or the client; leave y out of "
+        "columns",
     ),
     "missing_value": (
         table(cell(5, 0, "")),
-        "experiment.yaml:7: data: rows.csv:5: x0: a value is missing; found nothing; expected"
-        " a value in every row; 1 of 60 are missing: fill them, remove the rows, or leave the"
-        " column out",
+        "experiment.yaml:7: data: rows.csv:5: x0: a value is missing; found ''; 1 of 60 are "
+        "missing: fill them, remove the rows, or leave the column out",
     ),
     "nan": (
         table(cell(7, 1, "NaN")),
-        "experiment.yaml:7: data: rows.csv:7: x1: a value is missing; found 'NaN'; expected a"
-        " value in every row; 1 of 60 are missing: fill them, remove the rows, or leave the "
-        "column out",
+        "experiment.yaml:7: data: rows.csv:7: x1: a value is missing; found 'NaN'; 1 of 60 are "
+        "missing: fill them, remove the rows, or leave the column out",
     ),
     "infinite": (
         table(cell(7, 1, "inf")),
-        "experiment.yaml:7: data: rows.csv:7: x1: is not a finite number; found 'inf'; "
-        "expected a number that fits into 32 bits",
+        "experiment.yaml:7: data: rows.csv:7: x1: is too large for 32 bits; found 'inf'",
     ),
     "not_a_number": (
         table(cell(9, 0, "1,5".replace(",", "_")), columns={"x0": "number"}),
@@ -286,23 +283,21 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "a_class_written_twice": (
         table(cell(5, 2, "00")),
-        "experiment.yaml:7: data: rows.csv:5: y: two classes are the same number; found '00', "
-        "beside '0' in rows.csv:2; expected each class written in one way",
+        "experiment.yaml:7: data: rows.csv:5: y: is the same number as '0' in rows.csv:2; "
+        "found '00'",
     ),
     "ragged": (
         table(lambda text: text.replace("\n", ",7\n", 3).replace(",7", "", 1)),
-        "experiment.yaml:7: data: rows.csv:2: a row has another number of values; found 5; "
-        "expected 4, as the first line has names",
+        "experiment.yaml:7: data: rows.csv:2: a row has 5 values, the header 4 names",
     ),
     "semicolons": (
         table(lambda text: text.replace(",", ";")),
         "experiment.yaml:7: data: rows.csv:1: the table has one column only; found "
-        "x0;x1;y;who; expected names with ',' between them; write separator: ';'",
+        'x0;x1;y;who; write separator: ";"',
     ),
     "one_class": (
         table(lambda text: text.replace(",1,", ",0,").replace(",2,", ",0,")),
-        "experiment.yaml:7: data: rows: train: all targets are the same class; found class 0; "
-        "expected two or more",
+        "experiment.yaml:7: data: rows: train: all targets are the same class; found class 0",
     ),
     "too_many_classes": (
         many_classes,
@@ -311,25 +306,21 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "two_columns_of_one_name": (
         table(lambda text: text.replace("x1", "x0", 1)),
-        "experiment.yaml:7: data: rows.csv:1: columns need different names; found 'x0'; "
-        "expected a name for each column, each once",
+        "experiment.yaml:7: data: rows.csv:1: columns need different names; found 'x0'",
     ),
     "two_columns_of_one_name_in_parquet": (
         parquet("xx", range(8), range(8)),
-        "experiment.yaml:7: data: rows.parquet: columns need different names; found 'x'; "
-        "expected a name for each column, each once",
+        "experiment.yaml:7: data: rows.parquet: columns need different names; found 'x'",
     ),
     "a_time": (
         parquet("x", [datetime.datetime(2026, 1, day + 1) for day in range(8)]),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is neither a number nor text; found "
-        "datetime; expected a number, text, or true or false; turn the column into numbers or "
-        "text, or leave it out",
+        "datetime; turn the column into numbers or text, or leave it out",
     ),
     "a_nested_column": (
         parquet("x", [None, *[[1, 2]] * 7]),
         "experiment.yaml:7: data: rows.parquet: row 2: x: is neither a number nor text; found "
-        "list; expected a number, text, or true or false; turn the column into numbers or "
-        "text, or leave it out",
+        "list; turn the column into numbers or text, or leave it out",
     ),
     "seconds_of_an_epoch": (
         parquet("x", range(1_700_000_000, 1_700_000_008), standardise=False),
@@ -352,30 +343,28 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a_decimal_comma": (
         parquet("x", ["1,5", "2,25", "-3,0", "4,5", "5", "6,5", "7,5", "8,5"]),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
-        "'1,5'; expected numbers with a point, and with nothing else: 1.5 for 1,5 or 1234 for "
-        "1,234; a column of categories is written columns: {x: category}",
+        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
+        "is written columns: {x: category}",
     ),
     "percent": (
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
         "experiment.yaml:7: data: rows.parquet: row 1: t: is it a number or a category?; found "
-        "'5%'; expected numbers with a point, and with nothing else: 1.5 for 1,5 or 1234 for "
-        "1,234; a class to be predicted is written target: {classes: t}",
+        "'5%'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a class to be predicted "
+        "is written target: {classes: t}",
     ),
     "integers_of_19_digits": (
         parquet("x", range(2**62, 2**62 + 8)),
         "experiment.yaml:7: data: rows.parquet: row 1: x: values become equal when they are "
-        "rounded to 64 bits; found 1 different ones of 8; expected numbers of up to 15 digits; "
-        "leave the column out, or subtract what they have in common",
+        "rounded to 64 bits; found 1 different ones of 8; leave the column out, or subtract "
+        "what they have in common",
     ),
     "a_column_without_a_name": (
         table(lambda text: text.replace("x0", "", 1)),
-        "experiment.yaml:7: data: rows.csv:1: columns need different names; found ''; "
-        "expected a name for each column, each once",
+        "experiment.yaml:7: data: rows.csv:1: columns need different names; found ''",
     ),
     "a_label_of_three_values": (
         table(target={"labels": ["y"]}),
-        "experiment.yaml:7: data: rows.csv:4: y: is not 0 or 1; found '2'; expected 0 or 1: "
-        "whether the label applies",
+        "experiment.yaml:7: data: rows.csv:4: y: is not 0 or 1; found '2'",
     ),
     "target_said_twice": (
         table(target={"values": "y", "classes": "y"}),
@@ -384,12 +373,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "empty_table": (
         table(lambda text: text.split("\n")[0] + "\n"),
-        "experiment.yaml:7: data: rows.csv: the table has no rows; expected a header, and rows",
+        "experiment.yaml:7: data: rows.csv: the table has no rows",
     ),
     "not_a_table": (
         workbook,
-        "experiment.yaml:7: data: rows.xlsx: is not a table; found .xlsx; expected .csv or "
-        ".parquet",
+        "experiment.yaml:7: data: rows.xlsx: is not a table; expected .csv or .parquet",
     ),
     "other_number_of_clients": (
         table(client="who", test=0.5),
@@ -406,22 +394,23 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unequal_images": (
         images(bigger, size=None),
         "experiment.yaml:7: data: images/2/0000.png: images differ in size; found 6 × 5; "
-        "expected 4 × 5, as 0000.png has it; write size: [HEIGHT, WIDTH], to which all are "
+        "expected 4 × 5, as the first one; write size: [HEIGHT, WIDTH], to which all are "
         "scaled",
     ),
     "empty_class": (
         images(lambda place: unlink(place, "1/*")),
-        "experiment.yaml:7: data: images/1: a class has no images; expected at least one",
+        "experiment.yaml:7: data: images/1: is empty or not a folder; expected a folder for "
+        "each class, with its images",
     ),
     "not_an_image": (
         images(lambda place: (place / "1" / "notes.txt").write_text("")),
-        "experiment.yaml:7: data: images/1/notes.txt: is not an image; found .txt; expected "
-        ".png, .jpg, .jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere",
+        "experiment.yaml:7: data: images/1/notes.txt: is not an image; expected .png, .jpg, "
+        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere",
     ),
     "images_without_classes": (
         images(flat),
-        "experiment.yaml:7: data: images/0000.png: is not a folder of a class; found a file; "
-        "expected a folder for each class, with its images",
+        "experiment.yaml:7: data: images/0000.png: is empty or not a folder; expected a folder "
+        "for each class, with its images",
     ),
     "damaged_image": (
         images(lambda place: (place / "1" / "0001.png").write_bytes(b"PNG")),
@@ -430,13 +419,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "test_class_unknown": (
         images(lambda place: parts(place, 2, 3)),
-        "experiment.yaml:7: data: images/test/2: a class has test images only; found 2; "
-        "expected 0, 1",
+        "experiment.yaml:7: data: images/test/2: a class has test images only",
     ),
     "test_given_twice": (
         images(lambda place: parts(place, 3, 3), test=0.2),
-        "experiment.yaml:10: data.test: conflicts with the folder of test images; found test: 0.2 "
-        "and images/test; expected one of them",
+        "experiment.yaml:10: data.test: conflicts with the folder images/test",
     ),
     "everything_for_tests": (
         images(lambda place: None, test=1.0),
@@ -471,11 +458,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),
         "experiment.yaml:7: data: saved: row 2: x: examples differ in shape; found [2]; "
-        "expected [1], as the first row has it; pad or cut them to one length",
+        "expected [1], as the first one; pad or cut them to one length",
     ),
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 2: x: is not finite; expected numbers",
+        "experiment.yaml:7: data: saved: row 2: x: is not finite",
     ),
     "seconds_in_a_saved_set": (
         saved({"x": [[1.7e9 + n] for n in range(6)], "y": [0, 1] * 3}),
@@ -485,8 +472,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; "
-        "expected images, or numbers of one shape; encode texts first, and save the tokens",
+        "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; encode "
+        "texts first, and save the tokens",
     ),
     "splits_of_other_classes": (
         two_splits(NAMES, ["c", "b", "a"]),
@@ -498,21 +485,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         two_splits(
             NAMES, NAMES, state=naming("test/state.json", "_data_files", [{"filename": "/a.arrow"}])
         ),
-        "experiment.yaml:7: data: saved/test/state.json: the set names a file outside of itself; "
-        "found '/a.arrow'; expected the name of a file beside it; files that a set names are not "
-        "followed; save it again",
+        "experiment.yaml:7: data: saved/test/state.json: the set names a file outside of "
+        "itself; found '/a.arrow'; save it again",
     ),
     "a_split_outside_of_the_set": (
         two_splits(NAMES, NAMES, state=naming("dataset_dict.json", "splits", ["train", "../test"])),
-        "experiment.yaml:7: data: saved/dataset_dict.json: the set names a file outside of itself; "
-        "found '../test'; expected the name of a file beside it; files that a set names are not "
-        "followed; save it again",
+        "experiment.yaml:7: data: saved/dataset_dict.json: the set names a file outside of "
+        "itself; found '../test'; save it again",
     ),
     "an_image_of_16_bits": (
         deep_image,
         "experiment.yaml:7: data: saved: row 1: x: image has more than 8 bits for a channel; "
-        "found I;16; expected grey or colour with 8 bits; convert it, or read the images with "
-        "your own function: data: {python: …}",
+        "found I;16; convert it, or read the images with your own function: data: {python: …}",
     ),
     "no_such_function": (
         said(python="wrong_data_nowhere:make"),
@@ -532,9 +516,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "one_part_returned": (
         function("return torch.rand(9, 2), torch.arange(9)"),
-        "experiment.yaml:7: data.python: wrong_data:make: train: is not a split of a data "
-        "set; found Tensor [9, 2]; expected a torch dataset, or a pair (inputs, targets) of "
-        "tensors",
+        "experiment.yaml:7: data.python: wrong_data:make: train: is not a split of a data set; "
+        "found Tensor [9, 2]; expected a torch dataset with __len__ and __getitem__, or a pair "
+        "(inputs, targets)",
     ),
     "a_target_that_is_no_number": (
         table(cell(7, 2, "tbd"), columns=["x0", "x1"]),
@@ -553,37 +537,36 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "unequal_numbers": (
         function("return (torch.rand(9, 2), torch.arange(8)), (torch.rand(9, 2), torch.arange(9))"),
-        "experiment.yaml:7: data.python: wrong_data:make: train: inputs and targets differ in"
-        " number; found input [9, 2], targets [8]; expected [example, ...] each",
+        "experiment.yaml:7: data.python: wrong_data:make: train: inputs and targets differ in "
+        "number; found input [9, 2], targets [8]",
     ),
     "one_hot_floats": (
         function("d = torch.rand(9, 2), torch.eye(3).repeat(3, 1); return d, d"),
-        "experiment.yaml:7: data.python: wrong_data:make: train: targets: are floating "
-        "point numbers, all 0 or 1; found float32 [9, 3]; expected classes (int), labels (bool), "
-        "or other numbers to predict; for one class each: targets.argmax(1); for several labels: "
+        "experiment.yaml:7: data.python: wrong_data:make: train: targets: are floating point "
+        "numbers, all 0 or 1; found float32 [3]; expected classes (int), labels (bool), or "
+        "other numbers to predict; for one class each: targets.argmax(1); for several labels: "
         "targets.bool()",
     ),
     "nan_in_tensor": (
         function("d = torch.full((9, 2), torch.nan), torch.arange(9) % 3; return d, d"),
-        "experiment.yaml:7: data.python: wrong_data:make: train[0]: is not finite; found NaN "
-        "or infinite; expected numbers; 9 of 9 examples have such numbers",
+        "experiment.yaml:7: data.python: wrong_data:make: train[0]: is not finite; 9 of 9 "
+        "examples have NaN or infinity",
     ),
     "client_without_rows": (
         function(
             "d = torch.rand(9, 2), torch.arange(9) % 3; e = d[0][:0], d[1][:0]; "
             "return {'ann': d, 'bob': d, 'cid': e}, d"
         ),
-        "experiment.yaml:7: data.python: wrong_data:make: train: cid: a client has no "
-        "examples; expected at least one each",
+        "experiment.yaml:7: data.python: wrong_data:make: train: cid: a client has no examples",
     ),
     "clients_differ": (
         function(
             "d = torch.rand(9, 2), torch.arange(9) % 3; "
             "return {'ann': d, 'bob': (d[0][:, :1], d[1]), 'cid': d}, d"
         ),
-        "experiment.yaml:7: data.python: wrong_data:make: train: bob: differs in form from "
-        "the first client's data; found input float32 [1], target int64 []; expected input "
-        "float32 [2], target int64 []",
+        "experiment.yaml:7: data.python: wrong_data:make: train: bob: clients differ in "
+        "the form of their data; found input float32 [1], target int64 []; expected input "
+        "float32 [2], target int64 [], as the first one",
     ),
 }
 X, Y = torch.rand(9, 2), torch.arange(9) % 3
@@ -605,7 +588,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "one_split_only": (
         SPLIT,
         "data: train: is not a split of a data set; found Tensor [9, 2]; expected a torch "
-        "dataset, or a pair (inputs, targets) of tensors",
+        "dataset with __len__ and __getitem__, or a pair (inputs, targets)",
     ),
     "a_path": (
         "images/",
@@ -614,13 +597,14 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "a_loader": (
         (DataLoader(TensorDataset(*SPLIT)), SPLIT),
-        "data: train: is a DataLoader; expected its dataset: `loader.dataset`; batches and "
-        "their order follow from the experiment (local.batch, seed)",
+        "data: train: is not a split of a data set; found DataLoader; expected a torch dataset "
+        "with __len__ and __getitem__, or a pair (inputs, targets); pass loader.dataset: "
+        "batches follow from the experiment",
     ),
     "a_stream": (
         (Stream(), SPLIT),
-        "data: train: is a stream, whose examples have no position; found Stream; expected a "
-        "torch dataset with __len__ and __getitem__",
+        "data: train: is not a split of a data set; found Stream; expected a torch dataset "
+        "with __len__ and __getitem__, or a pair (inputs, targets)",
     ),
     "unequal_items": (
         (Uneven(*SPLIT), SPLIT),
@@ -629,25 +613,24 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "three_values": (
         (TensorDataset(X, X, Y), SPLIT),
-        "data: train: is not a pair (input, target); found 3 values; expected (input, "
-        "target); several inputs are a mapping by the names of the model's inputs: ({'ids': "
-        "…, 'mask': …}, target)",
+        "data: train: is not a pair (input, target); found tuple of 3; several inputs are a "
+        "mapping by the names of the model's inputs: ({'ids': …, 'mask': …}, target)",
     ),
     "no_clients": (
         ({}, SPLIT),
-        "data: train: lists no clients; expected clients by name, with their data",
+        "data: train: lists no clients",
     ),
     "no_test_examples": (
         (SPLIT, (X[:0], Y[:0])),
-        "data: test: has no examples; expected at least one",
+        "data: test: has no examples",
     ),
     "targets_as_text": (
         ((X.numpy(), np.array(["a"] * 9)), SPLIT),
-        "data: train: targets: is not a tensor; found ndarray [9]; expected a tensor, or numbers",
+        "data: train: targets: is not a tensor and does not convert to one; found ndarray [9]",
     ),
     "one_class_only": (
         ((X, Y * 0), (X, Y * 0)),
-        "data: train: all targets are the same class; found class 0; expected two or more",
+        "data: train: all targets are the same class; found class 0",
     ),
     "too_large_a_class": (
         ((X, Y * 10**9), SPLIT),
@@ -656,13 +639,11 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "test_of_another_shape": (
         (SPLIT, (X[:, :1], Y)),
-        "data: test: inputs differ from those to train on; found float32 [1] per example; "
-        "expected float32 [2]",
+        "data: test: inputs differ from those to train on; found float32 [1]; expected float32 [2]",
     ),
     "test_with_other_targets": (
         (SPLIT, (X, torch.rand(9))),
-        "data: test: targets differ from those to train on; found float32 [] per example; "
-        "expected int64 []",
+        "data: test: targets differ from those to train on; found float32 []; expected int64 []",
     ),
     "test_with_other_inputs": (
         (({"a": X, "b": X}, Y), ({"a": X, "c": X}, Y)),
@@ -670,8 +651,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "infinite_target": (
         ((X, X[:, 0] / 0), SPLIT),
-        "data: train: targets[0]: is not finite; found NaN or infinite; expected numbers; 9 "
-        "of 9 examples have such numbers",
+        "data: train: targets[0]: is not finite; 9 of 9 examples have NaN or infinity",
     ),
     "seconds_of_an_epoch": (
         ((X.double() + 1.7e9, Y), SPLIT),
@@ -679,7 +659,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
         "ones of 9; expected values that 32 bits tell apart; subtract what they have in common, "
         "or use their logarithms",
     ),
-    "complex_inputs": (((X + 1j, Y), SPLIT), "data: train: are complex numbers; found complex64"),
+    "complex_inputs": (((X + 1j, Y), SPLIT), "data: train: are complex numbers"),
     "another_number_of_classes": (
         ((X, Y), (X, Y + 1)),
         "experiment.yaml:3: family: tiny: the model's output does not fit classification; "

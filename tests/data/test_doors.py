@@ -342,7 +342,7 @@ def test_a_text_that_a_parquet_file_repeats_counts_each_time(tmp_path, monkeypat
     spec = TableData(table=str(tmp_path / "t.parquet"), target="y", columns=("x",))
     assert len(read_data(spec).train) == 320
     monkeypatch.setattr("archgraph.data.table.MOST_BYTES", 50_000)  # the file has 4,000
-    with pytest.raises(DataError, match=r"the table is too large; found 100,200 bytes"):
+    with pytest.raises(DataError, match=r"table is too large; found 100,200 bytes"):
         read_data(spec)
 
 
@@ -480,7 +480,7 @@ def test_a_share_for_tests_is_drawn_from_every_client_and_class():
     count = 200
     labels = torch.arange(count) % 4
     clients = tuple("abc"[i % 7 % 3] for i in range(count))
-    train, test = parted(Records({"x": torch.arange(count)}, labels, clients), 0.25, "data.test")
+    train, test = parted(Records({"x": torch.arange(count)}, labels, clients), 0.25)
     positions = torch.cat([train.inputs["x"], test.inputs["x"]]).sort().values
     assert torch.equal(positions, torch.arange(count))
     assert test.clients is not None
@@ -490,7 +490,7 @@ def test_a_share_for_tests_is_drawn_from_every_client_and_class():
         counts = torch.bincount(test.targets[own], minlength=4)
         assert counts.max() - counts.min() <= 2
     single = Records({"x": torch.arange(5)}, labels[:5], ("a", "a", "a", "a", "b"))
-    kept, _ = parted(single, 0.9, "data.test")
+    kept, _ = parted(single, 0.9)
     assert kept.clients == ("a", "b")
 
 
@@ -545,16 +545,16 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     packed = TableData(table=str(tmp_path / "rows.parquet"), target="y")
     hub = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
     for module, name, most, spec, message in (
-        ("folder", "MOST_BYTES", 599, images, "too many or too large; found 30 of 4 × 5: 600"),
-        ("folder", "MOST_PIXELS", 19, images, "image is too large; found 4 × 5"),
-        ("table", "MOST_TABLE", 99, table, "rows.csv: file too long"),
-        ("columns", "MOST_VALUES", 119, table, "60 rows of 2 values"),
+        ("folder", "MOST_BYTES", 599, images, "set of images is too large; found 600 bytes"),
+        ("folder", "MOST_PIXELS", 19, images, "image is too large; found 20 pixels"),
+        ("table", "MOST_TABLE", 99, table, "rows.csv: file is too large"),
+        ("columns", "MOST_VALUES", 119, table, "rows.csv:2: table is too large; found 120 values"),
         ("columns", "MOST_CATEGORIES", 59, category, "too many values for a category; found 60"),
-        ("text", "MOST_TEXT", 296, text, "t.txt: file too long; found 297 bytes"),
-        ("table", "MOST_VALUES", 179, packed, "rows.parquet: the table is too large; found 180 v"),
-        ("table", "MOST_BYTES", 899, packed, r"rows.parquet: the table is too large; found .* by"),
-        ("huggingface", "MOST_VALUES", 119, hub, "the set is too large; found 120 values"),
-        ("huggingface", "MOST_BYTES", 99, hub, "the set is too large"),
+        ("text", "MOST_TEXT", 296, text, "t.txt: file is too large; found 297 bytes"),
+        ("table", "MOST_VALUES", 179, packed, "rows.parquet: table is too large; found 180 v"),
+        ("table", "MOST_BYTES", 899, packed, r"rows.parquet: table is too large; found .* by"),
+        ("huggingface", "MOST_VALUES", 119, hub, "set is too large; found 120 values"),
+        ("huggingface", "MOST_BYTES", 99, hub, "set is too large"),
         ("rows", "MOST_CLASSES", 2, table, "too many classes; found class 2"),
     ):
         read_data(spec)
@@ -585,12 +585,12 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
 
     both = DatasetDict(train=Arrow.from_dict(columns), test=Arrow.from_dict(columns))
     both.save_to_disk(tmp_path / "both")
-    with pytest.raises(DataError, match=r"conflicts with the split `test`; found test: 0\.5"):
+    with pytest.raises(DataError, match=r"conflicts with the split `test` of the set"):
         read_data(one.model_copy(update={"test": 0.5, "huggingface": str(tmp_path / "both")}))
     # An image that is only named is not followed.
     named = Arrow.from_dict({"x": [{"path": "far.png", "bytes": None}] * 9, "y": [0, 1, 0] * 3})
     named.save_to_disk(tmp_path / "named")
-    with pytest.raises(DataError, match=r"row 1: x: the image is not in the set; found the name"):
+    with pytest.raises(DataError, match=r"row 1: x: the image is not in the set; files that a set"):
         read_data(one.model_copy(update={"huggingface": str(tmp_path / "named")}))
 
 

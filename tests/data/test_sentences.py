@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from archgraph.data import Dataset, load_dataset
 from archgraph.data import pairs as pairs_module
 from archgraph.data.files import File
-from archgraph.data.pairs import halves, read_pairs, read_sick
+from archgraph.data.pairs import divided_pairs, read_pairs, read_sick
 from archgraph.data.sentences import (
     INPUTS,
     MARKS,
@@ -90,7 +90,7 @@ def test_unknown_words_and_small_types():
             "data.vocabulary: vocabulary too small; found 5; expected more than the 5 marks",
         ),
         (lambda: encoder(learned([]), 4), r"data\.length: pairs too short; found 4"),
-        (lambda: pretrained("/nowhere/at all"), "tokenizer folder missing.*nothing is downloaded"),
+        (lambda: pretrained("/nowhere/at all"), "tokenizer folder .* is missing; nothing is downloaded"),
         (
             lambda: load_dataset("digits", length=9),
             "data.length: is not an option of digits",
@@ -117,7 +117,7 @@ def test_the_premise_alone_decides_which_part_a_pair_is_in(tmp_path):
     lines = [line(premise=premise) for premise in "abcdefghijklmnopqrst"]
     (tmp_path / "mnli_dev_matched.jsonl").write_text("\n".join(lines) + "\n")
     files = {"dev": File(tmp_path / "mnli_dev_matched.jsonl", None)}
-    train, test = halves(source("mnli"), files)
+    train, test = divided_pairs(source("mnli"), files)
     assert "".join(pair.premise for pair in test) == "afjkls"
     assert len(train) == 14
 
@@ -202,7 +202,7 @@ def test_multinli_is_read_from_its_archive(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"multinli_1\.0\.zip: data file too long"):
         load_dataset("multinli", tmp_path)
     monkeypatch.setattr(pairs_module, "MOST_BYTES", 50)
-    with pytest.raises(DataError, match=r"file too long; found \d+ bytes; expected at most 50"):
+    with pytest.raises(DataError, match=r"file is too large; found \d+ bytes; expected at most 50"):
         read(multinli(lines))
 
 

@@ -32,7 +32,7 @@ from archgraph.federation import (
     Shard,
     Train,
     Work,
-    cut,
+    minibatches,
     seeded,
 )
 from archgraph.federation.metrics import METRICS, Metric
@@ -553,7 +553,7 @@ def test_static_statistics_in_a_run(experiment, mean):
 
 @pytest.mark.parametrize(("n", "size"), [(1, 4), (2, 4), (4, 4), (5, 4), (9, 4), (10, 4), (3, 1)])
 def test_minibatches_cover_everything_and_none_is_single(n, size):
-    pieces = cut(torch.arange(n), size)
+    pieces = minibatches(torch.arange(n), size)
     assert torch.cat(pieces).tolist() == list(range(n))
     assert n == 1 or size == 1 or all(len(p) >= 2 for p in pieces)
     assert all(len(p) <= size + 1 for p in pieces)

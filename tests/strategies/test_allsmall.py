@@ -89,7 +89,7 @@ def test_which_one_is_small_can_be_told(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full", "flat"])
     assert AllSmall(tier="flat").small(world).name == "flat"
     assert AllSmall(tier="flat").send(world, AllSmall(tier="flat").init(world), 0, 1).tier == "flat"
-    with pytest.raises(ag.RunError, match=r"unknown tier; found flta; expected full, slim, flat"):
+    with pytest.raises(ag.RunError, match=r"unknown tier; found 'flta'; expected one of full"):
         AllSmall(tier="flta").init(world)
 
 

@@ -7,7 +7,7 @@ import torch
 
 import archgraph as ag
 from archgraph.federation import Outcome, PairwiseProducts
-from archgraph.strategies.clusteredfl import ClusteredFL, cosines, halves
+from archgraph.strategies.clusteredfl import ClusteredFL, bipartition, cosines
 
 
 def directions(world, strategy, state, moves, round=1):
@@ -144,5 +144,5 @@ def test_complete_linkage_looks_at_the_least_similar_pair():
         (1, 3, -0.9),
     ):
         s[i, j] = s[j, i] = value
-    assert halves(s) == ([0, 1], [2, 3])
-    assert halves(s[:2, :2]) == ([0], [1])
+    assert bipartition(s) == ([0, 1], [2, 3])
+    assert bipartition(s[:2, :2]) == ([0], [1])

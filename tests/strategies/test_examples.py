@@ -98,7 +98,7 @@ def test_fedavgm_has_momentum_on_weights_alone(folder: Path, lab) -> None:
         ({"python": "fedprox:FedProx", "mu": "a"}, r"strategy.mu: wrong value; found 'a'"),
         (
             {"python": "archgraph.federation:Strategy"},
-            r"not a complete strategy; .*evaluated",
+            r"lacks evaluated",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from archgraph.strategies.fedfa import (
     SAMPLE,
     FedFA,
     ZiCo,
-    fit,
+    grafting,
     inner_norm,
     value_at,
     zico,
@@ -134,7 +134,9 @@ def test_alpha_levels_clients_that_differ_by_a_factor(lab):
 def two_passes(lab, strategy: FedFA, world, updates) -> dict[str, Tensor]:
     """Algorithm 1, lines 13-22, as printed: all norms first."""
     fits = [
-        fit(world.graph, world.tier(c.name).graph, world.tier(c.name).transfer, strategy.variant)
+        grafting(
+            world.graph, world.tier(c.name).graph, world.tier(c.name).transfer, strategy.variant
+        )
         for c in world.clients
     ]
     grafted = [f.graft.pull(u) for f, u in zip(fits, updates, strict=True)]

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import archgraph as ag
 from archgraph.federation import LocalOptions, Outcome
-from archgraph.strategies.fedgkt import FedGKT, Group, halves, taught
+from archgraph.strategies.fedgkt import FedGKT, Group, model_halves, taught
 
 ONE_STEP = LocalOptions(batch=100, lr=0.5)
 
@@ -174,7 +174,7 @@ def test_features_that_the_server_cannot_take_are_refused_with_what_to_write(lab
 
 
 def test_a_model_is_cut_before_its_classifier(lab):
-    extractor, classifier = halves(ag.ends_after(lab.graph, "layer1", 5).graph)
+    extractor, classifier = model_halves(ag.ends_after(lab.graph, "layer1", 5).graph)
     assert classifier.state_names == ("end.weight", "end.bias")
     assert extractor.state_names[-1].startswith("layer1.2")
     torch.testing.assert_close(

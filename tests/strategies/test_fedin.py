@@ -45,8 +45,8 @@ from archgraph.strategies.fedin import (
     FedIN,
     InTraining,
     Pairs,
-    cut,
     inner,
+    model_parts,
     projected,
     summed,
 )
@@ -169,7 +169,7 @@ def experiment(world: World, strategy: FedIN, **local: object) -> Experiment:
 def own_of(task: Task) -> frozenset[str]:
     program = task.program
     assert isinstance(program, InTraining)
-    return cut(task.graph, program.after, program.before).middle
+    return model_parts(task.graph, program.after, program.before).middle
 
 
 # ---------------------------------------------------------------- both gradients
@@ -252,7 +252,7 @@ def test_lambda_two_is_the_sum_bit_for_bit(pair):
 @pytest.fixture(scope="module")
 def pairs(nets):
     """Features of another client's net for the first one's intermediate layers."""
-    split = cut(nets["two"][0])
+    split = model_parts(nets["two"][0])
     draw = seeded(0, "pairs")
     return {k: torch.randn(6, *shape, generator=draw) for k, (shape, _) in split.features.items()}
 
@@ -263,7 +263,7 @@ def test_one_step_is_equation_16_or_15_and_the_ends_follow_the_local_loss(
     lab, nets, pairs, step, multiplier
 ):
     graph, state = nets["four"]  # no batch statistics between the cuts: closed form by hand
-    split = cut(graph)
+    split = model_parts(graph)
     program = InTraining(split.after, split.before, step=step, multiplier=multiplier)
     task = Task(0, graph, state, program, extras=pairs)
     data = lab.toy(1, examples=6)
@@ -293,7 +293,7 @@ def test_one_step_is_equation_16_or_15_and_the_ends_follow_the_local_loss(
 def test_a_step_against_the_local_gradient_is_projected_away(lab, nets):
     """Targets up the local loss: G_IN = -c · G_local, so Z = 0. Down it: Z = G_IN."""
     graph, state = nets["four"]
-    split = cut(graph)
+    split = model_parts(graph)
     data = lab.toy(4)
     extractor, middle, classifier = (
         ag.build(p, {k: state[k] for k in p.state_names}).train() for p in split.parts
@@ -315,7 +315,7 @@ def test_a_step_against_the_local_gradient_is_projected_away(lab, nets):
 @pytest.mark.parametrize("step", ["sum", "projection", "sequential"])
 def test_a_single_pair_of_features_is_trained_on(lab, nets, step):
     graph, state = nets["four"]
-    middle = cut(graph).parts[1]
+    middle = model_parts(graph).parts[1]
     entered = torch.randn(1, 6, 8, 8, generator=seeded(0, "single"))
     left = ag.build(middle, {k: state[k] for k in middle.state_names})(entered).detach()
     program = InTraining(step=step)
@@ -332,7 +332,7 @@ def test_projection_stays_in_range():
 def test_a_step_takes_a_minibatch_of_the_features(lab, nets):
     """One of 40 pairs is wrong: a minibatch of 4 meets it as a quarter, or not at all."""
     graph, state = nets["four"]
-    split = cut(graph)
+    split = model_parts(graph)
     middle = ag.build(split.parts[1], {k: state[k] for k in split.parts[1].state_names})
     entered = torch.randn(40, 6, 8, 8, generator=seeded(0, "minibatch"))
     extras = {"in/0": entered, "out/0": middle(entered).detach()}
@@ -349,7 +349,7 @@ def test_a_step_takes_a_minibatch_of_the_features(lab, nets):
 
 def test_sequential_is_local_training_then_in_training(lab, nets, pairs):
     graph, state = nets["four"]
-    split = cut(graph)
+    split = model_parts(graph)
     local = LocalOptions(lr=0.05, batch=3, epochs=2)
     data = lab.toy(3, examples=9)
 
@@ -409,7 +409,7 @@ def test_without_features_it_is_plain_local_training_bit_for_bit(lab, nets):
 
 def test_in_training_moves_the_running_statistics_between_the_cuts_only(lab, nets, pairs):
     graph, state = nets["two"]
-    split = cut(graph)
+    split = model_parts(graph)
     program = InTraining(split.after, split.before)
     local = LocalOptions(lr=1e-12, batch=12)
     alone, both = (
@@ -428,7 +428,7 @@ def test_in_training_moves_the_running_statistics_between_the_cuts_only(lab, net
 
 def test_the_latest_features_are_uploaded_and_they_are_the_models(lab, nets):
     graph, state = nets["four"]
-    split = cut(graph)
+    split = model_parts(graph)
     data = lab.toy(2, examples=10)
     frozen = LocalOptions(lr=1e-30, batch=4)
     x, y = [], []
@@ -497,7 +497,7 @@ def answer(task: Task, scale: float, rows: int = 3) -> Result:
     """A client that returns c everywhere and features of c."""
     program = task.program
     assert isinstance(program, InTraining)
-    split = cut(task.graph, program.after, program.before)
+    split = model_parts(task.graph, program.after, program.before)
     state = {
         k: torch.full(split.graph.param[k].shape, scale).to(
             getattr(torch, split.graph.param[k].dtype)
@@ -558,7 +558,9 @@ def test_the_first_round_is_fedavg_of_the_ends_from_one_start(nets):
         for key, value in task.state.items():
             if key in own_of(task):
                 assert torch.equal(value, nets[name][1][key])
-        mapped = dict(zip(cut(nets["two"][0]).ends, cut(task.graph).ends, strict=True))
+        mapped = dict(
+            zip(model_parts(nets["two"][0]).ends, model_parts(task.graph).ends, strict=True)
+        )
         assert all(torch.equal(task.state[own], first[k]) for k, own in mapped.items())
 
 
@@ -570,7 +572,7 @@ def test_intermediate_layers_never_leave_and_are_sent_only_once(nets):
         assert first[client].kept == own == second[client].kept and own
         assert own <= set(first[client].state)
         assert not own & set(second[client].state)
-        assert set(second[client].state) == set(cut(first[client].graph).ends)
+        assert set(second[client].state) == set(model_parts(first[client].graph).ends)
 
 
 def test_s_is_drawn_anew_from_all_clients_and_is_the_same_for_all(nets):
@@ -819,7 +821,7 @@ def test_a_client_that_joins_late_gets_intermediate_layers_and_features(nets):
 
 
 def test_default_cuts_are_the_first_section_and_the_last_block_with_parameters(nets):
-    split = cut(nets["four"][0])
+    split = model_parts(nets["four"][0])
     assert (split.after, split.before) == ("stem", "classifier")
     assert split.features == {
         "in/0": ((6, 8, 8), torch.float32),
@@ -843,7 +845,7 @@ def test_cuts_can_be_named_for_all_tiers_or_by_tier(nets):
 
 
 def test_equal_ends_are_found_under_other_names(nets):
-    first, other = (cut(nets[name][0]) for name in ("two", "other"))
+    first, other = (model_parts(nets[name][0]) for name in ("two", "other"))
     for place in (0, 2):
         assert ag.outline(first.parts[place]).lines == ag.outline(other.parts[place]).lines
     assert ag.outline(first.parts[1]).lines != ag.outline(other.parts[1]).lines
@@ -900,9 +902,9 @@ def test_a_single_section_is_cut_behind_its_first_block():
     nets = {str(d): traced(Flat(d)) for d in (2, 4)}
     for depth, (graph, _) in nets.items():
         assert len(ag.structure(graph).sections) == 2
-        assert cut(graph, "conv0", "fc").parts == cut(graph).parts
-        assert cut(graph).ends == ("conv0.weight", "conv0.bias", "fc.weight", "fc.bias")
-        assert len(cut(graph).middle) == 2 * (int(depth) - 1)
+        assert model_parts(graph, "conv0", "fc").parts == model_parts(graph).parts
+        assert model_parts(graph).ends == ("conv0.weight", "conv0.bias", "fc.weight", "fc.bias")
+        assert len(model_parts(graph).middle) == 2 * (int(depth) - 1)
     assert FedIN().init(world_of(nets, ["2", "4"])).group("shared")
 
 
@@ -916,7 +918,7 @@ def test_what_the_classifier_takes_beside_features_is_not_one():
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(self.middle(self.stem(x).relu()).relu()) * x.mean(1, keepdim=True)
 
-    split = cut(ag.trace(Gated(), torch.zeros(2, 3)).graph, "stem", "fc")
+    split = model_parts(ag.trace(Gated(), torch.zeros(2, 3)).graph, "stem", "fc")
     assert [name for name, _ in split.parts[2].inputs] == ["relu_1", "x"]
     assert list(split.features) == ["in/0", "out/0"]
 
@@ -953,9 +955,9 @@ def test_intermediate_layers_that_look_past_the_extractor_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"after": "stem", "before": "middle.0"}, "tier two: both cuts are at the same block"),
+        ({"after": "stem", "before": "middle.0"}, "tier two: after stem and before .* one cut"),
         ({"after": "stm"}, "tier two.*no such section or block.*stm.*stem"),
-        ({"after": {"tow": "stem"}}, "unknown tier; found tow"),
+        ({"after": {"tow": "stem"}}, "unknown tier; found 'tow'"),
         ({"after": "fc"}, "tier two"),
     ],
 )
@@ -980,7 +982,7 @@ def test_nothing_to_train_between_the_cuts_is_refused():
 
     graph = ag.trace(Bare(), torch.randn(2, 4)).graph
     with pytest.raises(ag.RewriteError, match="nothing between the cuts can be trained"):
-        cut(graph, "a", "b")
+        model_parts(graph, "a", "b")
 
 
 class Tokens(nn.Module):
@@ -1019,7 +1021,7 @@ def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs
     torch.manual_seed(0)
     made = ag.trace(make(), inputs[:2])
     world = world_of({"all": (made.graph, dict(made.state))}, ["all"])
-    assert [shape for shape, _ in cut(made.graph).features.values()] == shapes
+    assert [shape for shape, _ in model_parts(made.graph).features.values()] == shapes
     data = type(lab.toy(0))(inputs, torch.arange(4))
     strategy, kept = FedIN(), dict[str, Tensor]()
     state = strategy.init(world)
@@ -1065,7 +1067,7 @@ class Tied(nn.Module):
 def test_a_weight_that_both_ends_use_stays_one_weight(lab):
     nets = {str(d): traced(Tied(d)) for d in (1, 2)}
     graph, state = nets["2"]
-    split = cut(graph, "encode", "decode")
+    split = model_parts(graph, "encode", "decode")
     assert split.ends == ("encode.weight",) and len(split.middle) == 4
     program = InTraining("encode", "decode")
     data, local = lab.toy(1), LocalOptions(lr=0.05, batch=4)
@@ -1109,7 +1111,7 @@ def test_all_that_crosses_the_cuts_is_exchanged(lab):
     strategy = FedIN()
     state = strategy.init(world)
     task = strategy.send(world, state, 1, 1)
-    split = cut(task.graph)
+    split = model_parts(task.graph)
     shapes = [shape for shape, _ in split.features.values()]
     assert list(split.features) == ["in/0", "in/1", "out/0"]
     assert sorted(shapes) == [(4, 1), (4, 6), (4, 6)]
@@ -1144,7 +1146,7 @@ def test_a_family_with_a_global_model_works_as_well(lab):
 
 def test_modules_of_a_chain_share_tensors_and_compute_the_whole(lab, nets):
     graph, state = nets["two"]
-    split = cut(graph)
+    split = model_parts(graph)
     chain = Chain.of(split, lab.work_of(Task(0, graph, state, Train()), lab.toy(1)))
     x = torch.randn(5, *SHAPE)
     features, outputs = chain(x)

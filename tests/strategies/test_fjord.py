@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import archgraph as ag
 from archgraph.federation import TASKS, LocalOptions, Outcome
-from archgraph.strategies.fjord import FjORD, OrderedDropout, widths
+from archgraph.strategies.fjord import FjORD, OrderedDropout, nested_widths
 
 SLOW = LocalOptions(batch=100, lr=0.5)
 
@@ -158,7 +158,7 @@ def test_shallower_parts_are_nested_too(lab, tiers):
     short = tiers["half"] >> ag.shorten(tiers["half"].graph, {"layer1": 2})
     offered = {"short": short, "half": tiers["half"], "full": tiers["full"]}
     world = lab.make_world(lab.graph, lab.state, offered, ["full"])
-    made = widths(world.by_size, "full")
+    made = nested_widths(world.by_size, "full")
     assert [width.name for width in made] == ["short", "half", "full"]
     pulled = made[0].transfer.pull(lab.state)
     expected = short.transfer.pull(lab.state)

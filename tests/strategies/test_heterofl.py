@@ -109,7 +109,7 @@ def test_given_rates_override_the_measured_ones(lab, tiers):
     strategy = HeteroFL(rates={"half": 0.75})
     task = strategy.send(world, strategy.init(world), 0, 1)
     assert task.graph == ag.add_scaler(tiers["half"].graph, 0.75).graph
-    with pytest.raises(ag.RunError, match=r"unknown tier; found hlaf; .*did you mean 'half'"):
+    with pytest.raises(ag.RunError, match=r"unknown tier; found 'hlaf'; .*did you mean 'half'"):
         HeteroFL(rates={"hlaf": 0.5}).init(world)
 
 

@@ -12,7 +12,7 @@ import archgraph as ag
 from archgraph.federation import Outcome
 from archgraph.federation.family import resolve
 from archgraph.language import load_family
-from archgraph.strategies.inclusivefl import InclusiveFL, extra, prefix
+from archgraph.strategies.inclusivefl import InclusiveFL, prefix, teaching_layers
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -69,11 +69,11 @@ def test_last_layer_pooler_and_head_belong_to_a_size(world):
     assert own["three"] == head | {"layers.2.weight", "layers.2.bias"}
     assert own["four"] == set()
     two, three, four = world.by_size
-    assert extra(world.graph, world.tiers, two, three)["layers.1.bias"] == [
+    assert teaching_layers(world.graph, world.tiers, two, three)["layers.1.bias"] == [
         "layers.1.bias",
         "layers.2.bias",
     ]
-    assert extra(world.graph, world.tiers, three, four)["layers.2.bias"] == [
+    assert teaching_layers(world.graph, world.tiers, three, four)["layers.2.bias"] == [
         "layers.2.bias",
         "layers.3.bias",
     ]
@@ -161,7 +161,7 @@ def test_blocks_that_differ_learn_from_layers_of_their_kind(lab):
     one = {"one": ag.shorten(lab.graph, {"layer1": 1}), "all": ag.Rewritten.identity(lab.graph)}
     world = lab.make_world(lab.graph, lab.state, one, ["one", "all"])
     small, large = world.by_size
-    pairs = extra(lab.graph, world.tiers, small, large)
+    pairs = teaching_layers(lab.graph, world.tiers, small, large)
     assert pairs["layer1.0.conv2.weight"] != [] and "layer1.0.conv1.weight" in pairs
     for name, deeper in pairs.items():
         shapes = {lab.graph.param[entry].shape for entry in deeper}
@@ -221,7 +221,7 @@ def test_what_is_narrower_belongs_to_a_size_and_so_does_all_behind_it(lab, tower
     small, large = world.by_size
     own = prefix(graph, world.tiers, small).private
     assert own == {"pooler.weight", "pooler.bias", "head.weight", "head.bias"}
-    assert extra(graph, world.tiers, small, large) == {}
+    assert teaching_layers(graph, world.tiers, small, large) == {}
     strategy = InclusiveFL()
     before = strategy.init(world)
     assert torch.equal(before.group("tier/thin")["pooler.bias"], state["pooler.bias"][:3])

@@ -499,7 +499,7 @@ def test_frozen_tensors_come_with_every_task_and_are_never_stored(world):
         ({"lr": 0.0}, "strategy.recipfl.lr: out of range"),
         ({"clip": math.nan}, "strategy.recipfl.clip: out of range"),
         ({"width": 0}, "strategy.recipfl.width: out of range"),
-        ({"piece": 5}, "strategy.recipfl.bins: is not a multiple of the piece"),
+        ({"piece": 5}, "strategy.recipfl.bins: 128 is not a multiple of piece, 5"),
         ({"memory": -1.0}, "strategy.recipfl.memory: out of range"),
         ({"descriptor": "names"}, "strategy.recipfl.descriptor: wrong value"),
     ],

@@ -12,7 +12,7 @@ import archgraph as ag
 from archgraph.engine.world import prepare
 from archgraph.federation import configure
 from archgraph.language.data import DirichletSpec, IidSpec, NamedData
-from archgraph.strategies.fedin import FedIN, cut
+from archgraph.strategies.fedin import FedIN, model_parts
 from archgraph.studies import load_study
 from archgraph.studies.spec import cells
 
@@ -69,7 +69,7 @@ def test_models_are_those_of_table_1(family):
 def test_extractor_is_stage_1_and_classifier_the_dense_layer_and_both_are_small(family):
     """§IV: "only occupying a very small part"; the cuts are the defaults."""
     for member in family.clients:
-        split = cut(member.graph)
+        split = model_parts(member.graph)
         held = [k for k in split.ends if member.graph.param[k].role == "parameter"]
         names = [f"stage1.{k}" for k in ("conv.weight", "bn.weight", "bn.bias")]
         assert held == [*names, "dense.linear.weight", "dense.linear.bias"]
@@ -81,7 +81,7 @@ def test_models_train_on_their_own_features(family):
     """A forward of all parts, of the smallest model."""
     graph = family.clients[-1].graph
     x = torch.randn(2, *graph.nodes[0].shape[1:])
-    parts = [ag.build(p, seed=1).eval() for p in cut(graph).parts]
+    parts = [ag.build(p, seed=1).eval() for p in model_parts(graph).parts]
     with torch.no_grad():
         s_in = parts[0](x)
         s_out = parts[1](s_in)

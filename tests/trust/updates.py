@@ -103,8 +103,8 @@ def _pooling(use: Callable[[Pool], Mapping[str, torch.Tensor]]) -> Callable[...,
 def _krum(pool: Pool) -> Mapping[str, torch.Tensor]:
     """The mean of the updates that are nearest to their neighbours."""
     clients = sorted({update.client for update in pool.updates})
-    chosen = robust_means.chosen(KrumOptions(malicious=0.2, keep=2), [pool], clients)
-    return robust_means.merged(pool, valid_update()[1], chosen, {})
+    clients = robust_means.krum_clients(KrumOptions(malicious=0.2, keep=2), [pool], clients)
+    return robust_means.merged(pool, valid_update()[1], clients, {})
 
 
 def _private(graph: ag.ArchGraph, state: State) -> Way:
