@@ -140,16 +140,18 @@ class FedADP(fl.Averaging, fl.Masking):
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].accumulate(fl.Update(fit.same, result.state, weight, skip=result.skip))
+            means[fit].accumulate(
+                fl.Update(fit.same, result.state, weight, unmerged=result.unmerged)
+            )
             totals[fit] += weight
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
+        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             state = mean if fit.exact else fit.grown(mean, old)
-            update = fl.Update(identity, state, totals[fit], skip=left_out)
+            update = fl.Update(identity, state, totals[fit], unmerged=unmerged)
             merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 
@@ -158,7 +160,7 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Average with every client's model counted by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
+        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
         arrived = False
 
         def contributions() -> Iterator[fl.Contribution]:
@@ -168,7 +170,7 @@ class FedADP(fl.Averaging, fl.Masking):
                 fit = self.fit(world, world.tier_of(result.client), drawn)
                 grown = fit.grown({**fit.blank, **result.state}, old)
                 one = fl.Contribution.of(result, world.graph, self.weights)
-                yield one._replace(transfer=identity, state=grown, skip=left_out)
+                yield one._replace(transfer=identity, state=grown, unmerged=unmerged)
 
         state = fl.group_means(world, state, contributions())
         return state.with_values(drawn=drawn) if arrived else state

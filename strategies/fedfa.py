@@ -175,12 +175,14 @@ class FedFA(fl.Averaging, fl.Masking):
             """Graft a client's model to the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
             norms = result.findings or self.examine(world, result)
-            skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
+            unmerged = {
+                k for k, entry in fit.graft.entries.items() if entry.source in result.unmerged
+            }
             return dataclasses.replace(
                 result,
                 state=fit.graft.pull(result.state, copy=False, partial=True),
                 transfer=fit.up,
-                skip=frozenset(skip),
+                unmerged=frozenset(unmerged),
                 findings=norms,
             )
 

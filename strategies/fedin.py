@@ -149,7 +149,7 @@ class FedIN(fl.Weighted):
                 self.multiplier,
                 self.upload if self.in_training else 0,
             ),
-            kept=frozenset(tier.graph.state_names) - set(shared.values()),
+            private=frozenset(tier.graph.state_names) - set(shared.values()),
             extras=state.group("sample"),
         )
 
@@ -167,9 +167,9 @@ class FedIN(fl.Weighted):
                 cut = self._cut(world.tier_of(client))
                 names, fixed = self._mapped(world, cut), ag.frozen(cut.graph)
                 ends = {first: result.state[name] for first, name in names.items()}
-                skip = frozenset(first for first, name in names.items() if name in fixed)
+                unmerged = frozenset(first for first, name in names.items() if name in fixed)
                 yield fl.Contribution(
-                    client, "shared", same.source, same, ends, result.weight(self.weights), skip
+                    client, "shared", same.source, same, ends, result.weight(self.weights), unmerged
                 )
                 started[client] = True
                 if self.in_training:
@@ -197,7 +197,7 @@ class FedIN(fl.Weighted):
             ends = {name: weights[first] for first, name in names.items()}
             return fl.Model(tier.graph, {**tier.state, **ends})
 
-        return fl.by_tier(world, state, model=model, kept=True, whole=False, idle=True)
+        return fl.by_tier(world, state, model=model, private=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
         """Return where a tier is cut, as far as the options say."""
@@ -219,7 +219,7 @@ class FedIN(fl.Weighted):
         """Return the entries that the server averages, by a tier's own names."""
         if not self.aggregate:
             return ()
-        local = fl.NormPolicy(self.norm).kept(cut.graph)
+        local = fl.NormPolicy(self.norm).private(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:

@@ -70,7 +70,9 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         weights = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).private)
+        return replace(
+            task, unmerged=task.unmerged | prefix(world.graph, world.tiers, tier).private
+        )
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -94,7 +96,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                     same, group = fl.identity_of(graph, names), f"tier/{result.tier}"
                     update = {name: result.state[name] for name in names if name in result.state}
                     policy = fl.NormPolicy(self.norm)
-                    local = policy.left_out(graph) | ag.frozen(graph)
+                    local = policy.unmerged(graph) | ag.frozen(graph)
                     yield fl.Contribution(
                         result.client,
                         group,

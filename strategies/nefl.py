@@ -130,7 +130,7 @@ class NeFL(fl.Weighted):
             norm=self.norm,
             weights=self._state(world, state, tier),
         )
-        return replace(task, skip=submodel.private | submodel.unmerged)
+        return replace(task, unmerged=submodel.private | submodel.unmerged)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -224,8 +224,8 @@ def submodel(
     private = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
-        private -= fl.NormPolicy("static").left_out(rewritten.graph)
-        unmerged = fl.NormPolicy(norm).left_out(rewritten.graph)
+        private -= fl.NormPolicy("static").unmerged(rewritten.graph)
+        unmerged = fl.NormPolicy(norm).unmerged(rewritten.graph)
     # What does not come from the global state (step sizes) belongs to this submodel alone.
     private |= {
         name for name, entry in rewritten.transfer.entries.items() if entry.source is None
@@ -248,8 +248,8 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
         >>> len(own_norms(graph, "norms")), len(own_norms(graph, "none"))
         (7, 0)
     """
-    norms = fl.NormPolicy("per_submodel").left_out(graph)
-    statistics = fl.NormPolicy("static").left_out(graph)
+    norms = fl.NormPolicy("per_submodel").unmerged(graph)
+    statistics = fl.NormPolicy("static").unmerged(graph)
     match inconsistent:
         case "norms":
             return norms

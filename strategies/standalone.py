@@ -32,7 +32,7 @@ class Standalone(fl.Masking):
             graph=tier.graph,
             state=tier.state,
             program=fl.Train(fl.TaskLoss(mask_absent=self.mask_absent)),
-            kept=frozenset(tier.graph.state_names),
+            private=frozenset(tier.graph.state_names),
         )
 
     def receive(
@@ -49,4 +49,4 @@ class Standalone(fl.Masking):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)
 
-        return fl.by_tier(world, state, model=model, kept=True, whole=False)
+        return fl.by_tier(world, state, model=model, private=True, whole=False)

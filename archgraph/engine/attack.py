@@ -28,7 +28,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.processes.isolation import seed_torch
 
 
-def malicious(
+def drawn_attackers(
     clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
 ) -> frozenset[int]:
     """Choose the clients that attack: ``share`` of them, seeded and rounded to the nearest.
@@ -42,9 +42,9 @@ def malicious(
         tiers: Of each client: then every tier has its share of those that attack, and what rounding
             leaves goes to the tiers with the largest remainders, of equals to the first.
 
-    >>> len(malicious(range(20), 0.2, seed=0)), malicious(range(20), 0.0, seed=0)
+    >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
-    >>> sorted(i // 10 for i in malicious(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
+    >>> sorted(i // 10 for i in drawn_attackers(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
     [0, 0, 1, 1]
     """
     count = math.floor(share * len(clients) + 0.5)

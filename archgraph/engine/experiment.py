@@ -14,7 +14,7 @@ import torch
 
 from archgraph.data import Dataset, Split
 from archgraph.data.validation import Selection, held_out, subset
-from archgraph.engine.attack import malicious
+from archgraph.engine.attack import drawn_attackers
 from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
@@ -74,7 +74,7 @@ class Experiment:
             return frozenset()
         clients = self.world.participants
         tiers = [client.name for client in clients] if self.attack.within else []
-        drawn = malicious(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
+        drawn = drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
         return frozenset(self.world.with_further(drawn))
 
     @property

@@ -26,7 +26,7 @@ from archgraph.plain import Json, json_safe
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
 from archgraph.record.checkpoint import Checkpoint
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.folder import RunRecord
 from archgraph.record.progress import Bars
 from archgraph.record.trackers import Trackers
@@ -74,11 +74,11 @@ class Loop:
         record: Where it is recorded; None: nowhere.
         watch: Progress bars.
         server: State of the server.
-        kept: What clients kept.
+        private: What each client keeps from round to round.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
         trackers: Where the figures of every round go.
-        best: The best round on held-out examples, its server and what clients kept; None: none yet.
+        best: The checkpoint of the best round on held-out examples; None: there is none yet.
         elsewhere: Where the clients work; None: on this machine.
     """
 
@@ -86,7 +86,7 @@ class Loop:
     record: RunRecord | None = None
     watch: Bars = field(default_factory=Bars)
     server: ServerState = field(default_factory=ServerState)
-    kept: dict[int, KeptByClient] = field(default_factory=dict)
+    private: dict[int, ClientState] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
     trackers: Trackers = field(default_factory=lambda: Trackers(()))
@@ -97,7 +97,9 @@ class Loop:
     def start(self, state: ServerState) -> None:
         """Do what comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(self._work, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
+        turn = Turn(
+            self._work, 0, self.private, self.watch, self._workers, elsewhere=self.elsewhere
+        )
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
@@ -111,8 +113,8 @@ class Loop:
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
         """Take up a run after its last checkpoint."""
         self.server = ServerState(checkpoint.tensors, checkpoint.values)
-        self.kept = {
-            client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()
+        self.private = {
+            client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()
         }
         self.lines = lines
         self.done = checkpoint.round
@@ -127,12 +129,7 @@ class Loop:
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
         turn = Turn(
-            self._work,
-            number,
-            self.kept,
-            self.watch,
-            self._workers,
-            elsewhere=self.elsewhere,
+            self._work, number, self.private, self.watch, self._workers, elsewhere=self.elsewhere
         )
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         clients = len(world.participants)
@@ -170,21 +167,11 @@ class Loop:
         }
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
-                models = each_returned(
-                    Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
-                )
-                line["evaluation"] = self._evaluator(
-                    self._announced(models), kept=self.kept, round=number
-                )
+                line["evaluation"] = self._tested(self._evaluator)
                 if turn.test is not None:
                     line["evaluation"] |= trained_together(turn.accepted, world.learning)
                 if self._validator is not None:
-                    again = each_returned(
-                        Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
-                    )
-                    line["validation"] = self._validator(
-                        self._announced(again), kept=self.kept, round=number
-                    )
+                    line["validation"] = self._tested(self._validator)
         line["seconds"] = {
             "local": 0.0,
             **turn.clock.seconds,
@@ -213,7 +200,6 @@ class Loop:
                 f"no update was accepted in {plural(len(lost), 'round')} in a row",
                 where=f"round {self.done}",
                 found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
-                expected="one update or more",
                 hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
             )
 
@@ -292,29 +278,39 @@ class Loop:
         while clients := tuple(itertools.islice(rest, needed - len(turn.accepted))):
             yield from turn.results(self._task(state, client, turn.round) for client in clients)
 
+    def _tested(self, evaluator: Evaluator) -> dict[str, Json]:
+        """Test the models that the strategy answers for after the last round."""
+        setup = self.experiment
+        # Asked anew for each test: models may be made one at a time, as they are tested.
+        models = setup.strategy.evaluated(setup.world, self.server)
+        each = each_returned(Evaluated, models, setup.strategy, "evaluated")
+        return evaluator(self._announced(each), private=self.private, round=self.done)
+
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy
         sent = strategy.send(self.experiment.world, state, client, number)
         task = returned(Task, sent, strategy, "send")
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
+            where = f"{type(strategy).__name__}.send"
             raise RunError(
                 "returned a task for another client",
-                where=f"{type(strategy).__name__}.send",
+                where=where,
                 found=task.client,
                 expected=client,
             )
-        skip = task.skip.union(unsummable(task.graph, task.state))
-        return dataclasses.replace(task, skip=skip)
+        # Masks of −∞ have no mean: they come back as they were sent, and are left out.
+        unmerged = task.unmerged.union(unsummable(task.graph, task.state))
+        return dataclasses.replace(task, unmerged=unmerged)
 
     @property
     def _at_nodes(self) -> bool:
         """True if what clients keep is not here: models that need it cannot be tested."""
-        return self.elsewhere is not None and self.elsewhere.private == "node"
+        return self.elsewhere is not None and self.elsewhere.holder == "node"
 
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         for model in models:
-            if model.kept and self._at_nodes:
+            if model.private and self._at_nodes:
                 continue
             fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
             self.watch.testing(model.name)
@@ -325,5 +321,5 @@ class Loop:
             self.record.save(self._checkpoint())
 
     def _checkpoint(self) -> Checkpoint:
-        kept = {client: kept.flat() for client, kept in self.kept.items()}
-        return Checkpoint(self.done, self.server.tensors, self.server.values, kept)
+        private = {client: own.flat() for client, own in self.private.items()}
+        return Checkpoint(self.done, self.server.tensors, self.server.values, private)

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 def simulate(experiment: Any, *, data: object = None, **options: Any) -> Any:
-    """Run an experiment in Flower's simulation; see :func:`..simulation.simulate`.
+    """Run an experiment in Flower's simulation; see :func:`.simulation.run_simulated`.
 
     Raises:
         RunError: If the extra ``flower`` is not installed, or Flower cannot run the experiment.
@@ -49,4 +49,4 @@ def simulate(experiment: Any, *, data: object = None, **options: Any) -> Any:
         ) from error
     from archgraph.flower import simulation
 
-    return simulation.simulate(experiment, **options)
+    return simulation.run_simulated(experiment, **options)

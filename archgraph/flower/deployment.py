@@ -54,12 +54,12 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Any]) -> None:
     Raises:
         ArchGraphError: As :func:`archgraph.engine.run`.
     """
-    private = asked.get("private", "node")
-    if private not in ("node", "server"):
-        raise RunError("unknown holder", where="private", found=private, expected="node or server")
+    holder = asked.get("private", "node")
+    if holder not in ("node", "server"):
+        raise RunError("unknown holder", where="private", found=holder, expected="node or server")
     experiment, out = _prepared(file, asked), Path(str(asked["out"]))
     nodes = Nodes.of(grid, experiment)
-    nodes.private, nodes.join = private, float(asked.get("join", JOIN))
+    nodes.holder, nodes.join = holder, float(asked.get("join", JOIN))
     resume = bool(asked.get("resume", False)) and resumable(out)
     execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)
 

@@ -76,18 +76,19 @@ class Checkpoint:
         round: Rounds that are done.
         tensors: The server's tensors.
         values: The server's plain values.
-        kept: What each client kept, by client.
+        private: What each client keeps, by client.
     """
 
     round: int
     tensors: State
     values: Mapping[str, Json]
-    kept: Mapping[int, State]
+    private: Mapping[int, State]
 
     def copy(self) -> Checkpoint:
         """Copy tensors and values, too: later changes in place do not reach the copy."""
-        kept = {client: _cloned(own) for client, own in self.kept.items()}
-        return Checkpoint(self.round, _cloned(self.tensors), copy.deepcopy(dict(self.values)), kept)
+        private = {client: _cloned(own) for client, own in self.private.items()}
+        values = copy.deepcopy(dict(self.values))
+        return Checkpoint(self.round, _cloned(self.tensors), values, private)
 
 
 def _cloned(tensors: State) -> State:
@@ -169,7 +170,7 @@ class Writer:
         self.after(checkpoint, digests)
 
 
-def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
+def read_checkpoint(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
     """Read a checkpoint, and all that its ``server.json`` says.
 
     Raises:
@@ -205,8 +206,8 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         for at in range(len(values["groups"])):
             tensors |= wire.load(place / _file("groups", at))[0]
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        kept = {int(name.stem): wire.load(place / name)[0] for name in clients}
-    return Checkpoint(number, tensors, values["values"], kept), values
+        private = {int(name.stem): wire.load(place / name)[0] for name in clients}
+    return Checkpoint(number, tensors, values["values"], private), values
 
 
 @contextlib.contextmanager
@@ -214,17 +215,9 @@ def reading(place: Path) -> Iterator[None]:
     """Turn what goes wrong with the files of a checkpoint into an error that names it."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        SafetensorError,
-    ) as error:
-        raise RunError(
-            "damaged checkpoint", where=str(place), found=f"{type(error).__name__}: {error}"
-        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        damage = f"{type(error).__name__}: {error}"
+        raise RunError("damaged checkpoint", where=str(place), found=damage) from error
 
 
 def _file(part: str, number: int) -> str:
@@ -237,7 +230,7 @@ def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
     groups = _groups(checkpoint.tensors)
     return {
         **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
-        **{client: (_file("clients", client), kept) for client, kept in checkpoint.kept.items()},
+        **{client: (_file("clients", client), own) for client, own in checkpoint.private.items()},
     }
 
 

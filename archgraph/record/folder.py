@@ -36,7 +36,7 @@ from archgraph.files import write
 from archgraph.hints import listed
 from archgraph.plain import Json, differences, digest
 from archgraph.record import changes
-from archgraph.record.checkpoint import Checkpoint, Writer, each, load, reading
+from archgraph.record.checkpoint import Checkpoint, Writer, each, read_checkpoint, reading
 from archgraph.record.lines import parsed
 from archgraph.record.proof import environment, expect, notes
 
@@ -319,7 +319,7 @@ class RunRecord:
             raise error.within("", hint=self._earlier(rounds, number)) from error
 
     def _read(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
-        checkpoint, stored = load(self._path(number), self.identity)
+        checkpoint, stored = read_checkpoint(self._path(number), self.identity)
         metrics = self.folder / "metrics.jsonl"
         with reading(metrics):
             content = metrics.read_bytes() if metrics.is_file() else b""

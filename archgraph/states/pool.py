@@ -102,7 +102,9 @@ class Pool:
         Raises:
             RunError: If there is no room on disk.
         """
-        stored = self._spill.put({k: v for k, v in update.state.items() if k not in update.skip})
+        stored = self._spill.put(
+            {k: v for k, v in update.state.items() if k not in update.unmerged}
+        )
         self.updates.append(PooledUpdate(client, update._replace(state={}), stored))
 
     def read(self, clients: Collection[int]) -> Iterator[Update]:
@@ -130,7 +132,7 @@ class Pool:
             for one in self._of(clients)
             if (
                 entries := [
-                    n for n in _by_source(one.update.transfer)[name] if n not in one.update.skip
+                    n for n in _by_source(one.update.transfer)[name] if n not in one.update.unmerged
                 ]
             )
         ]

@@ -70,7 +70,7 @@ def test_clipping_leaves_no_update_larger_than_the_bound(experiment, mean, clip)
     sizes: list[Any] = []
     setup = experiment(mean({1: Strong(50.0)}), rounds=1, sampled=None)
     sent = setup.world.state
-    seen = replace(setup.strategy, seen=lambda r: sizes.append(change(sent, r.state, r.skip)))
+    seen = replace(setup.strategy, seen=lambda r: sizes.append(change(sent, r.state, r.unmerged)))
     free = execute(replace(setup, strategy=seen))
     before, sizes[:] = list(sizes), []
     run = execute(limited(replace(setup, strategy=seen), clip=clip))

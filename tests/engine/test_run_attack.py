@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.attack import Attack, Shuffled, malicious
+from archgraph.engine.attack import Attack, Shuffled, drawn_attackers
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec
@@ -130,8 +130,8 @@ def test_shuffling_moves_labels_and_nothing_else(digits):
 
 @given(clients=st.integers(1, 100), share=st.floats(0, 1), seed=st.integers(0, 5))
 def test_choice_of_malicious_clients(clients, share, seed):
-    chosen = malicious(range(clients), share, seed)
-    assert chosen == malicious(range(clients), share, seed)
+    chosen = drawn_attackers(range(clients), share, seed)
+    assert chosen == drawn_attackers(range(clients), share, seed)
     assert chosen <= set(range(clients))
     assert abs(len(chosen) - share * clients) <= (0.5 if share * clients >= 0.5 else 1)
     assert bool(chosen) == (share > 0)

@@ -48,7 +48,7 @@ def test_the_bits_are_those_of_one_process_for_three_too(experiment, mean) -> No
     runs = [
         execute(
             experiment(
-                mean(kept=frozenset({"5.weight"}), program=counting),
+                mean(private=frozenset({"5.weight"}), program=counting),
                 clients=5,
                 engine=EngineSpec(workers=workers),
             )
