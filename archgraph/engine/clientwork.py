@@ -116,8 +116,9 @@ class ClientWork:
             up = back(result)  # before the check: what is refused was sent, too
             self._check(task, outcome, optional)
             with one_thread():  # the same bits in whatever process
-                findings = self.examined(result).findings
+                findings = self.findings(result)
                 limited = self.limits(round)
+                # In the worker: the server then needs one number, not both states.
                 size = change(task.state, result.state, result.unmerged) if limited else None
         except RejectedUpdate as error:
             return Returned(bytes_up=up, refused=reason(error))
@@ -127,11 +128,14 @@ class ClientWork:
         """Return what the server sees of an outcome."""
         return task.result(outcome, len(self.experiment.shares[task.client]))
 
-    def examined(self, result: Result) -> Result:
-        """Return the result with what the strategy finds in it."""
+    def findings(self, result: Result) -> State:
+        """Return what the strategy finds in a result."""
         strategy, world = self.experiment.strategy, self.experiment.world
-        seen = returned(Result, strategy.examined(world, result), strategy, "examine")
-        return dataclasses.replace(seen, findings=copies(detached(seen.findings)))
+        values = strategy.examined(world, result).findings
+        # The rest of the result has passed its check: only what is new is looked at.
+        bare = Result(result.client, {}, result.examples, findings=values)
+        # A strategy may compute it on a device, with gradients; it travels and is merged here.
+        return copies(detached(returned(Result, bare, strategy, "examine").findings))
 
     def clip(self, round: int) -> AggregateSpec | None:
         """Return the rules that say how far updates are scaled down; None if nothing does."""
@@ -188,6 +192,7 @@ class ClientWork:
 
     def _check(self, task: Task, outcome: Outcome, optional: Collection[str]) -> None:
         """Refuse what the server must not accept: the one check of an update on its way."""
+        # A bound, not a count: a program may pass each example several times.
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.private}
         # The server does not have the client's own entries: a mask of −∞ among them passes as is.
@@ -228,9 +233,9 @@ def private_part(task: Task, outcome: Outcome) -> ClientState:
     Frozen entries are not among them: nothing changes them, so every task brings them.
     """
     names = task.private - frozen(task.graph)
-    own = {name: outcome.state[name] for name in names if name in outcome.state}
+    entries = {name: outcome.state[name] for name in names if name in outcome.state}
     # Copies: else the memory of all that has come back would stay for a part of it.
-    return ClientState(copies(own), copies(outcome.keep))
+    return ClientState(copies(entries), copies(outcome.keep))
 
 
 def copies(state: State) -> State:

@@ -95,9 +95,9 @@ class Evaluator:
 
         Models that clients only train beside their own are left out.
         """
-        own = {client.id for client in self.experiment.world.participants}
+        ids = {client.id for client in self.experiment.world.participants}
         for model in models:
-            clients = tuple(client for client in model.clients if client in own)
+            clients = tuple(client for client in model.clients if client in ids)
             if clients or not model.clients:
                 yield dataclasses.replace(model, clients=clients)
 
@@ -114,16 +114,19 @@ class Evaluator:
         world = self.experiment.world
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
-        state = as_tested(self.experiment, model, model.state)
-        module = module_of(Model(model.graph, state), world.device)
+        module = module_of(Model(model.graph, self._recomputed(model, model.state)), world.device)
         plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
+
+    def _recomputed(self, model: Evaluated, state: State) -> State:
+        return as_tested(self.experiment, model, state)
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""
         return {
             client: self._local(client, tested.plain, tested.masked[present], at)
             for present, ids in self._classes(model.clients).items()
+            # Without a test example of its classes, a client has no figures.
             if len(at := self._examples(present))
             for client in ids
         }
@@ -147,14 +150,12 @@ class Evaluator:
 
         def version(client: int, tell: Tell) -> _Version:
             untuned: list[Json] = []
+            before = private.get(client, ClientState())
             with one_thread():
-                own = private.get(client, ClientState())
                 # No name for the weights: they are gone before the next client's are made.
                 load_state(
                     module,
-                    as_tested(
-                        self.experiment, model, self._own_state(model, own, client, round, untuned)
-                    ),
+                    self._recomputed(model, self._own_state(model, before, client, round, untuned)),
                 )
             return self._version(model, module, client, untuned)
 
@@ -162,8 +163,8 @@ class Evaluator:
             # A process that dies is not the model's fault: its test is repeated in this one.
             row = version(client, print) if isinstance(done, Died) else done
             everywhere.append(row["all"])
-            if row["own"] is not None:
-                clients[client] = row["own"]
+            if row["local"] is not None:
+                clients[client] = row["local"]
             self._untuned.extend(row["untuned"])
         return mean_of(everywhere), clients
 
@@ -175,11 +176,11 @@ class Evaluator:
         classes = tuple(self._classes([client]))
         plain, *masked = self._answers(module, model, classes, Workers())
         with one_thread():  # the same bits in whatever process
-            own = None
+            local = None
             examples = self._examples(*classes) if classes else slice(None)
             if isinstance(examples, slice) or len(examples):
-                own = self._local(client, plain, masked[0] if masked else None, examples)
-            return {"all": plain.summary(), "own": own, "untuned": untuned}
+                local = self._local(client, plain, masked[0] if masked else None, examples)
+            return {"all": plain.summary(), "local": local, "untuned": untuned}
 
     def _local(
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
@@ -227,7 +228,7 @@ class Evaluator:
         )
 
     def _own_state(
-        self, model: Evaluated, own: ClientState, client: int, round: int, untuned: list[Json]
+        self, model: Evaluated, before: ClientState, client: int, round: int, untuned: list[Json]
     ) -> State:
         """Return one client's model: its own version, with its private entries, then fine-tuned.
 
@@ -236,14 +237,14 @@ class Evaluator:
         setup = self.experiment
         state = model.state if model.states is None else model.states(client)
         if model.private:
-            state = own.over(state)
+            state = before.over(state)
         if model.program is None:
             return state
         generator = seeded(setup.world.seed, "evaluate", model.name, round, client)
         try:
             with isolated(generator, setup.world.device):
                 work = setup.work(
-                    client, max(round, 1), model.graph, state, generator, keep=own.keep
+                    client, max(round, 1), model.graph, state, generator, keep=before.keep
                 )
                 # A test tunes on all examples, whatever share of them a round trains on.
                 everything = work.local.model_copy(update={"fraction": 1.0})
@@ -262,7 +263,7 @@ class _Version(TypedDict):
     """What a worker says of a client's version: plain values, since it travels."""
 
     all: dict[str, float]
-    own: dict[str, float] | None
+    local: dict[str, float] | None
     untuned: list[Json]
 
 
@@ -297,6 +298,7 @@ def _together(
     learning: LearningTask,
 ) -> dict[str, Json]:
     """Global, local and worst-tier figures from those of each model."""
+    # The global model is no tier, unless it is all there is.
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
     personal = {
         client: mean_of(clients[name][client] for name in tiers if client in clients[name])
@@ -311,6 +313,7 @@ def _together(
 
     def badness(name: str) -> float:
         value = sign * everywhere[name][judge]
+        # A tier that diverged is the worst.
         return math.inf if math.isnan(value) else value
 
     result: dict[str, Json] = {"better": learning.better, "models": figures}

@@ -16,7 +16,7 @@ from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.computed import computed
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.privacy import private_world, spent, weights_alone
+from archgraph.engine.privacy import privacy_spent, private_world, weights_alone
 from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
@@ -58,10 +58,11 @@ def sample(
     """
     if count is None or count >= clients:
         return tuple(range(clients))
-    if poisson:
+    if poisson:  # amplification by sampling is accounted for independent draws only
         drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
+    # Ascending: results are merged in this order, whoever is drawn first.
     return (*sorted(order[:count].tolist()), *order[count : count + spare].tolist())
 
 
@@ -105,7 +106,7 @@ class Loop:
             after = strategy.surveyed(world, state, turn.results(tasks))
             chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
-        if chosen is not state:
+        if chosen is not state:  # only now does the strategy have its models
             testable(self.experiment, chosen)
         self.server = chosen
         self._save()
@@ -120,6 +121,7 @@ class Loop:
         self.done = checkpoint.round
         number = self._best_round()
         if number is not None and self.record is not None:
+            # Older than the last checkpoints, it must outlive them.
             self.record.pinned = number
             self.best = checkpoint.copy() if number == self.done else self.record.at(number)
 
@@ -131,12 +133,16 @@ class Loop:
         turn = Turn(
             self._work, number, self.private, self.watch, self._workers, elsewhere=self.elsewhere
         )
-        poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
-        clients = len(world.participants)
         drawn = sample(
-            clients, setup.sampled, world.seed, number, poisson=poisson, spare=setup.spare
+            len(world.participants),
+            setup.sampled,
+            world.seed,
+            number,
+            poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
+            spare=setup.spare,
         )
         needed = len(drawn) - setup.spare
+        # A client's further models come with it; where there are spare clients, there are none.
         sampled = (*world.with_further(drawn[:needed]), *drawn[needed:])
         turn.spare = frozenset(drawn[needed:])
         self.watch.round(number, len(sampled) - setup.spare)
@@ -146,6 +152,7 @@ class Loop:
             trained = setup.evaluate.trained and not self._at_nodes
             if trained and setup.evaluate.due(number, world.rounds):
                 turn.test = local_test(self._evaluator, state)
+            # Generators from here on: a client works when the strategy asks for its result.
             results = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
                 world, results = private_world(setup, state, number), weights_alone(results)
@@ -162,7 +169,7 @@ class Loop:
         line: dict[str, Json] = {
             "round": number,
             **turn.report(),
-            **spent(setup, number, len(sampled)),
+            **privacy_spent(setup, number, len(sampled)),
             "macs": computed(setup, turn.accepted),
         }
         if setup.evaluate.due(number, world.rounds):
@@ -178,13 +185,14 @@ class Loop:
             "record": self._recording,
             "total": time.perf_counter() - began,
         }
-        line = json_safe(line)
+        line = json_safe(line)  # as it will be read: selection and trackers see no NaN
         self.lines.append(line)
         self._select(line)
         if self.record is not None:
             began = time.perf_counter()
             self.record.line(line, change)
             self._save()
+            # In the next line: this one is written before it is known.
             self._recording = time.perf_counter() - began
         self.trackers.round(line)
         self.watch.round_done(line.get("evaluation", {}))
@@ -242,19 +250,21 @@ class Loop:
         count = self._testers.count
         if asked.places:
             count = asked.workers or len(asked.places)
+        # More than take part in a round would never have anything to do.
         return dataclasses.replace(
             self._testers,
             count=min(count, setup.sampled or most),
             always=asked.workers is not None,
             deadline=asked.deadline,
             memory=asked.memory,
-            places=asked.places,
+            devices=asked.places,
         )
 
     @functools.cached_property
     def _testers(self) -> Workers:
         """The processes that test models; devices and what is compiled are left to one process."""
         engine = self.experiment.engine
+        # A device is used by one process; compiling in each would take longer than a test.
         if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
         return Workers(engine.workers or torch.get_num_threads())
@@ -275,6 +285,7 @@ class Loop:
     def _filled(self, turn: Turn, state: ServerState, sampled: tuple[int, ...]) -> Iterator[Result]:
         """Yield the work of a round's clients, and of spare ones as far as others are missing."""
         rest, needed = iter(sampled), len(sampled) - self.experiment.spare
+        # All that are needed side by side; then as many spare ones as are still missing.
         while clients := tuple(itertools.islice(rest, needed - len(turn.accepted))):
             yield from turn.results(self._task(state, client, turn.round) for client in clients)
 
@@ -321,5 +332,5 @@ class Loop:
             self.record.save(self._checkpoint())
 
     def _checkpoint(self) -> Checkpoint:
-        private = {client: own.flat() for client, own in self.private.items()}
+        private = {client: state.flat() for client, state in self.private.items()}
         return Checkpoint(self.done, self.server.tensors, self.server.values, private)

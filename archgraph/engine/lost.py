@@ -63,8 +63,8 @@ def explained(world: World) -> Iterator[None]:
 
 
 def _check(task: Task, transfer: Transfer, strategy: str) -> None:
-    named = task.private | task.unmerged
-    lost = [name for name in _created(task.graph, transfer) if name not in named]
+    spared = task.private | task.unmerged
+    lost = [name for name in _created(task.graph, transfer) if name not in spared]
     if lost:
         raise RunError(
             f"trains what the global model lacks: {strategy} would discard it after every round",
@@ -84,6 +84,7 @@ def _lacking(world: World) -> dict[str, list[str]]:
 
 def _created(graph: ArchGraph, transfer: Transfer) -> list[str]:
     """Entries that training changes and that come from nowhere."""
+    # Constants and frozen entries are not lost: a new round creates the same again.
     changing = {p.name for p in graph.params if p.role == "parameter" and p.trainable}
     changing.update(statistics(graph))
     entries = transfer.entries.items()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
 from archgraph.engine.recalibration import as_tested
 from archgraph.engine.world import prepare
-from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState, State
 from archgraph.plain import json_safe
 from archgraph.record.client import ClientState
-from archgraph.record.folder import RunRecord
+from archgraph.record.folder import RunRecord, run_folder
 
 
 def trained(
@@ -40,12 +38,11 @@ def trained(
         ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
             data is gone, say), or its checkpoint is damaged.
     """
-    place = Path(folder)
-    if not (place / "run.yaml").is_file():
-        raise RunError("not a run folder", where=str(place), found="no run.yaml")
-    setup = prepare(place / "run.yaml", data_root=data_root, data=data, python=python)
+    path = run_folder(folder)
+    setup = prepare(path / "run.yaml", data_root=data_root, data=data, python=python)
+    # A run with `keep: best` ends with another round than its last.
     best = setup.selection.chosen if setup.selection is not None else None
-    checkpoint = RunRecord.last(place, json_safe(setup.facts), best)
+    checkpoint = RunRecord.last(path, json_safe(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
     private = {client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()}

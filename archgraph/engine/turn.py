@@ -161,6 +161,7 @@ class Turn:
                 self.work,
                 tasks,
                 begin=self._assignment,
+                # Two tasks of one client: the second needs what the first left behind.
                 key=lambda task: task.client,
                 progress=self.watch.step,
                 waiting=lambda: self.clock.measure("local"),
@@ -201,6 +202,7 @@ class Turn:
         if self._first is None:
             self._first = died.error
         if self._first is None:  # it was in another process
+            # Errors do not travel: only their text does.
             self._first = ChildProcessError(died.reason)
             self._first.add_note(died.trace)
         self.failed.append({**row, "reason": printable(died.reason)})
@@ -242,7 +244,8 @@ class Turn:
             if factor != 1:  # step 2
                 state = clipped(task.state, result.state, factor, result.unmerged)
                 with one_thread():  # the same bits as where an update arrives
-                    result = self.work.examined(dataclasses.replace(result, state=state))
+                    result = dataclasses.replace(result, state=state)
+                    result = dataclasses.replace(result, findings=self.work.findings(result))
         except RejectedUpdate as error:
             self.rejected.append({**row, "reason": reason(error)})
             return None

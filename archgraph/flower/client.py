@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -78,9 +77,9 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     """
     _agree(content, context)
     task, number, private, confirmed = read_task(content, _trusted(setup))
-    own = _confirmed(context, confirmed) if private is None else private
+    before = _confirmed(context, confirmed) if private is None else private
     try:
-        outcome = ClientWork(setup).outcome(Assignment(number, task, own), lambda **_: None)
+        outcome = ClientWork(setup).outcome(Assignment(number, task, before), lambda **_: None)
     except RejectedUpdate as error:
         return Returned(refused=reason(error))
     after = private_part(task, outcome)
@@ -98,7 +97,7 @@ def _client(context: Context) -> int:
 
 
 def _agree(content: RecordDict, context: Context) -> None:
-    said: Any = content["task"]
+    said = content["task"]
     client = _client(context)
     if said["format"] != FORMAT:
         raise RunError(

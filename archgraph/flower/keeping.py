@@ -40,4 +40,4 @@ def store(context: Context, file: Path) -> None:
 def round_of(context: Context, record: str) -> int:
     """Return the round of which the context holds a record, or -1 if it holds none."""
     said = context.state.get(f"{record}-round")
-    return int(said["round"]) if isinstance(said, ConfigRecord) else -1  # type: ignore[arg-type]
+    return int(said["round"]) if isinstance(said, ConfigRecord) else -1

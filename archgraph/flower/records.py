@@ -88,13 +88,13 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
         state=body["state"],
         program=as_program(body["program"], trusted),
         private=frozenset(body["private"]),
-        others={name: Model(_graph(text), own) for name, (text, own) in body["others"].items()},
+        others={name: Model(_graph(text), state) for name, (text, state) in body["others"].items()},
         extras=body["extras"],
         values=body["values"],
         tier=body["tier"],
     )
-    own = body["client_state"]
-    private = None if own is None else ClientState.from_flat(own)
+    state = body["client_state"]
+    private = None if state is None else ClientState.from_flat(state)
     return task, body["round"], private, body["confirmed"]
 
 

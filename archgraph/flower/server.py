@@ -69,6 +69,7 @@ class Nodes:
     ) -> Iterator[Working]:
         """Send all tasks, then wait for each in turn."""
         self._meet()
+        # All at once: nodes work side by side while the replies are read one by one.
         sent = [(task, self._send(task, round, private), time.monotonic()) for task in tasks]
         for task, message, since in sent:
             yield task, functools.partial(self._outcome, task, message, since, round)
@@ -80,9 +81,9 @@ class Nodes:
         node = self._node.get(task.client)
         if node is None:
             return NodeError("no node is this client", expected=f"partition-id={task.client}")
-        own = private.get(task.client, ClientState())
-        confirmed = int(own.keep[CONFIRMED]) if CONFIRMED in own.keep else -1
-        content = task_record(task, round, own if self.holder == "server" else None, confirmed)
+        state = private.get(task.client, ClientState())
+        confirmed = int(state.keep[CONFIRMED]) if CONFIRMED in state.keep else -1
+        content = task_record(task, round, state if self.holder == "server" else None, confirmed)
         message = Message(content, node, MessageType.TRAIN, ttl=self.deadline, group_id=str(round))
         if [*self.grid.push_messages([message])]:
             return message
@@ -107,9 +108,9 @@ class Nodes:
             raise RejectedUpdate(str(came.refused)[:LONGEST])
         outcome = outcome_of(self, came.outcome)
         if self.holder == "node":
-            own = {name: t for name, t in outcome.state.items() if name not in task.private}
+            state = {name: t for name, t in outcome.state.items() if name not in task.private}
             note = {CONFIRMED: torch.tensor(round)}
-            outcome = dataclasses.replace(outcome, state=own, keep=note)
+            outcome = dataclasses.replace(outcome, state=state, keep=note)
         return outcome
 
     def _reply(self, message: Message, since: float) -> RecordDict:
@@ -123,6 +124,7 @@ class Nodes:
             if self.deadline is not None and time.monotonic() - since > self.deadline:
                 raise NodeError("no reply in time", expected=f"one within {self.deadline:g} s")
             time.sleep(pause)
+            # Fast clients are not kept waiting, and slow ones are not asked too often.
             pause = min(pause * 1.5, LATE)
 
     def _meet(self) -> None:
@@ -168,4 +170,5 @@ class Nodes:
         who = reply.content["who"]
         client, version = (who.get(key) for key in ("client", "format"))
         if version == FORMAT and isinstance(client, int) and client in range(self.clients):
+            # A node that was started anew takes its client over.
             self._node[client] = node

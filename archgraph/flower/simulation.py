@@ -25,6 +25,7 @@ from archgraph.flower.client import client_app
 from archgraph.flower.server import ASKED, Nodes
 from archgraph.language import load_experiment
 from archgraph.language.experiment import EngineSpec
+from archgraph.plain import Json
 from archgraph.record.client import ClientState
 
 
@@ -57,6 +58,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
             backend_config=_resources(experiment.engine),
         )
     except RuntimeError as error:
+        # Flower wraps what its server raises.
         cause = error.__cause__ or error
         if isinstance(cause, ArchGraphError):
             raise cause from error
@@ -70,7 +72,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
     return runs[0]
 
 
-def _resources(engine: EngineSpec) -> dict[str, dict[str, Any]]:
+def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
     """Request a processor for each client and, on devices, its share of one.
 
     Ray uses all processors that there are, or as many as ``workers`` says. It shows a client's
@@ -81,7 +83,7 @@ def _resources(engine: EngineSpec) -> dict[str, dict[str, Any]]:
     if workers is None and devices > 1:
         workers = devices
     share = min(devices / (workers or devices), 1.0) if on_device else 0.0
-    asked: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
+    asked: dict[str, dict[str, Json]] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
     if workers is not None:
         asked["init_args"] = {"num_cpus": workers, **({"num_gpus": devices} if on_device else {})}
     return asked
@@ -104,5 +106,6 @@ class _Stoppable(Nodes):
 @functools.lru_cache(maxsize=2)
 def _prepared(text: str, python: bool) -> Experiment:
     spec = load_experiment(YAML(typ="safe", pure=True).load(text))
+    # Ray shows a process its own device alone, whatever number that has elsewhere.
     engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
     return prepare(spec.model_copy(update={"engine": engine}), python=python)

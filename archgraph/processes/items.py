@@ -9,7 +9,7 @@ import functools
 import io
 import os
 import pickle
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(value.permute(order))
         return self.seen[id(value)][1]
 
-    def reducer_override(self, value: object) -> object:
+    def reducer_override(self, value: object) -> Any:
         # Many items share these: each is pickled, and read, once.
         return (_frozen, (_pickled(value),)) if isinstance(value, _FROZEN) else NotImplemented
 

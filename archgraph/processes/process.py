@@ -98,7 +98,7 @@ class Process:
 
     Args:
         job: What it does.
-        place: The device on which it does it.
+        device: The device on which it does it.
         item: What it begins with, if it is forked with it.
 
     Attributes:
@@ -108,14 +108,14 @@ class Process:
         end: Ends it, whatever it does; so does the end of this object, and of this process.
     """
 
-    def __init__(self, job: Job, place: str, item: object = AWAITED) -> None:
+    def __init__(self, job: Job, device: str, item: object = AWAITED) -> None:
         context = get_context("forkserver" if job.file else "fork")
         context.set_forkserver_preload(PRELOAD)
         self.pipe, theirs = context.Pipe()
         if job.file:
             job, item = job._replace(function=None), None
         self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # both have it
-            target=_serve, args=(theirs, job, place, item)
+            target=_serve, args=(theirs, job, device, item)
         )
         with warnings.catch_warnings(), contextlib.nullcontext() if job.script else _no_script():
             # Python warns of threads; see `workers._forkable`.
@@ -191,7 +191,7 @@ def _end(pipe: connection.Connection, process: BaseProcess) -> None:
     process.close()
 
 
-def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> None:
+def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> None:
     """Do a job until the one that asks has gone, or memory has run out."""
     # An interrupt from the keyboard reaches all processes; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,8 +206,8 @@ def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> N
         function, item = attempted(lambda: items.load_shared(job.file), worker=True), AWAITED
     else:
         _own_output()
-    if place != "cpu" and not isinstance(function, Died):
-        function = cast(OnDevice, function).on(place)
+    if device != "cpu" and not isinstance(function, Died):
+        function = cast(OnDevice, function).on(device)
     last = False
     with contextlib.suppress(EOFError, OSError):
         while not last:

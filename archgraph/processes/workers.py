@@ -85,7 +85,7 @@ class Workers:
             processes wait for further ones.
         deadline: Seconds after which a call is ended.
         memory: Megabytes that a call may use beside those that its process has.
-        places: Devices that processes compute on, each on the one that has the fewest; none: the
+        devices: Devices that processes compute on, each on the one that has the fewest; none: the
             processor.
     """
 
@@ -93,7 +93,7 @@ class Workers:
     always: bool = False
     deadline: float | None = None
     memory: float | None = None
-    places: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     _seconds: float = field(default=0.0, init=False)
     _idle: list[Process] = field(default_factory=list, init=False)
     _at: dict[Process, str] = field(default_factory=dict, init=False)
@@ -108,7 +108,7 @@ class Workers:
             again: Whether the same function will be called again, for which processes wait.
         """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
-        needed = self.limited or bool(self.places)
+        needed = self.limited or bool(self.devices)
         return needed or (self.count > 1 and (self.always or long))
 
     @property
@@ -119,7 +119,7 @@ class Workers:
     @property
     def asked(self) -> bool:
         """Whether a call must not be made in this process."""
-        return self.always or self.limited or bool(self.places)
+        return self.always or self.limited or bool(self.devices)
 
     def calls(
         self,
@@ -217,9 +217,9 @@ class Workers:
 
     def _new(self, job: Job, *item: object) -> Process:
         used = Counter(self._at.values())
-        place = min(self.places or ("cpu",), key=lambda place: used[place])
-        process: Process = Process(job, place, *item)
-        self._at[process] = place
+        device = min(self.devices or ("cpu",), key=lambda device: used[device])
+        process: Process = Process(job, device, *item)
+        self._at[process] = device
         return process
 
     def _job_of(self, function: Function[object]) -> Job:
@@ -232,7 +232,7 @@ class Workers:
         """
         dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
         job = Job(function, "", False, self.memory, dtype, deterministic)
-        forks = sys.platform == "linux" and not self.places and not accelerated()
+        forks = sys.platform == "linux" and not self.devices and not accelerated()
         if forks:
             # Torch's optimisers import its compiler: once here, and not in every process.
             importlib.import_module("torch._dynamo")

@@ -79,6 +79,7 @@ class Changes:
                 self._unknown = True
             elif key not in self._ways:
                 self._ways[key] = transfer, unmerged
+            # Not held while the next client works: one update is in memory at a time.
             yield result
             del result
 
@@ -88,6 +89,7 @@ class Changes:
         if not self._names or any(name not in old or name not in new for name in self._names):
             return None
         norms = [
+            # Squares of small changes are summed in double.
             torch.linalg.vector_norm(new[name] - old[name], dtype=torch.float64)
             for name in self._names
         ]
@@ -128,6 +130,7 @@ def parameters(graph: ArchGraph) -> tuple[str, ...]:
 
 def append(folder: Path, line: Json) -> None:
     """Add the line of a round."""
+    # Not brought to the disk: nothing of a run depends on it.
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

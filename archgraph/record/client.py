@@ -41,6 +41,7 @@ class ClientState:
         result = dict(sent)
         for name, tensor in self.state.items():
             replaced = name in sent if names is None else name in names
+            # Another shape: the client runs another architecture now.
             if replaced and (name not in sent or sent[name].shape == tensor.shape):
                 result[name] = tensor
         return result

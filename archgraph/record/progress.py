@@ -170,12 +170,13 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
             for key in [k for k, v in {**row, **local}.items() if v is None]:
                 numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
                 numbers.append(number)
+        # A Poisson sample may be empty: such a round is not a problem.
         if "clients" in line and idle(line):
             read = line.get("rejected") or line.get("failed")
             why = "all refused or failed" if read else "the strategy did not read the results"
             kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
-    for kind, found in kinds.items():
-        rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in found.items())
+    for kind, names in kinds.items():
+        rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in names.items())
         yield f"{kind}: {listed(rounds, NAMED)}{first.get(kind, '')}"
 
 

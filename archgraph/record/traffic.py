@@ -27,8 +27,8 @@ def sent(task: Task, private: ClientState) -> int:
 
     Plain values, and the architecture as text, are not counted.
     """
-    own = private.over(task.state, task.private)
-    brought = {name: t for name, t in task.state.items() if own[name] is t}
+    state = private.over(task.state, task.private)
+    brought = {name: t for name, t in task.state.items() if state[name] is t}
     return size(brought, task.extras, *(model.state for model in task.others.values()))
 
 

@@ -23,10 +23,10 @@ from archgraph.errors import RunError
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from archgraph.flower.deployment import deployed_client, serve
-from archgraph.flower.process import ProcessGrid
 from archgraph.flower.starter import write_app
 
 from .fleet import Fleet, running, until
+from .process_grid import ProcessGrid
 
 FAMILY = {"model": "model.yaml", "clients": [{"name": "half", "take": 0.5}, {"name": "whole"}]}
 ALIKE = {"model": "model.yaml", "clients": [{"name": "all", "count": 2}]}

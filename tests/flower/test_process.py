@@ -20,11 +20,11 @@ from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Model, Outcome, Task
 from archgraph.flower.client import client_app
-from archgraph.flower.process import ProcessGrid
 from archgraph.flower.records import BODY, as_record, of_record
 from archgraph.flower.server import Nodes
 
 from .conftest import METHODS
+from .process_grid import ProcessGrid
 
 
 def bits(run: Run) -> dict[str, Any]:

@@ -40,7 +40,7 @@ evaluate: {every: 4}
 
 
 def given(many: Rewritten, client: int, skip: frozenset[str] = frozenset()) -> Result:
-    return Result(client, {}, 1, skip=skip, transfer=many.transfer)
+    return Result(client, {}, 1, unmerged=skip, transfer=many.transfer)
 
 
 def line(changes: Changes, results: list[Result], state: ServerState) -> RoundChange:
