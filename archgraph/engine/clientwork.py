@@ -114,7 +114,7 @@ class ClientWork:
             seconds = time.perf_counter() - began
             result = self.result(task, outcome)
             up = back(result)  # before the check: what is refused was sent, too
-            self._check(task, outcome, optional)
+            self.check(task, outcome, optional)
             with one_thread():  # the same bits in whatever process
                 findings = self.findings(result)
                 limited = self.limits(round)
@@ -190,8 +190,12 @@ class ClientWork:
             extras=copies(outcome.extras),
         )
 
-    def _check(self, task: Task, outcome: Outcome, optional: Collection[str]) -> None:
-        """Refuse what the server must not accept: the one check of an update on its way."""
+    def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
+        """Refuse what must not be merged or kept: the one check of an update on its way.
+
+        Raises:
+            RejectedUpdate: Names the entry.
+        """
         # A bound, not a count: a program may pass each example several times.
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.private}

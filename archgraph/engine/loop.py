@@ -98,9 +98,7 @@ class Loop:
     def start(self, state: ServerState) -> None:
         """Do what comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(
-            self._work, 0, self.private, self.watch, self._workers, elsewhere=self.elsewhere
-        )
+        turn = self._turn(0)
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
@@ -130,9 +128,7 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        turn = Turn(
-            self._work, number, self.private, self.watch, self._workers, elsewhere=self.elsewhere
-        )
+        turn = self._turn(number)
         drawn = sample(
             len(world.participants),
             setup.sampled,
@@ -198,6 +194,10 @@ class Loop:
         self.watch.round_done(line.get("evaluation", {}))
         self._give_up()
         return line
+
+    def _turn(self, number: int) -> Turn:
+        workers, elsewhere = self._workers, self.elsewhere
+        return Turn(self._work, number, self.private, self.watch, workers, elsewhere=elsewhere)
 
     def _give_up(self) -> None:
         """End a run whose last rounds changed nothing, since every client was refused or failed."""

@@ -78,7 +78,7 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
     owner = {alias: p.name for p in leaves.values() for alias in p.aliases}
     fresh = _matching(spec.fresh, leaves, "fresh", "weights of the model")
     unused = _matching(spec.unused, tensors, "unused", "tensors of the file")
-    # A file may hold a tied weight under several of its names, all with the same values.
+    # A file may hold a tied weight under each of its names.
     sources = {owner.get(new, new): old for old, new in names.items() if old not in unused}
     further = [old for name, old in sources.items() if name not in leaves]
     if further:

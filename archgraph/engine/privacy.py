@@ -138,22 +138,17 @@ def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> fl
     """
     if privacy.noise == 0:
         return math.inf
-    from dp_accounting import (
-        GaussianDpEvent,
-        NeighboringRelation,
-        PoissonSampledDpEvent,
-        SampledWithoutReplacementDpEvent,
-        rdp,
-    )
+    import dp_accounting as dp
+    from dp_accounting import rdp
 
     # Which neighbours go with which sampling: see the module's docstring.
-    relation, noise = NeighboringRelation.ADD_OR_REMOVE_ONE, GaussianDpEvent(privacy.noise)
+    relation, noise = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(privacy.noise)
     if sampled == clients:
         event = noise
     elif privacy.sampling == "poisson":
-        event = PoissonSampledDpEvent(sampled / clients, noise)
+        event = dp.PoissonSampledDpEvent(sampled / clients, noise)
     else:  # replacing a client changes a sum by twice the clip
-        relation, half = NeighboringRelation.REPLACE_ONE, GaussianDpEvent(privacy.noise / 2)
-        event = SampledWithoutReplacementDpEvent(clients, sampled, half)
+        relation, half = dp.NeighboringRelation.REPLACE_ONE, dp.GaussianDpEvent(privacy.noise / 2)
+        event = dp.SampledWithoutReplacementDpEvent(clients, sampled, half)
     accountant = rdp.RdpAccountant(ORDERS, relation).compose(event, rounds)
     return float(accountant.get_epsilon(privacy.delta))

@@ -160,7 +160,8 @@ class Turn:
             yield from self.workers.calls(
                 self.work,
                 tasks,
-                begin=self._assignment,
+                # Called when the client begins: an earlier task of its own may have left more.
+                begin=lambda task: Assignment(self.round, task, self._own(task.client)),
                 # Two tasks of one client: the second needs what the first left behind.
                 key=lambda task: task.client,
                 progress=self.watch.step,
@@ -177,10 +178,6 @@ class Turn:
                 came = attempted(checked)
             yield task, came
             del came
-
-    def _assignment(self, task: Task) -> Assignment:
-        """Return what a client begins with; called late, after its earlier task was settled."""
-        return Assignment(self.round, task, self._own(task.client))
 
     def _own(self, client: int) -> ClientState:
         return self.private.get(client, ClientState())
@@ -270,17 +267,16 @@ class Turn:
             RunError: If every client failed: then it is not the clients.
         """
         if self._first is not None and not self.accepted and not self.rejected:
-            reasons = Counter(str(who["reason"]) for who in self.failed)
-            said = (
-                reason
-                if number == len(self.failed)
-                else f"{reason} ({number} of {len(self.failed)} clients)"
-                for reason, number in reasons.most_common(3)
-            )
+            reasons = Counter(str(who["reason"]) for who in self.failed).most_common(3)
+            clients = f"of {len(self.failed)} clients"
+            if len(reasons) > 1:
+                texts = [f"{reason} ({number} {clients})" for reason, number in reasons]
+            else:
+                texts = [reason for reason, _ in reasons]
             raise RunError(
                 "every client failed",
                 where=f"round {self.round}",
-                found="; ".join(said),
+                found="; ".join(texts),
                 hint="the first failure is this error's cause (`--debug` shows it)",
             ) from self._first
 

@@ -279,30 +279,20 @@ def testable(experiment: Experiment, state: ServerState) -> None:
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
-    # Each key, its value, whether any model reads it, and what no model has otherwise.
     single = "each model gives a single result, in training, too"
-    for section, key, value, read, lacks in (
+    stored = "no model is tested with running statistics that are recomputed (`norm: static`)"
+    untuned = "no model is tested on its clients as it was sent to them"
+    # Each key, its value, whether any model reads it, and why none does.
+    for section, key, value, read, reason in (
         ("task", "auxiliary", learning.auxiliary or None, several, single),
-        ("task", "output", output, several, single),
-        (
-            "evaluate",
-            "statistics",
-            asked.statistics,
-            recomputed,
-            "no model is tested with running statistics that are recomputed (`norm: static`)",
-        ),
-        (
-            "evaluate",
-            "fine_tune",
-            asked.fine_tune,
-            tuned,
-            "no model is tested on its clients as it was sent to them",
-        ),
+        ("task", "output", output or None, several, single),
+        ("evaluate", "statistics", asked.statistics, recomputed, stored),
+        ("evaluate", "fine_tune", asked.fine_tune, tuned, untuned),
     ):
         if value is not None and not read:
             with experiment.locating(section):
                 where = f"{section}.{key}"
-                raise RunError(f"changes nothing: {lacks}", where=where, found=value)
+                raise RunError(f"changes nothing: {reason}", where=where, found=value)
 
 
 def _world(
@@ -345,7 +335,7 @@ def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
         return tier
     if family.has_global:
         return replace(tier, source=state)
-    return replace(tier, source=initial_state(tier.graph, seed), examples=True)
+    return replace(tier, source=initial_state(tier.graph, seed), own=True)
 
 
 def _sampled(sample: float | int, clients: int) -> int:

@@ -69,7 +69,7 @@ def client_app(
 
 
 def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned:
-    """Do a task and return its outcome, which the server checks: nothing is checked twice.
+    """Do a task and return its outcome, which the server checks.
 
     Raises:
         RunError: If the task is of another version, for another client, or follows rounds of which
@@ -78,8 +78,11 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     _agree(content, context)
     task, number, private, confirmed = read_task(content, _trusted(setup))
     before = _confirmed(context, confirmed) if private is None else private
+    work = ClientWork(setup)
     try:
-        outcome = ClientWork(setup).outcome(Assignment(number, task, before), lambda **_: None)
+        outcome = work.outcome(Assignment(number, task, before), lambda **_: None)
+        if private is None:  # the server never sees what stays here
+            work.check(task, outcome)
     except RejectedUpdate as error:
         return Returned(refused=reason(error))
     after = private_part(task, outcome)

@@ -21,8 +21,8 @@ from archgraph.errors import RunError
 from archgraph.flower.client import PARTITION, client_app
 from archgraph.flower.server import JOIN, Nodes
 from archgraph.language import load_experiment
-from archgraph.plain import Json, digest, json_safe
-from archgraph.record.folder import resumable
+from archgraph.plain import Json, json_safe
+from archgraph.record.folder import identity, resumable
 
 
 def deployed_server(file: Path) -> ServerApp:
@@ -82,11 +82,9 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
     asked = context.node_config
     if not asked.get("keep"):
         return None
-    # A prolonged run goes on with what its nodes hold.
-    facts = {name: value for name, value in experiment.facts.items() if name != "rounds"}
-    return (
-        Path(str(asked["keep"])) / f"{digest(json_safe(facts))[:16]}-{asked[PARTITION]}.safetensors"
-    )
+    # As the server tells run folders apart: a prolonged run goes on with what its nodes hold.
+    name = f"{identity(json_safe(experiment.facts))[:16]}-{asked[PARTITION]}.safetensors"
+    return Path(str(asked["keep"])) / name
 
 
 def _prepared(file: Path, asked: Mapping[str, Json]) -> Experiment:

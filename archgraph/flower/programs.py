@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def as_program(plain: Json, trusted: Trusted) -> Any:
         case "bytes":
             return bytes.fromhex(content)
         case "tuple" | "list" | "set":
-            return _COLLECTIONS[key](map(inner, content))
+            return {"tuple": tuple, "list": list, "set": frozenset}[key](map(inner, content))
         case "map":
             return {inner(name): inner(item) for name, item in content}
         case "function":
@@ -105,13 +105,6 @@ def as_program(plain: Json, trusted: Trusted) -> Any:
             kind = _named(content, trusted, _is_value_type)
             return kind(**{name: inner(item) for name, item in plain["fields"].items()})
     raise RunError("not a program", where="the server's program", found=key)
-
-
-_COLLECTIONS: dict[str, Callable[[Iterable[object]], object]] = {
-    "tuple": tuple,
-    "list": list,
-    "set": frozenset,
-}
 
 
 def _is_value_type(kind: object) -> bool:

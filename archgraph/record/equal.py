@@ -72,8 +72,8 @@ def run_differences(
     plain = differences(_timeless(dict(ours.values)), _timeless(dict(theirs.values)))
     differing += [f"{after}: server: {text}" for text in plain]
     for client in sorted({*ours.private, *theirs.private}):
-        states = (_own(c.private.get(client, {})) for c in (ours, theirs))
-        differing += _of_tensors(*states, where=f"{after}: kept by client {client}")
+        states = [_own(c.private.get(client, {})) for c in (ours, theirs)]
+        differing += _of_tensors(states[0], states[1], f"{after}: kept by client {client}")
     compared.append(f"{plural(len(ours.tensors), 'tensor')} of the server {after}")
     if ours.private:
         compared.append(f"what {plural(len(ours.private), 'client')} kept")

@@ -107,7 +107,7 @@ class RunRecord:
             RunError: If another process is writing the run, or the folder cannot be written.
         """
         here = {"since": 1, "rounds": _rounds(facts), **environment(device)}
-        record = cls(folder, _identity(facts), keep, [here])
+        record = cls(folder, identity(facts), keep, [here])
         with record._opening():
             write(folder / BEGINNING, "")
             for past in _written(folder):  # a run that is overwritten, or died while it began
@@ -150,7 +150,7 @@ class RunRecord:
             RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
                 file is not as it was when the checkpoint was written.
         """
-        record = cls(folder, _identity(facts), keep)
+        record = cls(folder, identity(facts), keep)
         with record._opening():
             # Another experiment is refused before anything of this run is touched.
             prolonged = record._prolonged(facts)
@@ -195,7 +195,7 @@ class RunRecord:
         Raises:
             RunError: If there is none, or it is damaged or of another experiment.
         """
-        record = cls(folder, _identity(facts), keep=1)
+        record = cls(folder, identity(facts), keep=1)
         rounds = record._rounds()
         if not rounds:
             raise RunError(
@@ -351,7 +351,7 @@ class RunRecord:
         where, rounds = str(self.folder / "facts.json"), _rounds(facts)
         try:
             recorded = json.loads(Path(where).read_bytes())
-            same, before = _identity(recorded) == self.identity, recorded.get("rounds")
+            same, before = identity(recorded) == self.identity, recorded.get("rounds")
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             hint = "restore the file, or choose another folder (--out)"
             raise RunError(
@@ -374,7 +374,7 @@ class RunRecord:
         return before < rounds
 
 
-def _identity(facts: Mapping[str, Json]) -> str:
+def identity(facts: Mapping[str, Json]) -> str:
     """Return the digest of the facts that stay the same if a run is prolonged."""
     return digest({name: value for name, value in facts.items() if name != "rounds"})
 
@@ -406,8 +406,8 @@ def checkpoint_of(folder: Path, round: int) -> Checkpoint:
     """
     facts = folder / "facts.json"
     with reading(facts):
-        identity = _identity(json.loads(facts.read_bytes()))
-    return RunRecord(folder, identity, keep=1).at(round)
+        record = RunRecord(folder, identity(json.loads(facts.read_bytes())), keep=1)
+    return record.at(round)
 
 
 def resumable(folder: Path) -> bool:

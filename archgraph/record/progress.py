@@ -73,28 +73,20 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
     if not (show and sys.stderr.isatty()):
         yield Bars()
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import console, progress
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    error_console = console.Console(stderr=True)
+    if not error_console.is_terminal:
         yield Bars()
         return
-    display = Progress(
-        TextColumn("{task.description:>8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
+    display = progress.Progress(
+        progress.TextColumn("{task.description:>8}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+        console=error_console,
         transient=True,
     )
     with display:

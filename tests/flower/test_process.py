@@ -194,8 +194,8 @@ def test_a_killed_server_resumes_to_the_bits_of_the_whole_run(write, tmp_path, p
     grid = ProcessGrid(client_app(lambda context: setup), 4)
 
     class Dying(Nodes):
-        def __call__(self, round: int, tasks: Any, kept: Any) -> Any:
-            for number, working in enumerate(super().__call__(round, tasks, kept)):
+        def __call__(self, round: int, tasks: Any, private: Any) -> Any:
+            for number, working in enumerate(super().__call__(round, tasks, private)):
                 if round == 2 and number == 2:
                     raise KeyboardInterrupt
                 yield working
