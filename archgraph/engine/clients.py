@@ -88,6 +88,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
         >>> further(clients, {"strong": ["weak"]})[2]
         Client(id=2, name='weak', examples=9, histogram=(), of=0)
     """
+    # Behind all clients: the ids of those that tests and samples know do not change.
     of = [(client, name) for client in clients for name in also.get(client.name, ())]
     models = (
         dataclasses.replace(client, id=i, name=name, of=client.id)

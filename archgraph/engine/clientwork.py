@@ -219,7 +219,8 @@ class ClientWork:
             if not finite(tensor):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
         for name in RECORDED & outcome.metrics.keys():
-            raise RejectedUpdate("a metric has the name of a column of the record", where=name)
+            message = "a metric has the name of a fact that the record holds"
+            raise RejectedUpdate(message, where=name)
 
 
 def _steps(tell: Tell) -> Progress:

@@ -65,6 +65,7 @@ class Evaluator:
             ``worst``: the tier with the worst figure of the one that judges.
             ``untuned``: who could not be tuned before its test, and why, if there are such.
         """
+        # One evaluator serves all rounds.
         self._untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
@@ -104,6 +105,7 @@ class Evaluator:
     def _tuned(self, model: Evaluated) -> Evaluated:
         """Return the model with what its clients do before a test."""
         passes = self.experiment.evaluate.fine_tune
+        # What a strategy itself does before a test comes first.
         if not passes or model.program is not None:
             return model
         train = Train(TaskLoss(predict=model.predict), epochs=passes)

@@ -53,6 +53,7 @@ def checked_experiment(
     Raises:
         ArchGraphError: If it cannot run.
     """
+    # Here, not above: kinds of files are known before anyone needs torch.
     import torch
 
     from archgraph.data import Dataset

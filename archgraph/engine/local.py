@@ -192,6 +192,7 @@ def run(
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:
+            # Other engines, Flower for one, are imported when they are asked for.
             engine = installed_engines()[prepared.engine.kind].load()
             start = functools.partial(engine, data=data, python=python or consent_given())
         return start(

@@ -39,6 +39,7 @@ def check_taken_up(experiment: Experiment, state: ServerState) -> None:
         before = strategy.begin(world, state, round, tuple(client.id for client in world.clients))
         for client in clients:
             task = strategy.send(world, before, client.id, round)
+            # Transfers from other groups of the state say nothing of the global model.
             if task.transfer is not None and task.transfer.source == here:
                 _check(task, task.transfer, type(strategy).__name__)
             open_tiers.discard(task.tier)

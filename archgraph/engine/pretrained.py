@@ -153,6 +153,7 @@ def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: s
     every: set[str] = set()
     for pattern in patterns:
         fitting = {name for name in names if fnmatchcase(name, pattern)}
+        # Nothing fits: a name was misspelt, or the file is another one.
         if not fitting:
             raise RunError(
                 f"fits none of the {kind}",

@@ -64,6 +64,7 @@ def census(experiment: Experiment, state: ServerState, round: int) -> Census:
     """
     coverage = Census()
     world = dataclasses.replace(experiment.world, means=coverage)
+    # All clients: sums are divided by the coverage that is expected, not by that of those drawn.
     unchanged = _unchanged(experiment, state, round, coverage)
     experiment.strategy.receive(world, state, unchanged, round)
     return coverage

@@ -21,6 +21,7 @@ from archgraph.plain import by_text
 from archgraph.states.updates import finite, foreign
 
 T = TypeVar("T")
+WRONG = "returned the wrong type"
 
 
 # What is asked of the items of a field, by the field's type.
@@ -212,7 +213,11 @@ _KNOWN: dict[type, Mapping[str, Any]] = {}
 
 
 def _expect(kind: Any, value: object, where: str) -> None:
-    _expect_item(lambda item: isinstance(item, kind), value, where, kind.__name__)
+    if not isinstance(value, kind):
+        actual, hint = type(value).__name__, None
+        if value is None:
+            actual, hint = "None", "does every path return?"
+        raise RunError(WRONG, where=where, found=actual, expected=kind.__name__, hint=hint)
 
 
 def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
@@ -222,9 +227,4 @@ def _expect_item(holds: Callable[[Any], object], item: object, where: str, expec
     except (TypeError, ValueError, RuntimeError, OverflowError):
         good = False
     if not good:
-        kind, hint = type(item).__name__, None
-        if item is None:
-            kind, hint = "None", "does every path return?"
-        raise RunError(
-            "returned the wrong type", where=where, found=kind, expected=expected, hint=hint
-        )
+        raise RunError(WRONG, where=where, found=type(item).__name__, expected=expected)

@@ -107,6 +107,7 @@ class OwnLoss:
         """
         predictions = predictions if self.form == "classes" else aligned(predictions, targets)
         value = self.function(predictions, targets)
+        # Other shapes would be averaged, too: broadcast predictions go unnoticed.
         sizes = ((), (1,), targets.shape[:1], targets.shape)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)

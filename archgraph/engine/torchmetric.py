@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -208,10 +209,5 @@ def _plain(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    def letters() -> Iterator[str]:
-        for before, here, after in zip(f" {name}", name, f"{name[1:]} ", strict=False):
-            if here.isupper() and before != " " and (before.islower() or after.islower()):
-                yield "_"
-            yield here.lower()
-
-    return "".join(letters())
+    """Write the name of a class with underscores: ``R2Score`` as ``r2_score``."""
+    return re.sub("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()
