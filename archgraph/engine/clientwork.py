@@ -135,7 +135,7 @@ class ClientWork:
         # The rest of the result has passed its check: only what is new is looked at.
         bare = Result(result.client, {}, result.examples, findings=values)
         # A strategy may compute it on a device, with gradients; it travels and is merged here.
-        return copies(detached(returned(Result, bare, strategy, "examine").findings))
+        return server_copies(detached(returned(Result, bare, strategy, "examine").findings))
 
     def clip(self, round: int) -> AggregateSpec | None:
         """Return the rules that say how far updates are scaled down; None if nothing does."""
@@ -184,10 +184,10 @@ class ClientWork:
             outcome = performed(program, work, setup.engine)
         return dataclasses.replace(  # in memory of its own: the program may keep what it returned
             outcome,
-            state=copies(outcome.state),
-            keep=copies(outcome.keep),
-            others={name: copies(state) for name, state in outcome.others.items()},
-            extras=copies(outcome.extras),
+            state=server_copies(outcome.state),
+            keep=server_copies(outcome.keep),
+            others={name: server_copies(state) for name, state in outcome.others.items()},
+            extras=server_copies(outcome.extras),
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
@@ -240,10 +240,10 @@ def private_part(task: Task, outcome: Outcome) -> ClientState:
     names = task.private - frozen(task.graph)
     entries = {name: outcome.state[name] for name in names if name in outcome.state}
     # Copies: else the memory of all that has come back would stay for a part of it.
-    return ClientState(copies(entries), copies(outcome.keep))
+    return ClientState(server_copies(entries), server_copies(outcome.keep))
 
 
-def copies(state: State) -> State:
+def server_copies(state: State) -> State:
     """Copy a state into memory of its own on the server's device, whatever device it comes from."""
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
         return {
