@@ -24,7 +24,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.engine import prepare
-from archgraph.engine.attack import malicious
+from archgraph.engine.attack import drawn_attackers
 from archgraph.engine.local import execute
 from archgraph.federation import Outcome, Program, Task, Work
 from archgraph.language.data import IidSpec
@@ -117,7 +117,7 @@ def accuracy(experiment: Any, fault: str | None, bound: float | None) -> float:
     setup = prepare(experiment)
     if fault is not None:
         clients = range(len(setup.world.clients))
-        bad = malicious(clients, SHARE, setup.world.seed)
+        bad = drawn_attackers(clients, SHARE, setup.world.seed)
         attacked: Any = Attacked(setup.strategy, bad, FAULTS[fault])
         setup = dataclasses.replace(setup, strategy=attacked, bound=bound)
     try:

@@ -141,7 +141,9 @@ class FedADP(fl.Averaging, fl.Masking):
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].accumulate(fl.Update(fit.same, result.state, weight, skip=result.skip))
+            means[fit].accumulate(
+                fl.Update(fit.same, result.state, weight, unmerged=result.unmerged)
+            )
             totals[fit] += weight
         if not totals:
             return old, {}
@@ -151,7 +153,7 @@ class FedADP(fl.Averaging, fl.Masking):
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             state = mean if fit.exact else fit.grown(mean, old)
-            update = fl.Update(identity, state, totals[fit], skip=left_out)
+            update = fl.Update(identity, state, totals[fit], unmerged=unmerged)
             merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 
@@ -160,7 +162,7 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Average with every client's model counted by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
+        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
         arrived = False
 
         def contributions() -> Iterator[fl.Contribution]:
@@ -170,7 +172,7 @@ class FedADP(fl.Averaging, fl.Masking):
                 fit = self.fit(world, world.tier_of(result.client), drawn)
                 grown = fit.grown({**fit.blank, **result.state}, old)
                 one = fl.Contribution.of(result, world.graph, self.weights)
-                yield one._replace(transfer=identity, state=grown, skip=left_out)
+                yield one._replace(transfer=identity, state=grown, unmerged=unmerged)
 
         # Without results the global state is still made of the copies of an earlier round.
         state = fl.group_means(world, state, contributions())

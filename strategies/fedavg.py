@@ -67,5 +67,5 @@ class FedAvg(fl.Averaging, fl.Masking):
             state=state.group("global"),
             clients=tuple(client.id for client in world.clients),
             statistics=policy.evaluation,
-            kept=policy.personal,
+            private=policy.personal,
         )

@@ -178,12 +178,14 @@ class FedFA(fl.Averaging, fl.Masking):
             fit = _fit(world, result.tier, self.variant)
             # Where no engine has examined (a plain loop over strategies), here.
             norms = result.findings or self.examine(world, result)
-            skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
+            unmerged = {
+                k for k, entry in fit.graft.entries.items() if entry.source in result.unmerged
+            }
             return dataclasses.replace(
                 result,
                 state=fit.graft.pull(result.state, copy=False, partial=True),
                 transfer=fit.up,
-                skip=frozenset(skip),
+                unmerged=frozenset(unmerged),
                 findings=norms,
             )
 

@@ -96,7 +96,7 @@ class FedGKT(fl.Strategy):
             graph=tier.graph,
             state=tier.state,
             program=Group(self.alpha, self.temperature),
-            kept=frozenset(tier.graph.state_names),
+            private=frozenset(tier.graph.state_names),
             extras=state.group(f"logits/{client}"),
         )
 
@@ -175,10 +175,10 @@ class FedGKT(fl.Strategy):
             private = {name: tier.state[name] for name in extractor.state_names}
             return fl.Model(ag.chain([extractor, server]), private | state.group("server"))
 
-        yield from fl.by_tier(world, state, model=alone, kept=True, whole=False)
-        for tested in fl.by_tier(world, state, model=whole, kept=True, whole=False):
+        yield from fl.by_tier(world, state, model=alone, private=True, whole=False)
+        for tested in fl.by_tier(world, state, model=whole, private=True, whole=False):
             yield fl.Evaluated(
-                f"{tested.name}+server", tested.graph, tested.state, tested.clients, kept=True
+                f"{tested.name}+server", tested.graph, tested.state, tested.clients, private=True
             )
 
     def _after(self, world: fl.World) -> str:

@@ -153,7 +153,7 @@ class FedIN(fl.Weighted):
                 self.multiplier,
                 self.upload if self.in_training else 0,
             ),
-            kept=frozenset(tier.graph.state_names) - set(shared.values()),
+            private=frozenset(tier.graph.state_names) - set(shared.values()),
             extras=state.group("sample"),
         )
 
@@ -172,9 +172,9 @@ class FedIN(fl.Weighted):
                 cut = self._cut(world.tier_of(client))
                 names, fixed = self._mapped(world, cut), ag.frozen(cut.graph)
                 ends = {first: result.state[name] for first, name in names.items()}
-                skip = frozenset(first for first, name in names.items() if name in fixed)
+                unmerged = frozenset(first for first, name in names.items() if name in fixed)
                 yield fl.Contribution(
-                    client, "shared", same.source, same, ends, result.weight(self.weights), skip
+                    client, "shared", same.source, same, ends, result.weight(self.weights), unmerged
                 )
                 started[client] = True
                 if self.in_training:
@@ -203,7 +203,7 @@ class FedIN(fl.Weighted):
             ends = {name: weights[first] for first, name in names.items()}
             return fl.Model(tier.graph, {**tier.state, **ends})
 
-        return fl.by_tier(world, state, model=model, kept=True, whole=False, idle=True)
+        return fl.by_tier(world, state, model=model, private=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
         """Return where a tier is cut, as far as the options say."""

@@ -132,7 +132,7 @@ class FjORD(fl.Weighted, fl.Masking):
 
     def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
         """Return the running statistics that the server holds for a width."""
-        return fl.NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
+        return fl.NormPolicy("static").unmerged(graph) if self.norm == "per_width" else frozenset()
 
 
 class Width(NamedTuple):

@@ -11,7 +11,7 @@ common base layers     a :class:`Run` of layers whose members are all clients
 cluster                the members of a run
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
 weights of a cluster   group ``trie/N`` of the server state, tensors by position in the run
-personal layers        outside all runs: ``Task.kept``
+personal layers        outside all runs: ``Task.private``
 =====================  =====================================================================
 
 What a client shares is a transfer from each of its runs to its own entries that renames and does
@@ -101,7 +101,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         weights, private = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return dataclasses.replace(task, kept=private)
+        return dataclasses.replace(task, private=private)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -112,10 +112,10 @@ class FlexiFed(fl.Averaging, fl.Masking):
             for result in results:
                 client = world.clients[result.client]
                 graph = world.tier(client.name).graph
-                skip, weight = result.skip | ag.frozen(graph), result.weight(self.weights)
+                unmerged, weight = result.unmerged | ag.frozen(graph), result.weight(self.weights)
                 for number, transfer in self._runs(graph, state.values["runs"][client.name]):
                     shared = {name: result.state[name] for name in transfer.entries}
-                    out = skip & transfer.entries.keys()
+                    out = unmerged & transfer.entries.keys()
                     yield fl.Contribution(
                         client.id, f"trie/{number}", transfer.source, transfer, shared, weight, out
                     )
@@ -130,7 +130,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             private = self._weights(state, world.tier(tested.name))[1]
-            yield dataclasses.replace(tested, kept=bool(private))
+            yield dataclasses.replace(tested, private=bool(private))
 
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]

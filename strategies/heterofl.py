@@ -84,7 +84,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         # weak models would train to a low loss and test at chance.
         stored = self.scaler and self.norm != "static"
         for tier in world.tiers:
-            statistics = fl.NormPolicy("static").left_out(tier.graph)
+            statistics = fl.NormPolicy("static").unmerged(tier.graph)
             if stored and statistics and self._rate(tier) < 1:
                 raise ag.RunError(
                     "statistics of scaled activations do not fit tests, which do not scale",

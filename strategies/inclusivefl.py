@@ -70,7 +70,9 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         weights = self._weights(state, tier)
         mask = self.mask_absent
         task = fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
-        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).private)
+        return replace(
+            task, unmerged=task.unmerged | prefix(world.graph, world.tiers, tier).private
+        )
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int

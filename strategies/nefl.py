@@ -211,8 +211,8 @@ def submodel(
     private = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
-        private -= fl.NormPolicy("static").left_out(rewritten.graph)
-        unmerged = fl.NormPolicy(norm).left_out(rewritten.graph)
+        private -= fl.NormPolicy("static").unmerged(rewritten.graph)
+        unmerged = fl.NormPolicy(norm).unmerged(rewritten.graph)
     # What does not come from the global state (step sizes) belongs to this submodel alone.
     private |= {
         name for name, entry in rewritten.transfer.entries.items() if entry.source is None
@@ -235,8 +235,8 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
         >>> len(own_norms(graph, "norms")), len(own_norms(graph, "none"))
         (7, 0)
     """
-    norms = fl.NormPolicy("per_submodel").left_out(graph)
-    statistics = fl.NormPolicy("static").left_out(graph)
+    norms = fl.NormPolicy("per_submodel").unmerged(graph)
+    statistics = fl.NormPolicy("static").unmerged(graph)
     match inconsistent:
         case "norms":
             return norms

@@ -170,7 +170,7 @@ class RecipFL(fl.Masking):
             program=Teach(train, server.changing(small[0].graph), self.divergence)
             if small
             else train,
-            kept=local,
+            private=local,
             others={p.name: fl.Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
         )
 
@@ -243,7 +243,7 @@ class RecipFL(fl.Masking):
                     graph=tier.graph,
                     state=server.version(clients[0]),
                     clients=clients,
-                    kept=True,
+                    private=True,
                     states=server.version,
                 )
 

@@ -32,7 +32,7 @@ class Standalone(fl.Masking):
             graph=tier.graph,
             state=tier.state,
             program=fl.Train(fl.TaskLoss(mask_absent=self.mask_absent)),
-            kept=frozenset(tier.graph.state_names),
+            private=frozenset(tier.graph.state_names),
         )
 
     def receive(

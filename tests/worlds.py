@@ -41,7 +41,7 @@ class Mean(Strategy):
 
     Attributes:
         programs: What a client does, where it is not plain training.
-        kept: Entries that stay with the client.
+        private: Entries that stay with the client.
         asked: Program of the survey, if there is one.
         statistics: As in ``Evaluated``.
         personal: Test each client on its own entries.
@@ -52,7 +52,7 @@ class Mean(Strategy):
 
     programs: Mapping[int, Program] = field(default_factory=dict)
     program: Program = field(default_factory=Train)
-    kept: frozenset[str] = frozenset()
+    private: frozenset[str] = frozenset()
     asked: Program | None = None
     statistics: Any = "stored"
     personal: bool = False
@@ -79,7 +79,7 @@ class Mean(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         program = self.programs.get(client, self.program)
-        return Task(client, world.graph, state.group("global"), program, kept=self.kept)
+        return Task(client, world.graph, state.group("global"), program, private=self.private)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
@@ -91,7 +91,7 @@ class Mean(Strategy):
                 self.seen(result)
             full = {**state.group("global"), **result.state}
             transfer = world.tier_of(result.client).transfer
-            merger.accumulate(Update(transfer, full, result.examples, skip=self.kept))
+            merger.accumulate(Update(transfer, full, result.examples, unmerged=self.private))
             count += 1
         return state.with_group("global", merger.result()[0]).with_values(results=count)
 
@@ -104,7 +104,7 @@ class Mean(Strategy):
                 state.group("global"),
                 members,
                 statistics=self.statistics,
-                kept=self.personal,
+                private=self.personal,
                 program=self.tuned,
             )
 

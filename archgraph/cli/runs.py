@@ -79,9 +79,9 @@ def run(
 
 def _saved(folder: Path, words: Iterable[str]) -> str:
     """Write what is left of a stopped run, and the command that resumes it."""
-    from archgraph.record.folder import last_saved
+    from archgraph.record.folder import saved_rounds
 
-    last = last_saved(folder)
+    last = max(saved_rounds(folder), default=None)
     if last is None:
         return "nothing was saved"
     consent = click.get_current_context().find_root().params.get("python")

@@ -1,5 +1,5 @@
 from .attack import Attack as Attack
-from .attack import malicious as malicious
+from .attack import drawn_attackers as drawn_attackers
 from .evaluate import Evaluator as Evaluator
 from .experiment import Experiment as Experiment
 from .local import Run as Run

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from archgraph.engine.returned import returned
-from archgraph.federation import ClientData, Examples, Outcome, Program, State, Work, seeded
+from archgraph.federation import ClientData, Outcome, Program, Shard, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
 from archgraph.processes.isolation import seed_torch
 
 
-def malicious(
+def drawn_attackers(
     clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
 ) -> frozenset[int]:
     """Choose the clients that attack: ``share`` of them, seeded and rounded to the nearest.
@@ -42,12 +42,12 @@ def malicious(
         tiers: Of each client: then every tier has its share of those that attack, and what rounding
             leaves goes to the tiers with the largest remainders, of equals to the first.
 
-    >>> len(malicious(range(20), 0.2, seed=0)), malicious(range(20), 0.0, seed=0)
+    >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
-    >>> sorted(i // 10 for i in malicious(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
+    >>> sorted(i // 10 for i in drawn_attackers(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
     [0, 0, 1, 1]
     """
-    count = math.floor(share * len(clients) + 0.5)
+    count = math.floor(share * len(clients) + 0.5)  # not round(): that rounds halves to even
     if share > 0:
         count = max(count, 1)
     order = torch.randperm(len(clients), generator=seeded(seed, "malicious")).tolist()
@@ -84,15 +84,15 @@ class Attack:
     def __call__(self, work: Work) -> Outcome:
         """Train twice from the same state: on the labels, and on shuffled labels."""
         second = torch.Generator().manual_seed((work.generator.initial_seed() ^ _OTHER) >> 1)
+        # A copy: the program may write in place, and the second training starts from the same.
         honest = returned(Outcome, self.program(work.copied()), self.program)
         if self.intensity == 0:
             return honest
         seed_torch(second.initial_seed(), torch.device(work.device))
-        order = torch.randperm(
-            work.data.examples, generator=seeded(self.seed, "labels", work.client)
-        )
-        shuffled = dataclasses.replace(work, data=Shuffled(work.data, order), generator=second)
-        backdoor = returned(Outcome, self.program(shuffled.copied()), self.program)
+        labels = seeded(self.seed, "labels", work.client)
+        data = shuffled(work.data, torch.randperm(work.data.examples, generator=labels))
+        second_work = dataclasses.replace(work, data=data, generator=second).copied()
+        backdoor = returned(Outcome, self.program(second_work), self.program)
         others = {
             name: self._add(work.others[name].graph, work.others[name].state, state, bad)
             for name, state in honest.others.items()
@@ -121,34 +121,16 @@ class Attack:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Shuffled:
-    """Another client's data with its labels in another order.
+def shuffled(data: ClientData, order: torch.Tensor) -> Shard:
+    """Return another client's data with its labels in another order.
 
-    Attributes:
+    Args:
         data: The data.
         order: Example ``i`` gets the label of example ``order[i]``.
     """
-
-    data: ClientData
-    order: torch.Tensor
-
-    @property
-    def examples(self) -> int:
-        """Number of examples."""
-        return self.data.examples
-
-    @property
-    def histogram(self) -> tuple[int, ...]:
-        """Examples per class: shuffling changes none."""
-        return self.data.histogram
-
-    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """As the data's own batches, with the shuffled labels."""
-        labels = torch.cat([batch.targets for batch in self.data.batches(None, self.examples)])
-        shuffled = labels.index_select(0, self.order.to(labels.device))
-        for batch in self.data.batches(generator, size):
-            yield batch._replace(targets=shuffled.index_select(0, batch.ids.to(labels.device)))
+    (every,) = data.batches(None, data.examples)
+    labels = every.targets.index_select(0, order.to(every.targets.device))
+    return Shard(every.inputs, labels, data.histogram, every.ids)
 
 
 # Makes the seed of the backdoor's training from that of the honest one.

@@ -22,19 +22,19 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
     """
     setup = evaluator.experiment
     ways: dict[int, _Way] = {}
-    whole: _Way = None, "stored"
+    common: _Way = None, "stored"
     for model in setup.strategy.evaluated(setup.world, state):
         way = model.predict, model.statistics
         if model.name == GLOBAL:
-            whole = way
+            common = way
             continue
         for client in model.clients:
             ways.setdefault(client, way)  # FedGKT's: alone, then with the server
 
     def tested(task: Task, returned: State) -> Mapping[str, float]:
         if setup.world.clients[task.client].of is not None:
-            return {}
-        predict, statistics = ways.get(task.client, whole)
+            return {}  # a further model: tests are of what a client runs itself
+        predict, statistics = ways.get(task.client, common)
         model = Evaluated("trained", task.graph, returned, predict=predict, statistics=statistics)
         return evaluator.of_client(model, task.client)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
 from archgraph.federation import Client
+from archgraph.record.lines import brief
 
 FILE = "clients.json"
 
@@ -55,12 +56,16 @@ _FILE = TypeAdapter(list[ClientFacts])
 def clients_file(experiment: Experiment) -> str:
     """Return the content of `clients.json`."""
     world = experiment.world
+
+    def owner(client: Client) -> str:
+        return "" if client.of is None else f"client {client.of}"
+
     names = list(experiment.data.owners)
     rows = [
         ClientFacts(
             client=client.id,
             tier=client.name,
-            name=str(names[client.owner]) if names else _whose(client),
+            name=str(names[client.owner]) if names else owner(client),
             examples=client.examples,
             classes=list(client.histogram) if world.learning.per_example else [],
             malicious=client.id in experiment.malicious,
@@ -83,16 +88,13 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
         >>> further(clients, {"strong": ["weak"]})[2]
         Client(id=2, name='weak', examples=9, histogram=(), of=0)
     """
+    # Behind all clients: the ids of those that tests and samples know do not change.
     of = [(client, name) for client in clients for name in also.get(client.name, ())]
     models = (
-        dataclasses.replace(client, id=place, name=name, of=client.id)
-        for place, (client, name) in enumerate(of, len(clients))
+        dataclasses.replace(client, id=i, name=name, of=client.id)
+        for i, (client, name) in enumerate(of, len(clients))
     )
     return (*clients, *models)
-
-
-def _whose(client: Client) -> str:
-    return "" if client.of is None else f"client {client.of}"
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
@@ -107,5 +109,5 @@ def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
     try:
         return tuple(_FILE.validate_json(path.read_bytes()))
     except (OSError, ValueError) as error:
-        told = str(error).partition(" [type=")[0].replace("\n", " ")
-        raise RunError("cannot tell who took part", where=str(path), found=told) from error
+        mistake = brief(error)
+        raise RunError("cannot tell who took part", where=str(path), found=mistake) from error

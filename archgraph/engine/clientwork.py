@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.computed import MACS
 from archgraph.engine.experiment import Experiment
@@ -25,7 +25,7 @@ from archgraph.language.aggregate import AggregateSpec
 from archgraph.processes.isolation import isolated, one_thread
 from archgraph.processes.process import Tell
 from archgraph.processes.reasons import reason
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.traffic import DOWN, UP, back
 from archgraph.states import wire
 from archgraph.states.clipping import UpdateSize, change
@@ -44,12 +44,12 @@ class Assignment(NamedTuple):
     Attributes:
         round: Counted from 1; 0 for the survey.
         task: What it is to do.
-        kept: What it kept from earlier rounds.
+        private: What it has from earlier rounds.
     """
 
     round: int
     task: Task
-    kept: KeptByClient
+    private: ClientState
 
 
 @wire.carried
@@ -57,7 +57,8 @@ class Assignment(NamedTuple):
 class Returned:
     """What came back of a client's work, after all checks of it alone.
 
-    It is made where the client works, and read where updates are merged.
+    It is made where the client works, and read where updates are merged. Nothing takes it apart in
+    between: a worker and a node of Flower send it as it is (:mod:`archgraph.states.wire`).
 
     Attributes:
         outcome: What the program left behind; None: it is refused.
@@ -89,7 +90,7 @@ class ClientWork:
 
     def __call__(self, what: Assignment, tell: Tell) -> Returned:
         """Do what a client is assigned, and check what comes of it."""
-        return self.checked(what.round, what.task, functools.partial(self._work, what, tell))
+        return self.checked(what.round, what.task, functools.partial(self.outcome, what, tell))
 
     def checked(
         self,
@@ -107,17 +108,18 @@ class ClientWork:
             work: Gives the outcome.
             optional: Entries that may be missing: those that never leave the client's node.
         """
-        seconds, up, began = 0.0, None, time.perf_counter()
+        up, began = None, time.perf_counter()
         try:
             outcome = work()
             seconds = time.perf_counter() - began
             result = self.result(task, outcome)
-            up = back(result)
-            self._check(task, outcome, optional)
+            up = back(result)  # before the check: what is refused was sent, too
+            self.check(task, outcome, optional)
             with one_thread():  # the same bits in whatever process
-                findings = self.examined(result).findings
+                findings = self.findings(result)
                 limited = self.limits(round)
-                size = change(task.state, result.state, result.skip) if limited else None
+                # In the worker: the server then needs one number, not both states.
+                size = change(task.state, result.state, result.unmerged) if limited else None
         except RejectedUpdate as error:
             return Returned(bytes_up=up, refused=reason(error))
         return Returned(outcome, findings, seconds, up, size)
@@ -126,11 +128,14 @@ class ClientWork:
         """Return what the server sees of an outcome."""
         return task.result(outcome, len(self.experiment.shares[task.client]))
 
-    def examined(self, result: Result) -> Result:
-        """Return the result with what the strategy finds in it."""
+    def findings(self, result: Result) -> State:
+        """Return what the strategy finds in a result."""
         strategy, world = self.experiment.strategy, self.experiment.world
-        found = returned(Result, strategy.examined(world, result), strategy, "examine")
-        return dataclasses.replace(found, findings=copies(detached(found.findings)))
+        values = strategy.examined(world, result).findings
+        # The rest of the result has passed its check: only what is new is looked at.
+        bare = Result(result.client, {}, result.examples, findings=values)
+        # A strategy may compute it on a device, with gradients; it travels and is merged here.
+        return server_copies(detached(returned(Result, bare, strategy, "examine").findings))
 
     def clip(self, round: int) -> AggregateSpec | None:
         """Return the rules that say how far updates are scaled down; None if nothing does."""
@@ -141,18 +146,26 @@ class ClientWork:
         """Return whether anything depends on how large a change is."""
         return self.experiment.bound is not None or self.clip(round) is not None
 
-    def _work(self, what: Assignment, tell: Tell) -> Outcome:
-        """Do the client's work."""
-        setup, task, kept = self.experiment, what.task, what.kept
+    def attacks(self, round: int, client: int) -> bool:
+        """Return whether a client attacks in a round; a survey is answered honestly."""
+        return client in self.experiment.malicious and round > 0
+
+    def outcome(self, what: Assignment, tell: Tell) -> Outcome:
+        """Do the client's work, without the checks of :meth:`checked`.
+
+        Raises:
+            RejectedUpdate: If a tensor is not dense, or no checkpoint can hold it.
+        """
+        setup, task, private = self.experiment, what.task, what.private
         world, device = setup.world, setup.world.device
-        state = kept.over(task.state, task.kept)
+        state = private.over(task.state, task.private)
         missing = [name for name in task.graph.state_names if name not in state]
         if missing:
             raise RunError(
-                "the task lacks entries that the client never kept", found=listed(missing)
+                f"the task lacks entries that the client does not have either: {listed(missing)}"
             )
         program = task.program
-        if setup.attack is not None and malicious(setup, what.round, task.client):
+        if setup.attack is not None and self.attacks(what.round, task.client):
             program = Attack(program, setup.attack.intensity, world.seed)
         generator = seeded(world.seed, "client", what.round, task.client)
         with isolated(generator, device):
@@ -162,7 +175,7 @@ class ClientWork:
                 task.graph,
                 state,
                 generator,
-                keep=kept.keep,
+                keep=private.keep,
                 others=task.others,
                 extras=task.extras,
                 values=task.values,
@@ -171,18 +184,23 @@ class ClientWork:
             outcome = performed(program, work, setup.engine)
         return dataclasses.replace(  # in memory of its own: the program may keep what it returned
             outcome,
-            state=copies(outcome.state),
-            keep=copies(outcome.keep),
-            others={name: copies(state) for name, state in outcome.others.items()},
-            extras=copies(outcome.extras),
+            state=server_copies(outcome.state),
+            keep=server_copies(outcome.keep),
+            others={name: server_copies(state) for name, state in outcome.others.items()},
+            extras=server_copies(outcome.extras),
         )
 
-    def _check(self, task: Task, outcome: Outcome, optional: Collection[str]) -> None:
-        """Refuse what the server must not take: the one check of an update on its way."""
+    def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
+        """Refuse what must not be merged or kept: the one check of an update on its way.
+
+        Raises:
+            RejectedUpdate: Names the entry.
+        """
+        # A bound, not a count: a program may pass each example several times.
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
-        sent = {k: v for k, v in task.state.items() if k not in task.kept}
-        # What the client began with is its own: a mask of −∞ among it is taken as it comes back.
-        private = {k: v for k, v in outcome.state.items() if k in task.kept}
+        sent = {k: v for k, v in task.state.items() if k not in task.private}
+        # The server does not have the client's own entries: a mask of −∞ among them passes as is.
+        private = {k: v for k, v in outcome.state.items() if k in task.private}
         sent |= unsummable(task.graph, private)
         check_ranges(task.graph, sent, outcome.state, steps, optional=optional)
         if set(outcome.others) != set(task.others):
@@ -193,18 +211,16 @@ class ClientWork:
             )
         for name, state in outcome.others.items():
             model = task.others[name]
-            with _within(name):
+            try:
                 check_ranges(model.graph, model.state, state, steps)
+            except RejectedUpdate as error:
+                raise error.within(name) from None
         for name, tensor in outcome.extras.items():
             if not finite(tensor):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
-        for name in outcome.metrics:
-            if name in RECORDED:
-                raise RejectedUpdate(
-                    "a metric has the name of a fact that the record holds",
-                    where=name,
-                    hint="call it by another name",
-                )
+        for name in RECORDED & outcome.metrics.keys():
+            message = "a metric has the name of a fact that the record holds"
+            raise RejectedUpdate(message, where=name)
 
 
 def _steps(tell: Tell) -> Progress:
@@ -216,21 +232,18 @@ def _steps(tell: Tell) -> Progress:
     return stepped
 
 
-def malicious(experiment: Experiment, round: int, client: int) -> bool:
-    """Return whether a client attacks in a round."""
-    return client in experiment.malicious and round > 0
+def private_part(task: Task, outcome: Outcome) -> ClientState:
+    """Return what a client has for the next round: the entries of its own, and what it keeps.
+
+    Frozen entries are not among them: nothing changes them, so every task brings them.
+    """
+    names = task.private - frozen(task.graph)
+    entries = {name: outcome.state[name] for name in names if name in outcome.state}
+    # Copies: else the memory of all that has come back would stay for a part of it.
+    return ClientState(server_copies(entries), server_copies(outcome.keep))
 
 
-@contextlib.contextmanager
-def _within(model: str) -> Iterator[None]:
-    """Say of a refusal which of a task's further models it is about."""
-    try:
-        yield
-    except RejectedUpdate as error:
-        raise error.within(model) from None
-
-
-def copies(state: State) -> State:
+def server_copies(state: State) -> State:
     """Copy a state into memory of its own on the server's device, whatever device it comes from."""
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
         return {

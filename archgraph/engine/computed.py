@@ -38,10 +38,9 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
         ``epochs``: E, passes in a round.
     """
     world, local = experiment.world, experiment.local
-    passes = [
+    passes = (
         cost(world.tier_of(client.id).graph).macs * math.ceil(local.fraction * client.examples)
         for client in world.clients
-    ]
+    )
     done = sum(row.get(MACS, 0) for row in rows)
-    epoch = experiment.rate * sum(passes)
-    return {"round": done, "epoch": epoch, "epochs": local.epochs}
+    return {"round": done, "epoch": experiment.rate * sum(passes), "epochs": local.epochs}

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from archgraph.processes.isolation import isolated, one_thread
 from archgraph.processes.process import Died, Tell
 from archgraph.processes.reasons import reason
 from archgraph.processes.workers import Workers
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.states import check_update
 from archgraph.states.updates import unsummable
 
@@ -48,7 +48,7 @@ class Evaluator:
     _untuned: list[Json] = field(default_factory=list, init=False)
 
     def __call__(
-        self, models: Iterable[Evaluated], *, kept: Mapping[int, KeptByClient], round: int
+        self, models: Iterable[Evaluated], *, private: Mapping[int, ClientState], round: int
     ) -> dict[str, Json]:
         """Figures of each model, and of all together.
 
@@ -65,6 +65,7 @@ class Evaluator:
             ``worst``: the tier with the worst figure of the one that judges.
             ``untuned``: who could not be tuned before its test, and why, if there are such.
         """
+        # One evaluator serves all rounds.
         self._untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
@@ -72,7 +73,7 @@ class Evaluator:
         for model in map(self._tuned, self._own(models)):
             name = model.name
             if model.personal and model.clients:
-                plain, clients[name] = self._each(model, kept, round)
+                plain, clients[name] = self._each(model, private, round)
             else:
                 # The largest tier often is the global model, which comes first: tested once.
                 known = first is not None and first.answers_for(model, self._classes(model.clients))
@@ -95,34 +96,31 @@ class Evaluator:
 
         Models that clients only train beside their own are left out.
         """
-        own = {client.id for client in self.experiment.world.participants}
+        ids = {client.id for client in self.experiment.world.participants}
         for model in models:
-            clients = tuple(client for client in model.clients if client in own)
+            clients = tuple(client for client in model.clients if client in ids)
             if clients or not model.clients:
                 yield dataclasses.replace(model, clients=clients)
 
     def _tuned(self, model: Evaluated) -> Evaluated:
         """Return the model with what its clients do before a test."""
         passes = self.experiment.evaluate.fine_tune
+        # What a strategy itself does before a test comes first.
         if not passes or model.program is not None:
             return model
         train = Train(TaskLoss(predict=model.predict), epochs=passes)
         return dataclasses.replace(model, program=train)
 
     def _tested(self, model: Evaluated) -> _Tested:
-        """Test the model on all test data, plain and under masks.
-
-        The masks are those that its clients, or all, may ask for.
-        """
+        """Test the model on all test data, plain and under the masks of its clients, or of all."""
         world = self.experiment.world
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
-        module = module_of(Model(model.graph, self._state(model, model.state)), world.device)
+        module = module_of(Model(model.graph, self._recomputed(model, model.state)), world.device)
         plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
-    def _state(self, model: Evaluated, state: State) -> State:
-        """Weights of the model, with the statistics that it is tested with."""
+    def _recomputed(self, model: Evaluated, state: State) -> State:
         return as_tested(self.experiment, model, state)
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
@@ -130,6 +128,7 @@ class Evaluator:
         return {
             client: self._local(client, tested.plain, tested.masked[present], at)
             for present, ids in self._classes(model.clients).items()
+            # Without a test example of its classes, a client has no figures.
             if len(at := self._examples(present))
             for client in ids
         }
@@ -143,51 +142,47 @@ class Evaluator:
         return self._shared(model, tested).get(client, {})
 
     def _each(
-        self, model: Evaluated, kept: Mapping[int, KeptByClient], round: int
+        self, model: Evaluated, private: Mapping[int, ClientState], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
         """Each client's own version: mean over them on all test data, and of each on its own."""
         everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
+        # One module for all versions: their weights are loaded into it, one after the other.
         module = module_of(Model(model.graph, model.state), self.experiment.world.device)
 
-        def version(client: int, tell: Tell) -> dict[str, Any]:
+        def version(client: int, tell: Tell) -> _Version:
             untuned: list[Json] = []
+            before = private.get(client, ClientState())
             with one_thread():
                 # No name for the weights: they are gone before the next client's are made.
                 load_state(
-                    module, self._state(model, self._mine(model, kept, client, round, untuned))
+                    module,
+                    self._recomputed(model, self._own_state(model, before, client, round, untuned)),
                 )
-            return {**self._version(model, module, client), "untuned": untuned}
+            return self._version(model, module, client, untuned)
 
         for client, done in self.workers.calls(version, model.clients):
-            found = version(client, print) if isinstance(done, Died) else done
-            everywhere.append(found["all"])
-            if found["own"] is not None:
-                clients[client] = found["own"]
-            self._untuned.extend(found["untuned"])
+            # A process that dies is not the model's fault: its test is repeated in this one.
+            row = version(client, print) if isinstance(done, Died) else done
+            everywhere.append(row["all"])
+            if row["local"] is not None:
+                clients[client] = row["local"]
+            self._untuned.extend(row["untuned"])
         return mean_of(everywhere), clients
 
-    def _version(self, model: Evaluated, module: nn.Module, client: int) -> dict[str, Any]:
+    def _version(
+        self, model: Evaluated, module: nn.Module, client: int, untuned: list[Json]
+    ) -> _Version:
         """Figures of a client's own version: on all test data, and on its own, if it has any."""
         # Windows of text have no class: every client is tested on all of them.
-        owned = tuple(self._classes([client]))
-        plain, *masked = self._answers(module, model, owned, Workers())
+        classes = tuple(self._classes([client]))
+        plain, *masked = self._answers(module, model, classes, Workers())
         with one_thread():  # the same bits in whatever process
-            return self._figures(client, plain, masked[0] if masked else None, owned)
-
-    def _figures(
-        self,
-        client: int,
-        plain: Answers,
-        masked: Answers | None,
-        owned: tuple[tuple[bool, ...], ...],
-    ) -> dict[str, Any]:
-        """Figures of a client's answers."""
-        at = self._examples(*owned) if owned else slice(None)
-        own = None
-        if isinstance(at, slice) or len(at):
-            own = self._local(client, plain, masked, at)
-        return {"all": plain.summary(), "own": own}
+            local = None
+            examples = self._examples(*classes) if classes else slice(None)
+            if isinstance(examples, slice) or len(examples):
+                local = self._local(client, plain, masked[0] if masked else None, examples)
+            return {"all": plain.summary(), "local": local, "untuned": untuned}
 
     def _local(
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
@@ -198,11 +193,8 @@ class Evaluator:
             return figures
         setup = self.experiment
         mixture = setup.world.clients[client].histogram
-        return {
-            **figures,
-            "masked": masked.summary(at)["accuracy"],
-            "matched": plain.matched(setup.data.test.targets, mixture),
-        }
+        matched = plain.matched(setup.data.test.targets, mixture)
+        return {**figures, "masked": masked.summary(at)["accuracy"], "matched": matched}
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; empty for data without one class per example."""
@@ -237,53 +229,44 @@ class Evaluator:
             workers=workers,
         )
 
-    def _mine(
-        self,
-        model: Evaluated,
-        kept: Mapping[int, KeptByClient],
-        client: int,
-        round: int,
-        untuned: list[Json],
+    def _own_state(
+        self, model: Evaluated, before: ClientState, client: int, round: int, untuned: list[Json]
     ) -> State:
-        """Return one client's model: its own version, with what it kept, then fine-tuned.
+        """Return one client's model: its own version, with its private entries, then fine-tuned.
 
         One that cannot be tuned (its gradients are not finite, say) is tested as it is, and noted.
         """
         setup = self.experiment
-        personal = kept.get(client, KeptByClient())
         state = model.state if model.states is None else model.states(client)
-        if model.kept:
-            state = personal.over(state)
+        if model.private:
+            state = before.over(state)
         if model.program is None:
             return state
         generator = seeded(setup.world.seed, "evaluate", model.name, round, client)
         try:
             with isolated(generator, setup.world.device):
-                tuned = self._run(model, client, max(round, 1), state, generator, personal.keep)
+                work = setup.work(
+                    client, max(round, 1), model.graph, state, generator, keep=before.keep
+                )
+                # A test tunes on all examples, whatever share of them a round trains on.
+                everything = work.local.model_copy(update={"fraction": 1.0})
+                work = dataclasses.replace(work, local=everything)
+                tuned = performed(model.program, work, setup.engine).state
             check_update(model.graph, tuned, fixed=unsummable(model.graph, state))
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever the program dies of, the other tests go on
-            who: dict[str, Json] = {"client": client, "name": model.name, "reason": reason(error)}
-            untuned.append(who)
+            untuned.append({"client": client, "name": model.name, "reason": reason(error)})
             return state
         return tuned
 
-    def _run(
-        self,
-        model: Evaluated,
-        client: int,
-        round: int,
-        state: State,
-        generator: torch.Generator,
-        keep: State,
-    ) -> State:
-        """Return what a model's program makes of its weights, on all of a client's data."""
-        assert model.program is not None
-        work = self.experiment.work(client, round, model.graph, state, generator, keep=keep)
-        whole = work.local.model_copy(update={"fraction": 1.0})
-        work = dataclasses.replace(work, local=whole)
-        return performed(model.program, work, self.experiment.engine).state
+
+class _Version(TypedDict):
+    """What a worker says of a client's version: plain values, since it travels."""
+
+    all: dict[str, float]
+    local: dict[str, float] | None
+    untuned: list[Json]
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,12 +279,12 @@ class _Tested:
 
     def answers_for(self, other: Evaluated, masks: Iterable[tuple[bool, ...]]) -> bool:
         """Return whether another model would answer the same, tensor by tensor."""
-        mine, theirs = self.model, other
+        mine = self.model
         return (
             set(masks) <= set(self.masked)
-            and (mine.statistics, mine.predict) == (theirs.statistics, theirs.predict)
-            and mine.graph == theirs.graph
-            and all(torch.equal(mine.state[k], theirs.state[k]) for k in mine.graph.state_names)
+            and (mine.statistics, mine.predict) == (other.statistics, other.predict)
+            and mine.graph == other.graph
+            and all(torch.equal(mine.state[k], other.state[k]) for k in mine.graph.state_names)
         )
 
 
@@ -317,25 +300,29 @@ def _together(
     learning: LearningTask,
 ) -> dict[str, Json]:
     """Global, local and worst-tier figures from those of each model."""
+    # The global model is no tier, unless it is all there is.
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
     personal = {
         client: mean_of(clients[name][client] for name in tiers if client in clients[name])
         for client in sorted({client for name in tiers for client in clients[name]})
     }
+    # A client of no tier's model is tested with the global one.
     personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
-    whole = {name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()}
-
+    everywhere = {
+        name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()
+    }
     judge, sign = learning.judge, -1 if learning.better[learning.judge] else 1
 
     def badness(name: str) -> float:
-        value = sign * whole[name][judge]
+        value = sign * everywhere[name][judge]
+        # A tier that diverged is the worst.
         return math.inf if math.isnan(value) else value
 
     result: dict[str, Json] = {"better": learning.better, "models": figures}
-    if whole:
-        result["global"] = whole[GLOBAL] if GLOBAL in whole else mean_of(whole.values())
+    if everywhere:
+        result["global"] = everywhere.get(GLOBAL) or mean_of(everywhere.values())
         worst = max(tiers, key=badness)
-        result["worst"] = {"name": worst, **whole[worst]}
+        result["worst"] = {"name": worst, **everywhere[worst]}
     if personal:
         result["local"] = derived(mean_of(personal.values()), learning.metrics)
     return result

@@ -14,8 +14,8 @@ import torch
 
 from archgraph.data import Dataset, Split
 from archgraph.data.validation import Selection, held_out, subset
-from archgraph.engine.attack import malicious
-from archgraph.federation import Model, Shard, State, Strategy, Work, World
+from archgraph.engine.attack import drawn_attackers
+from archgraph.federation import Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
@@ -45,7 +45,7 @@ class Experiment:
         facts: All that decides the run's numbers, as plain values.
         locating: Context in which errors point at the line of the file that says a key.
         selection: What is selected by held out examples; None: none are.
-        held: Positions of the training examples that are held out.
+        held_out: Positions of the training examples that are held out.
     """
 
     world: World
@@ -65,7 +65,7 @@ class Experiment:
     facts: Mapping[str, Json] = field(default_factory=dict)
     locating: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     selection: Selection | None = None
-    held: np.ndarray = field(default_factory=lambda: np.arange(0))
+    held_out: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
@@ -74,7 +74,7 @@ class Experiment:
             return frozenset()
         clients = self.world.participants
         tiers = [client.name for client in clients] if self.attack.within else []
-        drawn = malicious(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
+        drawn = drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
         return frozenset(self.world.with_further(drawn))
 
     @property
@@ -86,17 +86,18 @@ class Experiment:
     @functools.cached_property
     def training(self) -> Split:
         """The examples that clients train on: all that are not held out."""
-        if not len(self.held):
+        if not len(self.held_out):
             return self.data.train
         return subset(self.data.train, np.unique(np.concatenate(self.shares)))
 
     @functools.cached_property
     def validating(self) -> Experiment:
         """The experiment that tests on the held out examples."""
-        return dataclasses.replace(self, data=held_out(self.data, self.held))
+        return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
+        # `examples` makes tensors of its own, so no client sees another's data.
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram
         return Shard(tuple(x.to(device) for x in inputs), targets.to(device), histogram)
@@ -110,9 +111,6 @@ class Experiment:
         generator: torch.Generator,
         *,
         keep: State,
-        others: Mapping[str, Model] | None = None,
-        extras: State | None = None,
-        values: Mapping[str, Json] | None = None,
         **more: Any,
     ) -> Work:
         """Make a client's work, with tensors and values of its own.
@@ -130,9 +128,6 @@ class Experiment:
             local=self.local,
             generator=generator,
             keep=keep,
-            others=others or {},
-            extras=extras or {},
-            values=values or {},
             device=self.world.device,
             learning=self.world.learning,
             **more,

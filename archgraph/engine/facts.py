@@ -10,16 +10,13 @@ import pydantic_core
 import torch
 from ruamel.yaml import YAML
 
-from archgraph.data import Dataset, Split
-from archgraph.federation import (
-    State,
-    Strategy,
-)
+from archgraph.data import Dataset
+from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
 from archgraph.plain import Json
 
-# What decides no figure of a run.
+# Keys that change no figure of a run: a resumed run may have others.
 UNNAMED = ("name", "out", "engine", "patience", "trackers")
 
 
@@ -33,6 +30,7 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     values = settled(spec, strategy, every=True)
     values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     stream = io.StringIO()
+    # Keys stay in the order of the schema, which people read.
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
@@ -48,19 +46,18 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
         strategy: Its strategy, configured.
         every: With what decides no numbers, too: where its data lies.
     """
+    # Without options that are not set: runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
-    options = pydantic_core.to_jsonable_python(strategy)
-    python = "python" in spec.strategy
-    values["strategy"] = (
-        {"python": spec.strategy_name, **options} if python else {spec.strategy_name: options}
-    )
+    options, name = pydantic_core.to_jsonable_python(strategy), spec.strategy_name
+    imported = "python" in spec.strategy
+    values["strategy"] = {"python": name, **options} if imported else {name: options}
     if not every:
         known = ("partition", *spec.data.known)
         values["data"] = {key: value for key, value in values["data"].items() if key in known}
     return values
 
 
-def facts(
+def deciding_facts(
     spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
@@ -80,41 +77,29 @@ def facts(
             }
             for member in family.clients
         },
-        "examples": _content(
-            {
-                f"{name}/{part}": tensor
-                for name, split in (("train", data.train), ("test", data.test))
-                for part, tensor in (
-                    ("inputs", split.inputs),
-                    ("targets", split.targets),
-                    *_statistics(split),
-                    *split.beside.items(),
-                )
-            }
-        ),
-        **_owners(data),
+        "examples": _content(dict(_examples(data))),
+        **({"owners": _content(_owners(data))} if data.owners else {}),
     }
 
 
-def _owners(data: Dataset) -> dict[str, Json]:
-    """Return whose each training example is, where the data says so."""
-    if not data.owners:
-        return {}
-    owned = {f"{place:06}": own for place, own in enumerate(data.owners.values())}
-    return {"owners": _content({name: torch.from_numpy(own) for name, own in owned.items()})}
+def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a data set, with what its inputs are normalised by."""
+    for part, split in (("train", data.train), ("test", data.test)):
+        statistics = {"mean": split.mean, "std": split.std}
+        tensors = {"inputs": split.inputs, "targets": split.targets}
+        tensors |= {name: t for name, t in statistics.items() if t is not None}
+        yield from ((f"{part}/{name}", t) for name, t in {**tensors, **split.beside}.items())
 
 
-def _statistics(split: Split) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what inputs are normalised by, where they are."""
-    for name, tensor in (("mean", split.mean), ("std", split.std)):
-        if tensor is not None:
-            yield name, tensor
+def _owners(data: Dataset) -> State:
+    """Return the examples of each owner; their order counts, their names do not."""
+    return {f"{i:06}": torch.from_numpy(part) for i, part in enumerate(data.owners.values())}
 
 
 def _content(tensors: State) -> str:
     """SHA-256 of tensors, names and all."""
     total = hashlib.sha256()
-    for name in sorted(tensors):
+    for name in sorted(tensors):  # the digest does not depend on the order of a mapping
         tensor = tensors[name].detach().cpu().contiguous()
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         total.update(tensor.flatten().view(torch.uint8).numpy().data)

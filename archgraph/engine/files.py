@@ -40,19 +40,20 @@ def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Ver
 
 
 def checked_experiment(
-    spec: ExperimentSpec, place: Path, cache: dict[str, Any], *, begins: bool = False
+    spec: ExperimentSpec, path: Path, cache: dict[str, Any], *, begins: bool = False
 ) -> str:
     """Return what an experiment holds, in words; refuse what a run would before its first round.
 
     Args:
         spec: The experiment.
-        place: Where its family stands.
+        path: Where its family stands.
         cache: What one check of many files shares: its family is resolved once.
         begins: Whether one that starts alike is known to begin: then it needs no weights.
 
     Raises:
         ArchGraphError: If it cannot run.
     """
+    # Here, not above: kinds of files are known before anyone needs torch.
     import torch
 
     from archgraph.data import Dataset
@@ -78,15 +79,16 @@ def checked_experiment(
         with spec.locating("data"):
             kind = None if spec.task is None else spec.task.kind
             data = read_data(spec.data, kind, check=True)
-    text, family = checked_family(spec.family, place, cache)  # type: ignore[arg-type]  # was read
+    text, family = checked_family(spec.family, path, cache)  # type: ignore[arg-type]  # was read
     if objective is not None and needs_consent(objective, torch.nn.Module):
         closed.append(objective)
+    # The rest of a run up to its first round, unless code that is not imported takes part in it.
     if not closed and data is not None and family is not None:
         from archgraph.engine.world import begun, prepare
 
         prepared = prepare(spec, imagined=data, family=_shapes(family))
         if not begins:
-            # A strategy whose server computes does it there, too.
+            # Without numbers: a strategy whose server computes does so on shapes, too.
             world = dataclasses.replace(prepared.world, device="meta")
             begun(dataclasses.replace(prepared, world=world))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
@@ -115,8 +117,8 @@ def _check(path: Path, cache: dict[str, Any]) -> str:
     from archgraph import load_experiment
 
     family = read_document(path).data["family"]
-    place = path.parent / family if isinstance(family, str) else path
-    return checked_experiment(load_experiment(path), place.resolve(), cache)
+    source = path.parent / family if isinstance(family, str) else path
+    return checked_experiment(load_experiment(path), source.resolve(), cache)
 
 
 def _schema() -> dict[str, Any]:

@@ -48,16 +48,15 @@ def matched(
     graphs = [g for g in (family.graph, *(m.graph for m in family.clients)) if g.nodes]
     asked = {key for graph in graphs if len(graph.inputs) > 1 for key, _ in graph.inputs}
     data = data.with_only(asked)
-    made: dict[ArchGraph, ArchGraph] = {}
-    for graph in graphs:
-        if graph not in made:
-            made[graph] = fitted(graph, data)
-            fits(made[graph], data, learning)
+    # Each architecture once, by value: many clients share one.
+    adapted = {graph: fitted(graph, data) for graph in dict.fromkeys(graphs)}
+    for graph in adapted.values():
+        fits(graph, data, learning)
     members = tuple(
-        dataclasses.replace(member, graph=made.get(member.graph, member.graph))
+        dataclasses.replace(member, graph=adapted.get(member.graph, member.graph))
         for member in family.clients
     )
-    graph = made.get(family.graph, family.graph)
+    graph = adapted.get(family.graph, family.graph)
     return dataclasses.replace(family, graph=graph, clients=members), data
 
 
@@ -68,13 +67,9 @@ def check_images(options: AugmentOptions | None, data: Dataset) -> None:
         RunError: If they are not.
     """
     if options is not None and (data.integral or len(data.shape) != 3):
-        raise RunError(
-            "changes images",
-            where="local.augment",
-            found=f"inputs {_listed(data.inputs, _examples(data))} ({data.name})",
-            expected="[channel, height, width]",
-            hint="leave it out",
-        )
+        inputs = f"inputs {_listed(data.inputs, _examples(data))} ({data.name})"
+        image = "[channel, height, width]"
+        raise RunError("changes images", where="local.augment", found=inputs, expected=image)
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
@@ -97,32 +92,31 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     """
     if len(data.inputs) < 2:
         return graph
-    named = dict(graph.inputs)
-    alone = len(named) == 1
-    unknown = [key for key in named if key not in data.inputs and not alone]
-    if unknown or not named:
+    values = dict(graph.inputs)
+    alone = len(values) == 1
+    unknown = [key for key in values if key not in data.inputs and not alone]
+    if unknown or not values:
         raise RunError(
             "the model takes an input that the data does not have",
             where=graph.name or "model",
             found=", ".join(unknown) or "no input",
             expected=f"some of {', '.join(data.inputs)} ({data.name})",
         )
-    names = set(graph.node) | set(named)
+    names = set(graph.node) | set(values)
     inputs: list[tuple[str, Value]] = []
-    added: list[Node] = []
-    for place, name in enumerate(data.inputs):
-        key = next(iter(named)) if alone and place == 0 else name
-        if key in named:
-            inputs.append((key, named[key]))
+    nodes = {ref: graph.node[ref] for _, value in graph.inputs for ref in refs(value)}
+    for i, name in enumerate(data.inputs):
+        key = next(iter(values)) if alone and i == 0 else name
+        if key in values:
+            inputs.append((key, values[key]))
             continue
-        given = data.train.beside[name] if place else data.train.inputs
-        kind = TensorType((Batch(), *given.shape[1:]), _dtype(given))
+        tensor = data.train.beside[name] if i else data.train.inputs
+        kind = TensorType((Batch(), *tensor.shape[1:]), _dtype(tensor))
         node = Node(fresh(names, name), "input", (), kind)
-        added.append(node)
+        nodes[node.name] = node
         inputs.append((name, Ref(node.name)))
-    first = [graph.node[ref] for _, value in graph.inputs for ref in refs(value)]
-    order = {ref: i for i, (_, value) in enumerate(inputs) for ref in refs(value)}
-    leading = sorted((*first, *added), key=lambda node: order[node.name])
+    # Inputs stand first in a graph, in the order in which they are passed.
+    leading = [nodes[ref] for _, value in inputs for ref in refs(value)]
     rest = [node for node in graph.nodes if node.op != "input"]
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
 
@@ -137,14 +131,12 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     inputs = [node for node in graph.nodes if node.op == "input"]
     examples = _examples(data)
     if len(inputs) != len(examples) or not all(map(_takes, inputs, examples)):
+        kinds = [TensorType(n.shape, n.dtype) for n in inputs]
         raise RunError(
             "the model does not take this data",
             where=where,
             found=f"{_listed(data.inputs, examples)} ({data.name})",
-            expected=_listed(
-                [n.name for n in inputs], [TensorType(n.shape, n.dtype) for n in inputs]
-            )
-            or "no input",
+            expected=_listed([n.name for n in inputs], kinds) or "no input",
             hint=_remedy(inputs, examples),
         )
     for node, example in zip(inputs, examples, strict=True):
@@ -153,7 +145,6 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
                 "the model computes in another type than the data has",
                 where=where,
                 found=f"{node.dtype} as {node.name}, and data of {example.dtype} ({data.name})",
-                expected=f"a model of {example.dtype}",
                 hint="trace `model.float()` on examples of float32",
             )
     output = _logits(results(graph)[0])
@@ -165,16 +156,16 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
 
 def _examples(data: Dataset) -> list[TensorType]:
     """Return the types of a batch's inputs, as a model takes them."""
-    given = (data.train.inputs, *data.train.beside.values())
-    shapes = (data.shape, *(tuple(x.shape[1:]) for x in given[1:]))
-    kinds = ("int64" if data.integral else "float32", *map(_dtype, given[1:]))
-    return [TensorType((Batch(), *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
+    # Not read off the first tensor, which is stored compactly: images as bytes, for example.
+    first = TensorType((Batch(), *data.shape), "int64" if data.integral else "float32")
+    others = data.train.beside.values()
+    return [first, *(TensorType((Batch(), *x.shape[1:]), _dtype(x)) for x in others)]
 
 
 def _takes(node: Node, example: TensorType) -> bool:
     """Return whether an input of a model is of this shape and kind."""
-    whole = node.dtype.startswith("int")
-    return node.shape == example.shape and whole == example.dtype.startswith("int")
+    integers = node.dtype.startswith("int")
+    return node.shape == example.shape and integers == example.dtype.startswith("int")
 
 
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
@@ -194,8 +185,8 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
         return None
     takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
     if takes == gives:
-        whole = examples[0].dtype.startswith("int")
-        return "begin with an embedding, and say dtype: int64 in `inputs`" if whole else None
+        integers = examples[0].dtype.startswith("int")
+        return "begin with an embedding, and say dtype: int64 in `inputs`" if integers else None
     if len(gives) == 3 and takes == (gives[2], *gives[:2]):
         return "channels come first: images.permute(0, 3, 1, 2)"
     if takes[1:] == gives:
@@ -203,9 +194,9 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
     return f"a model of this data takes {list(gives)} for each example"
 
 
-def _dtype(given: torch.Tensor) -> str:
-    """Type of an input as models take it."""
-    return "float32" if given.is_floating_point() else "int64"
+def _dtype(tensor: torch.Tensor) -> str:
+    """Type of an input as models take it: integers are indices, which embeddings take as int64."""
+    return "float32" if tensor.is_floating_point() else "int64"
 
 
 def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
@@ -218,17 +209,17 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
     """
     keys = set[str | int]()
     for graph in graphs:
-        main, given = _training_results(graph)
+        main, values = _training_results(graph)
         if main is None or not isinstance(learning.predict, Logits):
             continue
         keys.add(main)
-        said, names = learning.predict.output, list(given)
-        key = names[said] if isinstance(said, int) and said < len(names) else said
-        if key in given and given[key] != given[main]:
+        output, names = learning.predict.output, list(values)
+        key = names[output] if isinstance(output, int) and output < len(names) else output
+        if key in values and values[key] != values[main]:
             raise RunError(
                 "is trained, but in tests the model gives another output alone",
                 where=f"task.output: {graph.name or 'model'}",
-                found=said,
+                found=output,
                 expected=f"{main}, the one of tests",
                 hint="leave it out, or write `auxiliary` for the weight of the others",
             )
@@ -240,19 +231,18 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
 def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
     """Return the key of the training result that tests give, alone; and all results by key.
 
-    A key is a name or a position.
-
-    A model may compute it by other operators in training: then it is the first of its shape.
+    A key is a name or a position. A model may compute the result by other operators in training:
+    then it is the first of its shape.
     """
-    tested, given = map(_by_key, results(graph))
+    tested, trained = map(_by_key, results(graph))
     single = next(iter(tested.values())) if len(tested) == 1 else None
-    if not isinstance(single, Ref) or len(given) < 2:
-        return None, given
+    if not isinstance(single, Ref) or len(trained) < 2:
+        return None, trained
     shape = graph.node[single.name].shape
-    alike = (
-        k for k, v in given.items() if isinstance(v, Ref) and graph.node[v.name].shape == shape
-    )
-    return next((k for k, v in given.items() if v == single), next(alike, None)), given
+    by_ref = {key: value for key, value in trained.items() if isinstance(value, Ref)}
+    same = (key for key, value in by_ref.items() if value == single)
+    alike = (key for key, value in by_ref.items() if graph.node[value.name].shape == shape)
+    return next(same, next(alike, None)), trained
 
 
 def _by_key(outputs: Value) -> dict[str | int, Value]:
@@ -262,7 +252,7 @@ def _by_key(outputs: Value) -> dict[str | int, Value]:
     return dict(enumerate(outputs if isinstance(outputs, tuple) else (outputs,)))
 
 
-def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
+def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
     """Check that a model's outputs have predictions, one for each target of an example.
 
     Where outputs differ by mode those of training are looked at, too; auxiliary ones, where their
@@ -273,15 +263,16 @@ def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
     """
     predict = model.predict or learning.predict
     tested, trained = results(model.graph)
+    # The common case once; losses of auxiliary outputs exist in training alone.
     for outputs in (tested,) if tested == trained and not learning.auxiliary else (tested, trained):
-        given = _outputs(model.graph, outputs)
+        value = _outputs(model.graph, outputs)
         try:
-            said = [predict(given)]
+            every = [predict(value)]
             if learning.auxiliary and outputs is trained:
-                said += auxiliary(given, said[0])
+                every += auxiliary(value, every[0])
         except RunError as error:
             raise error.within(model.name) from error
-        for predictions in said:
+        for predictions in every:
             _shaped(predictions.shape[1:], data, learning, model.name)
 
 
@@ -293,17 +284,17 @@ def results(graph: ArchGraph) -> tuple[Value, Value]:
 def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, where: str) -> None:
     """Check the shape of what a model says of an example."""
     targets, classes = data.train.targets, data.classes or 0
-    wanted = learning.shapes(tuple(targets.shape[1:]), classes)
-    if not wanted or tuple(shape) in wanted:
+    shapes = learning.shapes(tuple(targets.shape[1:]), classes)
+    if not shapes or tuple(shape) in shapes:
         return
     last = learning.class_axis == -1 and learning.form == "classes"
-    flat = last and len(shape) > len(wanted[0])
-    words = " or ".join(f"[{', '.join(('batch', *map(str, one)))}]" for one in wanted)
+    flat = last and len(shape) > len(shapes[0])
+    actual, *allowed = (f"[{', '.join(('batch', *map(str, one)))}]" for one in (shape, *shapes))
     raise RunError(
         f"the model's output does not fit {learning.name}",
         where=where,
-        found=f"[{', '.join(('batch', *map(str, shape)))}]",
-        expected=f"{words}: {learning.says(classes)} ({data.name})",
+        found=actual,
+        expected=f"{' or '.join(allowed)}: {learning.says(classes)} ({data.name})",
         hint="flatten, or pool, in front of the classifier" if flat else None,
     )
 
@@ -322,10 +313,6 @@ def _outputs(graph: ArchGraph, value: Value) -> object:
             return value
 
 
-def _real(kind: TensorType) -> bool:
-    return not kind.dtype.startswith(("int", "uint", "bool"))
-
-
 def _logits(outputs: Value) -> Ref | None:
     """Return the output that :class:`archgraph.federation.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
@@ -335,37 +322,37 @@ def _logits(outputs: Value) -> Ref | None:
 
 
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model has an embedding of the data's largest number: it is run on that."""
+    """Check that a model has an embedding of the data's largest number: it is run on that.
+
+    Which rows an embedding has is in its weights alone, and indices may be computed from words: so
+    the part of the graph that takes integers is run, up to its first results that are real numbers.
+    """
     split = max((data.train, data.test), key=lambda split: int(split.inputs.max()))
     largest = split.inputs.flatten(1).max(1).values
     example = int(largest.argmax())
     inputs, _ = split.examples(slice(example, example + 1))
-    zeros = {
-        p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype))
-        for p in graph.params
-        if p.role != "constant"
-    }
+    leaves = (p for p in graph.params if p.role != "constant")
+    zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in leaves}
     tested = specialise(graph, training=False)
-    # Only as far as words go: to the first results that are not whole numbers.
-    words = {n.name for n in tested.nodes if not any(map(_real, n.types))}
-    ends = [
-        n for n in tested.nodes if n.name not in words and (used := set(n.uses())) and used <= words
-    ]
-    looked_up = prune(
-        tested.replace(outputs=tuple(Ref(n.name) for n in ends), updates=()), leaves=False
+    integers = ("int", "uint", "bool")
+    words = {n.name for n in tested.nodes if all(t.dtype.startswith(integers) for t in n.types)}
+    ends = tuple(
+        Ref(n.name)
+        for n in tested.nodes
+        if n.name not in words and (used := set(n.uses())) and used <= words
     )
+    looked_up = prune(tested.replace(outputs=ends, updates=()), leaves=False)
     module = build(looked_up, zeros).eval()
     try:
         with torch.inference_mode():
             module(*inputs)
     except IndexError as error:
         most = int(largest.max())
-        beside = ", ".join(f"{name} up to {int(x.max())}" for name, x in split.beside.items())
+        beside = "".join(f"; {name} up to {int(x.max())}" for name, x in split.beside.items())
         raise RunError(
             "the model does not know these words",
             where=graph.name or "model",
-            found=f"the number {most}, and an embedding of fewer rows",
+            found=f"the number {most}, and an embedding of fewer rows{beside}",
             expected=f"an embedding of at least {most + 1} rows ({data.name})",
-            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary"
-            + (f"; further inputs: {beside}" if beside else ""),
+            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary",
         ) from error

@@ -105,26 +105,27 @@ class Run:
 
     def table(self) -> Table:
         """Return a row per tier; below privacy, problems and the notes; ``print`` draws it."""
-        shown, private = table(self.experiment.world, self.evaluation), ""
+        tiers, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
-            said = self.experiment.privacy
             private = (
                 f"privacy of a client: ε {math.inf if spent is None else spent:.4g} for δ {delta:g}"
-                f"{', while the seed is secret' if said and said.entropy == 'seed' else ''}"
             )
+            spec = self.experiment.privacy
+            if spec is not None and spec.entropy == "seed":
+                private += ", while the seed is secret"
         stopped = str(self.rounds[-1].get("stopped", "")) if self.rounds else ""
         best = "" if self.best is None else f"of round {self.best}, the best on validation examples"
-        told = (shown.note, best, stopped, private, *self.troubles, *self.notes)
-        return replace(shown, note="; ".join(filter(None, told)))
+        notes = (tiers.note, best, stopped, private, *self.troubles, *self.notes)
+        return replace(tiers, note="; ".join(filter(None, notes)))
 
     def __repr__(self) -> str:
         """One line: how long it was, how well the global model does, where it is."""
         figures = self.evaluation.get(GLOBAL, {})
         measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
-        place = "" if self.folder is None else f", {self.folder}"
+        folder = "" if self.folder is None else f", {self.folder}"
         wrong = "" if self.sound else ", see troubles"
-        return f"Run({plural(len(self.rounds), 'round')}{measured}{place}{wrong})"
+        return f"Run({plural(len(self.rounds), 'round')}{measured}{folder}{wrong})"
 
     def _repr_html_(self) -> str:
         """Return the table as notebooks show it."""
@@ -177,21 +178,21 @@ def run(
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
     resume = resume or resume_from is not None
     with spec.locating("trackers"):
-        told = [tracker(choice) for choice in spec.trackers]
-    told += [tracker(choice) for choice in trackers]
+        receivers = [tracker(choice) for choice in spec.trackers]
+    receivers += [tracker(choice) for choice in trackers]
     if resume:
         if folder is None:
             raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
         if overwrite:
-            raise RunError(
-                "a run is either resumed or overwritten", where=str(folder), found="both"
-            )
+            raise RunError("a run is either resumed or overwritten, not both", where=str(folder))
         resumable(folder)
+    # Before the data is read: a folder that cannot be written should not cost minutes.
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:
+            # Other engines, Flower for one, are imported when they are asked for.
             engine = installed_engines()[prepared.engine.kind].load()
             start = functools.partial(engine, data=data, python=python or consent_given())
         return start(
@@ -201,7 +202,7 @@ def run(
             resume_from=resume_from,
             overwrite=overwrite,
             progress=progress,
-            trackers=told,
+            trackers=receivers,
             name=spec.name,
         )
 
@@ -222,11 +223,12 @@ def execute(
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)
+        rounds, device = experiment.world.rounds, experiment.world.device
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
         checkpoint = None
         if out is not None:
-            rounds, device = experiment.world.rounds, experiment.world.device
+            # JSON lacks NaN: facts must equal what facts.json gives back when a run is resumed.
             facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
                 loop.record, checkpoint, lines = RunRecord.resume(
@@ -240,18 +242,17 @@ def execute(
             stack.enter_context(loop.record)
             if checkpoint is not None:
                 loop.go_on(checkpoint, lines)
-        rounds = experiment.world.rounds
         past = () if checkpoint is None else tuple(loop.lines)
         settings = json_safe(experiment.facts)
         loop.trackers = Trackers([*trackers, *_by_default(trackers, progress)])
-        stack.callback(loop.trackers.end)
-        loop.trackers.begin(Beginning(name, experiment.world.rounds, settings, out, past))
+        stack.callback(loop.trackers.end)  # an interrupted run ends there, too
+        loop.trackers.begin(Beginning(name, rounds, settings, out, past))
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)
         while loop.done < rounds and not loop.stopped:
             loop.round()
-        loop.trackers.end()
+        loop.trackers.end()  # now, not at the stack's end: its notes belong to the run
         recorded = () if loop.record is None else loop.record.notes
         notes = (*experiment.data.notes, *recorded, *loop.trackers.notes)
         server, best = loop.server, None
@@ -267,14 +268,9 @@ def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker
 
 
 def _files(experiment: Experiment) -> dict[str, str]:
-    """Return what the run folder says of clients and architectures.
-
-    It is what gives the folder's tensors their meaning.
-    """
+    """Return what the run folder says of clients and architectures: its tensors' meaning."""
     world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
-    graphs = {name: graph for name, graph in graphs.items() if graph.nodes}
-    return {
-        FILE: clients_file(experiment),
-        **{f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()},
-    }
+    # A family without a global model has an empty graph in its place.
+    models = {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items() if graph.nodes}
+    return {FILE: clients_file(experiment), **models}

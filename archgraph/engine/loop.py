@@ -16,7 +16,7 @@ from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.computed import computed
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.privacy import private_world, spent, weights_alone
+from archgraph.engine.privacy import privacy_spent, private_world, weights_alone
 from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
@@ -26,7 +26,7 @@ from archgraph.plain import Json, json_safe
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
 from archgraph.record.checkpoint import Checkpoint
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.folder import RunRecord
 from archgraph.record.progress import Bars
 from archgraph.record.trackers import Trackers
@@ -58,10 +58,11 @@ def sample(
     """
     if count is None or count >= clients:
         return tuple(range(clients))
-    if poisson:
+    if poisson:  # amplification by sampling is accounted for independent draws only
         drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
+    # Ascending: results are merged in this order, whoever is drawn first.
     return (*sorted(order[:count].tolist()), *order[count : count + spare].tolist())
 
 
@@ -74,11 +75,11 @@ class Loop:
         record: Where it is recorded; None: nowhere.
         watch: Progress bars.
         server: State of the server.
-        kept: What clients kept.
+        private: What each client keeps from round to round.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
         trackers: Where the figures of every round go.
-        best: The best round on held-out examples, its server and what clients kept; None: none yet.
+        best: The checkpoint of the best round on held-out examples; None: there is none yet.
         elsewhere: Where the clients work; None: on this machine.
     """
 
@@ -86,7 +87,7 @@ class Loop:
     record: RunRecord | None = None
     watch: Bars = field(default_factory=Bars)
     server: ServerState = field(default_factory=ServerState)
-    kept: dict[int, KeptByClient] = field(default_factory=dict)
+    private: dict[int, ClientState] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
     trackers: Trackers = field(default_factory=lambda: Trackers(()))
@@ -97,13 +98,13 @@ class Loop:
     def start(self, state: ServerState) -> None:
         """Do what comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(self._work, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
+        turn = self._turn(0)
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
             chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
-        if chosen is not state:
+        if chosen is not state:  # only now does the strategy have its models
             testable(self.experiment, chosen)
         self.server = chosen
         self._save()
@@ -111,13 +112,14 @@ class Loop:
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
         """Take up a run after its last checkpoint."""
         self.server = ServerState(checkpoint.tensors, checkpoint.values)
-        self.kept = {
-            client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()
+        self.private = {
+            client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()
         }
         self.lines = lines
         self.done = checkpoint.round
         number = self._best_round()
         if number is not None and self.record is not None:
+            # Older than the last checkpoints, it must outlive them.
             self.record.pinned = number
             self.best = checkpoint.copy() if number == self.done else self.record.at(number)
 
@@ -126,20 +128,17 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        turn = Turn(
-            self._work,
-            number,
-            self.kept,
-            self.watch,
-            self._workers,
-            elsewhere=self.elsewhere,
-        )
-        poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
-        clients = len(world.participants)
+        turn = self._turn(number)
         drawn = sample(
-            clients, setup.sampled, world.seed, number, poisson=poisson, spare=setup.spare
+            len(world.participants),
+            setup.sampled,
+            world.seed,
+            number,
+            poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
+            spare=setup.spare,
         )
         needed = len(drawn) - setup.spare
+        # A client's further models come with it; where there are spare clients, there are none.
         sampled = (*world.with_further(drawn[:needed]), *drawn[needed:])
         turn.spare = frozenset(drawn[needed:])
         self.watch.round(number, len(sampled) - setup.spare)
@@ -149,6 +148,7 @@ class Loop:
             trained = setup.evaluate.trained and not self._at_nodes
             if trained and setup.evaluate.due(number, world.rounds):
                 turn.test = local_test(self._evaluator, state)
+            # Generators from here on: a client works when the strategy asks for its result.
             results = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
                 world, results = private_world(setup, state, number), weights_alone(results)
@@ -165,44 +165,39 @@ class Loop:
         line: dict[str, Json] = {
             "round": number,
             **turn.report(),
-            **spent(setup, number, len(sampled)),
+            **privacy_spent(setup, number, len(sampled)),
             "macs": computed(setup, turn.accepted),
         }
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
-                models = each_returned(
-                    Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
-                )
-                line["evaluation"] = self._evaluator(
-                    self._announced(models), kept=self.kept, round=number
-                )
+                line["evaluation"] = self._tested(self._evaluator)
                 if turn.test is not None:
                     line["evaluation"] |= trained_together(turn.accepted, world.learning)
                 if self._validator is not None:
-                    again = each_returned(
-                        Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
-                    )
-                    line["validation"] = self._validator(
-                        self._announced(again), kept=self.kept, round=number
-                    )
+                    line["validation"] = self._tested(self._validator)
         line["seconds"] = {
             "local": 0.0,
             **turn.clock.seconds,
             "record": self._recording,
             "total": time.perf_counter() - began,
         }
-        line = json_safe(line)
+        line = json_safe(line)  # as it will be read: selection and trackers see no NaN
         self.lines.append(line)
         self._select(line)
         if self.record is not None:
             began = time.perf_counter()
             self.record.line(line, change)
             self._save()
+            # In the next line: this one is written before it is known.
             self._recording = time.perf_counter() - began
         self.trackers.round(line)
         self.watch.round_done(line.get("evaluation", {}))
         self._give_up()
         return line
+
+    def _turn(self, number: int) -> Turn:
+        workers, elsewhere = self._workers, self.elsewhere
+        return Turn(self._work, number, self.private, self.watch, workers, elsewhere=elsewhere)
 
     def _give_up(self) -> None:
         """End a run whose last rounds changed nothing, since every client was refused or failed."""
@@ -213,7 +208,6 @@ class Loop:
                 f"no update was accepted in {plural(len(lost), 'round')} in a row",
                 where=f"round {self.done}",
                 found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
-                expected="one update or more",
                 hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
             )
 
@@ -256,19 +250,21 @@ class Loop:
         count = self._testers.count
         if asked.places:
             count = asked.workers or len(asked.places)
+        # More than take part in a round would never have anything to do.
         return dataclasses.replace(
             self._testers,
             count=min(count, setup.sampled or most),
             always=asked.workers is not None,
             deadline=asked.deadline,
             memory=asked.memory,
-            places=asked.places,
+            devices=asked.places,
         )
 
     @functools.cached_property
     def _testers(self) -> Workers:
         """The processes that test models; devices and what is compiled are left to one process."""
         engine = self.experiment.engine
+        # A device is used by one process; compiling in each would take longer than a test.
         if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
         return Workers(engine.workers or torch.get_num_threads())
@@ -289,8 +285,17 @@ class Loop:
     def _filled(self, turn: Turn, state: ServerState, sampled: tuple[int, ...]) -> Iterator[Result]:
         """Yield the work of a round's clients, and of spare ones as far as others are missing."""
         rest, needed = iter(sampled), len(sampled) - self.experiment.spare
+        # All that are needed side by side; then as many spare ones as are still missing.
         while clients := tuple(itertools.islice(rest, needed - len(turn.accepted))):
             yield from turn.results(self._task(state, client, turn.round) for client in clients)
+
+    def _tested(self, evaluator: Evaluator) -> dict[str, Json]:
+        """Test the models that the strategy answers for after the last round."""
+        setup = self.experiment
+        # Asked anew for each test: models may be made one at a time, as they are tested.
+        models = setup.strategy.evaluated(setup.world, self.server)
+        each = each_returned(Evaluated, models, setup.strategy, "evaluated")
+        return evaluator(self._announced(each), private=self.private, round=self.done)
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy
@@ -298,23 +303,25 @@ class Loop:
         task = returned(Task, sent, strategy, "send")
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
+            where = f"{type(strategy).__name__}.send"
             raise RunError(
                 "returned a task for another client",
-                where=f"{type(strategy).__name__}.send",
+                where=where,
                 found=task.client,
                 expected=client,
             )
-        skip = task.skip.union(unsummable(task.graph, task.state))
-        return dataclasses.replace(task, skip=skip)
+        # Masks of −∞ have no mean: they come back as they were sent, and are left out.
+        unmerged = task.unmerged.union(unsummable(task.graph, task.state))
+        return dataclasses.replace(task, unmerged=unmerged)
 
     @property
     def _at_nodes(self) -> bool:
         """True if what clients keep is not here: models that need it cannot be tested."""
-        return self.elsewhere is not None and self.elsewhere.private == "node"
+        return self.elsewhere is not None and self.elsewhere.holder == "node"
 
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         for model in models:
-            if model.kept and self._at_nodes:
+            if model.private and self._at_nodes:
                 continue
             fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
             self.watch.testing(model.name)
@@ -325,5 +332,5 @@ class Loop:
             self.record.save(self._checkpoint())
 
     def _checkpoint(self) -> Checkpoint:
-        kept = {client: kept.flat() for client, kept in self.kept.items()}
-        return Checkpoint(self.done, self.server.tensors, self.server.values, kept)
+        private = {client: state.flat() for client, state in self.private.items()}
+        return Checkpoint(self.done, self.server.tensors, self.server.values, private)

@@ -59,19 +59,12 @@ def pretrained_family(
             or does not hold the model's weights, each with its shape and type; names them.
     """
     if not family.has_global:
+        raise RunError("the family has no global model that could start from a file's weights")
+    if (lacks := lacking_weights(spec)) is not None:
+        if imagined and spec.sha256 is not None:
+            return family
         raise RunError(
-            "the family has no global model that could start from a file's weights",
-            expected="a family with `model`",
-        )
-    lacks = lacking_weights(spec)
-    if lacks is not None and imagined and spec.sha256 is not None:
-        return family
-    if lacks is not None:
-        raise RunError(
-            "the file of weights is not there",
-            found=f"no {spec.file}",
-            expected=lacks,
-            hint="nothing is downloaded",
+            "the file of weights is not there", expected=lacks, hint="nothing is downloaded"
         )
     state = family.state if family.state is not None else initial_state(family.graph, seed)
     placed = _placed(spec, family.graph, _read(spec, state))
@@ -80,22 +73,23 @@ def pretrained_family(
 
 def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
     """Return a file's tensors under the model's names; every weight that is not fresh has one."""
-    names = renamed(tensors, spec.rename)
+    names = mapped_names(tensors, spec.rename)
     leaves = {p.name: p for p in graph.params if p.role != "constant"}
     owner = {alias: p.name for p in leaves.values() for alias in p.aliases}
     fresh = _matching(spec.fresh, leaves, "fresh", "weights of the model")
     unused = _matching(spec.unused, tensors, "unused", "tensors of the file")
-    found = {owner.get(new, new): old for old, new in names.items() if old not in unused}
-    further = [found[name] for name in found if name not in leaves]
+    # A file may hold a tied weight under each of its names.
+    sources = {owner.get(new, new): old for old, new in names.items() if old not in unused}
+    further = [old for name, old in sources.items() if name not in leaves]
     if further:
         raise RunError(
-            "holds tensors that the model has not",
+            "holds tensors that the model does not have",
             where=spec.file,
             found=listed(further),
             expected=f"names such as {listed(leaves)}",
             hint="give them the model's names with `rename`, or leave them out with `unused`",
         )
-    missing = [name for name in leaves if name not in found and name not in fresh]
+    missing = [name for name in leaves if name not in sources and name not in fresh]
     if missing:
         raise RunError(
             "lacks weights of the model",
@@ -103,31 +97,32 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
             found=f"none for {listed(missing)}",
             hint="`rename` the file's tensors, or let these start anew with `fresh`",
         )
-    placed = {name: tensors[old] for name, old in found.items() if name not in fresh}
+    placed = {name: tensors[old] for name, old in sources.items() if name not in fresh}
     for name, tensor in placed.items():
-        leaf = leaves[name]
+        leaf, where = leaves[name], f"{spec.file}: {sources[name]}"
         if tensor.shape != leaf.shape or tensor.dtype != torch_dtype(leaf.dtype):
             raise RunError(
                 "has another shape or type",
-                where=f"{spec.file}: {found[name]}",
+                where=where,
                 found=f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
                 expected=f"{leaf.dtype} {list(leaf.shape)}, as {name} of the model has it",
                 hint="if it should start anew, name it in `fresh`",
             )
+        # Buffers may be masks of −∞, which nothing trains.
         mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
         if tensor.is_floating_point() and not finite(tensor) and not mask:
-            raise RunError("is not finite", where=f"{spec.file}: {found[name]}")
+            raise RunError("is not finite", where=where)
     return placed
 
 
-def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
+def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
     """Names of a file with those of the model: the first rule that fits, from the beginning.
 
     Raises:
         RunError: If a rule fits no name, or two names become one.
 
     Example:
-        >>> renamed(["fc.bias", "a.down.0.w"], {"fc": "head.linear", "*.down.0": "*.shortcut"})
+        >>> mapped_names(["fc.bias", "a.down.0.w"], {"fc": "head.linear", "*.down.0": "*.shortcut"})
         {'fc.bias': 'head.linear.bias', 'a.down.0.w': 'a.shortcut.w'}
     """
     rules = {
@@ -135,28 +130,22 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
         for old, new in rename.items()
     }
     used: set[str] = set()
-    found: dict[str, str] = {}
+    ours: dict[str, str] = {}
     for name in names:
-        found[name] = name
+        ours[name] = name
         for old, (pattern, new) in rules.items():
             if (match := pattern.fullmatch(name)) is not None:
                 used.add(old)
                 *stars, rest = match.groups(default="")
-                found[name] = "".join(a + b for a, b in zip(new, [*stars, rest], strict=True))
+                ours[name] = "".join(a + b for a, b in zip(new, [*stars, rest], strict=True))
                 break
-    for old in rename:
-        if old not in used:
-            raise RunError("fits no tensor of the file", where=f"rename.{old}", found=listed(found))
-    by_name: dict[str, str] = {}
-    for name, ours in found.items():
-        if by_name.setdefault(ours, name) != name:
-            raise RunError(
-                "two tensors of the file get one name",
-                where="rename",
-                found=f"{by_name[ours]} and {name}",
-                expected=f"one for {ours}",
-            )
-    return found
+    if unfit := [old for old in rename if old not in used]:
+        raise RunError("fits no tensor of the file", where=f"rename.{unfit[0]}", found=listed(ours))
+    theirs: dict[str, str] = {}
+    for name, new_name in ours.items():
+        if (other := theirs.setdefault(new_name, name)) != name:
+            raise RunError(f"{other} and {name} both get the name {new_name}", where="rename")
+    return ours
 
 
 def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: str) -> set[str]:
@@ -164,6 +153,7 @@ def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: s
     every: set[str] = set()
     for pattern in patterns:
         fitting = {name for name in names if fnmatchcase(name, pattern)}
+        # Nothing fits: a name was misspelt, or the file is another one.
         if not fitting:
             raise RunError(
                 f"fits none of the {kind}",
@@ -179,11 +169,9 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
     path = Path(spec.file)
     most = SPARE_TIMES * sum(t.numel() * t.element_size() for t in state.values()) + SPARE_BYTES
     if path.stat().st_size > most:
+        size = f"{path.stat().st_size:,} bytes"
         raise RunError(
-            "is far larger than the model",
-            where=spec.file,
-            found=f"{path.stat().st_size:,} bytes",
-            expected=f"at most {most:,} bytes",
+            "is far larger than the model", where=spec.file, found=size, expected=f"{most:,} bytes"
         )
     if spec.sha256 is not None and not (digest := sha256(path)).startswith(spec.sha256):
         raise RunError(
@@ -191,13 +179,13 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             where=spec.file,
             found=f"SHA-256 {digest}",
             expected=f"{spec.sha256}…",
-            hint="fetch the file again",
         )
     try:
         if path.suffix == ".safetensors":
-            found = load_file(path)
+            content: object = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            # Tensors and plain containers only: no code of the file is run.
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise RunError(
             "cannot be read",
@@ -206,13 +194,13 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             expected="safetensors, or tensors by name as torch.save writes a state_dict()",
             hint="fetch the file again; nothing in it was executed",
         ) from error
-    if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in content.items()
     ):
         raise RunError(
-            "does not hold tensors by name",
+            "does not hold tensors by name, as a state_dict() does",
             where=spec.file,
-            found=type(found).__name__,
-            expected="a state_dict()",
+            found=type(content).__name__,
         )
-    return {name: tensor.detach() for name, tensor in found.items()}
+    return {name: tensor.detach() for name, tensor in content.items()}

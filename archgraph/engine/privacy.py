@@ -25,7 +25,7 @@ from archgraph.language.privacy import PrivacySpec
 from archgraph.ops.table import statistics
 from archgraph.plain import Json
 
-# Of the divergences; between whole numbers those of samples converge too slowly.
+# Orders of the Rényi divergences; between whole numbers those of samples converge too slowly.
 ORDERS = (*range(2, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 
 
@@ -53,12 +53,8 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
         raise error.within(name, kind=RunError) from error
     noise = experiment.privacy.noise if experiment.privacy else 0
     if noise and importlib.util.find_spec("dp_accounting") is None:
-        raise RunError(
-            "cannot account for privacy",
-            where="privacy",
-            found="no dp-accounting",
-            hint="pip install 'archgraph[privacy]'",
-        )
+        hint = "pip install 'archgraph[privacy]'"
+        raise RunError("accounting needs dp-accounting", where="privacy", hint=hint)
 
 
 def census(experiment: Experiment, state: ServerState, round: int) -> Census:
@@ -66,15 +62,16 @@ def census(experiment: Experiment, state: ServerState, round: int) -> Census:
 
     The strategy receives the results of all clients, unchanged.
     """
-    taken = Census()
-    world = dataclasses.replace(experiment.world, means=taken)
-    unchanged = _unchanged(experiment, state, round, taken)
+    coverage = Census()
+    world = dataclasses.replace(experiment.world, means=coverage)
+    # All clients: sums are divided by the coverage that is expected, not by that of those drawn.
+    unchanged = _unchanged(experiment, state, round, coverage)
     experiment.strategy.receive(world, state, unchanged, round)
-    return taken
+    return coverage
 
 
 def _unchanged(
-    experiment: Experiment, state: ServerState, round: int, taken: Census
+    experiment: Experiment, state: ServerState, round: int, coverage: Census
 ) -> Iterator[Result]:
     strategy, world = experiment.strategy, experiment.world
     for client in world.clients:
@@ -85,11 +82,9 @@ def _unchanged(
                 raise RejectedUpdate("further models", found=", ".join(task.others))
             result = strategy.examined(world, result)
         except RejectedUpdate as error:
-            raise RunError(
-                "takes more from clients than what it averages, which is not private",
-                found=str(error),
-            ) from error
-        taken.statistics[client.id] = frozenset(statistics(task.graph))
+            message = "takes more from clients than what it averages, which is not private"
+            raise RunError(message, found=error) from error
+        coverage.statistics[client.id] = frozenset(statistics(task.graph))
         yield result
 
 
@@ -103,16 +98,12 @@ def private_world(experiment: Experiment, state: ServerState, round: int) -> Wor
     """
     privacy, world = experiment.privacy, experiment.world
     assert privacy is not None
+    # Drawn anew per round: a resumed run adds the same noise, not the next.
     generator = seeded(world.seed, "privacy", round)
-    if privacy.entropy == "system":
+    if privacy.entropy == "system":  # else whoever knows the run's seed can subtract the noise
         generator.seed()
-    means = PrivateMeans(
-        census(experiment, state, round),
-        experiment.rate,
-        privacy.clip,
-        privacy.noise,
-        generator,
-    )
+    who = census(experiment, state, round)
+    means = PrivateMeans(who, experiment.rate, privacy.clip, privacy.noise, generator)
     return dataclasses.replace(world, means=means)
 
 
@@ -122,11 +113,8 @@ def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
         yield dataclasses.replace(result, others={}, extras={}, metrics={})
 
 
-def spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
-    """Return the privacy that so many rounds have spent, the last with so many clients.
-
-    This is for the record.
-    """
+def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
+    """Return the privacy that a run has spent after a round with so many clients: its record."""
     privacy = experiment.privacy
     if privacy is None:
         return {}
@@ -151,21 +139,17 @@ def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> fl
     """
     if privacy.noise == 0:
         return math.inf
-    from dp_accounting import (
-        GaussianDpEvent,
-        NeighboringRelation,
-        PoissonSampledDpEvent,
-        SampledWithoutReplacementDpEvent,
-        rdp,
-    )
+    import dp_accounting as dp
+    from dp_accounting import rdp
 
-    relation, noise = NeighboringRelation.ADD_OR_REMOVE_ONE, GaussianDpEvent(privacy.noise)
+    # Which neighbours go with which sampling: see the module's docstring.
+    relation, noise = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(privacy.noise)
     if sampled == clients:
         event = noise
     elif privacy.sampling == "poisson":
-        event = PoissonSampledDpEvent(sampled / clients, noise)
-    else:
-        relation, half = NeighboringRelation.REPLACE_ONE, GaussianDpEvent(privacy.noise / 2)
-        event = SampledWithoutReplacementDpEvent(clients, sampled, half)
+        event = dp.PoissonSampledDpEvent(sampled / clients, noise)
+    else:  # replacing a client changes a sum by twice the clip
+        relation, half = dp.NeighboringRelation.REPLACE_ONE, dp.GaussianDpEvent(privacy.noise / 2)
+        event = dp.SampledWithoutReplacementDpEvent(clients, sampled, half)
     accountant = rdp.RdpAccountant(ORDERS, relation).compose(event, rounds)
     return float(accountant.get_epsilon(privacy.delta))

@@ -47,6 +47,7 @@ def check_ranges(
     check_update(graph, state, optional=optional, fixed=unsummable(graph, sent))
     for name in variances(graph):
         least = _least(state.get(name))
+        # One that it was sent already is not the client's fault.
         if least < min(_least(sent.get(name)), 0):
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"

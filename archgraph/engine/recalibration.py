@@ -12,13 +12,7 @@ import torch
 
 from archgraph.data import Split
 from archgraph.engine.experiment import Experiment
-from archgraph.federation import (
-    Evaluated,
-    Model,
-    State,
-    module_of,
-    seeded,
-)
+from archgraph.federation import Evaluated, Model, State, module_of, seeded
 from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.graph.passes import specialise
 from archgraph.ops.schema import op_schema
@@ -54,12 +48,15 @@ def recalibrated(
         A state with the same entries; the given one if the graph has no running statistics.
     """
     probe, buffers = _measuring(graph)
+    # No pass over the data for a model without such layers.
     if not buffers:
         return state
     order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
     module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
     live = dict(module.named_buffers())
+    # In double: a mean over thousands of batches.
     sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
+    # Pieces of equal size: a mean over batches would give a small last one too much weight.
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
     with torch.no_grad():
         for piece in pieces:

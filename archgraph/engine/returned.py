@@ -21,6 +21,7 @@ from archgraph.plain import by_text
 from archgraph.states.updates import finite, foreign
 
 T = TypeVar("T")
+WRONG = "returned the wrong type"
 
 
 # What is asked of the items of a field, by the field's type.
@@ -52,16 +53,17 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         archgraph.errors.RunError: Train.begin: returned the wrong type; found None; expected ...
     """
     where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
-    _expect(kind, value, where, hint="does every path return?" if value is None else None)
+    _expect(kind, value, where)
     for name, hint in _fields(kind).items():
-        inside, place = getattr(value, name), f"{where}: {kind.__name__}.{name}"
-        _expect(typing.get_origin(hint) or hint, inside, place)
-        for asked, expected, holds in _ITEMS:
-            if hint == asked:
-                for key, item in inside.items():
-                    _expect(str, key, f"{place}: a name in it")
-                    _expect_item(str.encode, key, f"{place}: a name in it", "text")
-                    _expect_item(holds, item, f"{place}[{key!r}]", expected)
+        field, path = getattr(value, name), f"{where}: {kind.__name__}.{name}"
+        _expect(typing.get_origin(hint) or hint, field, path)
+        for type_, expected, holds in _ITEMS:
+            if hint == type_:
+                for key, item in field.items():
+                    _expect(str, key, f"{path}: a name in it")
+                    # Lone surrogates are text that no file can hold.
+                    _expect_item(str.encode, key, f"{path}: a name in it", "text")
+                    _expect_item(holds, item, f"{path}[{key!r}]", expected)
     if isinstance(value, ServerState):  # as a checkpoint gives it back: tuples are lists there
         plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
         value = dataclasses.replace(value, values=plain)
@@ -77,9 +79,9 @@ def outcome_of(program: object, value: object) -> Outcome:
         RunError: As :func:`returned`.
         RejectedUpdate: If a tensor is not an ordinary dense one, or cannot be kept; names it.
     """
-    names = _fields(Outcome)
-    read = {name: _read(getattr(value, name)) for name in names if isinstance(value, Outcome)}
-    outcome = returned(Outcome, Outcome(**read) if read else value, program)
+    if isinstance(value, Outcome):
+        value = Outcome(**{name: _read(getattr(value, name)) for name in _fields(Outcome)})
+    outcome = returned(Outcome, value, program)
     return Outcome(
         state=detached(outcome.state),
         keep=detached(outcome.keep, stored=True),
@@ -90,6 +92,7 @@ def outcome_of(program: object, value: object) -> Outcome:
 
 
 def _read(value: Any) -> Any:
+    """Read a mapping once: one of the program's own may say something else the next time."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -139,33 +142,28 @@ def received(
             writes into the server's tensors, which what was sent and saved may share.
     """
     where = f"{type(owner).__name__}.receive"
+    # Counts, not copies: a comparison of values would cost a second state.
     versions = {name: _version(tensor) for name, tensor in before.tensors.items()}
     after = returned(ServerState, receive(), owner, "receive")
     for name, tensor in before.tensors.items():
+        at = f"{where}: {name} (round {number})"
         if _version(tensor) != versions[name]:
-            raise RunError(
-                "writes into the server's tensors",
-                where=where,
-                found=f"{name} (round {number})",
-                hint="return new tensors: what was sent and saved may share these",
-            )
+            hint = "return new tensors: what was sent and saved may share these"
+            raise RunError("writes into the server's tensors", where=at, hint=hint)
         path, now = name.partition("/")[2], after.tensors.get(name, tensor)
         changed = (now.shape, now.dtype) != (tensor.shape, tensor.dtype)
         if changed and path in graph.param and graph.param[path].shape == tuple(tensor.shape):
             raise RunError(
                 "returned a tensor of another form",
-                where=f"{where}: {name} (round {number})",
+                where=at,
                 found=_form(now),
                 expected=_form(tensor),
                 hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
             )
+        # All clients' numbers were finite. What was not finite before may be a mask.
         if now is not tensor and not finite(now) and finite(tensor):
-            raise RunError(
-                "returned numbers that are not finite",
-                where=f"{where}: {name} (round {number})",
-                expected="finite numbers, as it had before and as all clients returned",
-                hint="a division by a weight of 0, or a rate of the server that is too high?",
-            )
+            hint = "a division by a weight of 0, or a rate of the server that is too high?"
+            raise RunError("returned numbers that are not finite", where=at, hint=hint)
     return after
 
 
@@ -186,8 +184,7 @@ def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
                 "gives a tensor of another form",
                 where=f"{type(owner).__name__}.{method}: {param.name}",
                 found=_form(tensor),
-                expected=str(param.type),
-                hint="does `receive` keep shapes and dtypes, buffers' too?",
+                expected=param.type,
             )
 
 
@@ -196,7 +193,7 @@ def _form(tensor: Tensor) -> str:
 
 
 def _version(tensor: Tensor) -> int:
-    """So many writes torch has counted; tensors of inference mode count none."""
+    """Count the writes to a tensor as torch does; those of inference mode have no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -215,12 +212,12 @@ def _fields(kind: type) -> Mapping[str, Any]:
 _KNOWN: dict[type, Mapping[str, Any]] = {}
 
 
-def _expect(kind: Any, value: object, where: str, hint: str | None = None) -> None:
+def _expect(kind: Any, value: object, where: str) -> None:
     if not isinstance(value, kind):
-        found = "None" if value is None else type(value).__name__
-        raise RunError(
-            "returned the wrong type", where=where, found=found, expected=kind.__name__, hint=hint
-        )
+        actual, hint = type(value).__name__, None
+        if value is None:
+            actual, hint = "None", "does every path return?"
+        raise RunError(WRONG, where=where, found=actual, expected=kind.__name__, hint=hint)
 
 
 def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
@@ -230,6 +227,4 @@ def _expect_item(holds: Callable[[Any], object], item: object, where: str, expec
     except (TypeError, ValueError, RuntimeError, OverflowError):
         good = False
     if not good:
-        raise RunError(
-            "returned the wrong type", where=where, found=type(item).__name__, expected=expected
-        )
+        raise RunError(WRONG, where=where, found=type(item).__name__, expected=expected)

@@ -52,7 +52,11 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
             hint=f"write task: {' or '.join(others)}",
         )
     if spec.function is not None:
-        task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function), task.form))
+        function = import_named(spec.function, torch.nn.Module, "task.objective")
+        if not callable(function):
+            kind = type(function).__name__
+            raise SpecError("is not callable", where="task.objective", found=kind)
+        task = dataclasses.replace(task, loss=OwnLoss(function, task.form))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
     task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
@@ -76,12 +80,8 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
             expected=" or ".join(able),
         )
     if task.auxiliary and "exits" in strategy.serves:
-        raise RunError(
-            "the strategy weighs the exits of a model itself",
-            where="task.auxiliary",
-            found=f"{task.auxiliary:g} (strategy {name})",
-            hint="leave it out",
-        )
+        message = f"the strategy ({name}) weighs the exits of a model itself"
+        raise RunError(message, where="task.auxiliary", found=f"{task.auxiliary:g}")
 
 
 @dataclass(frozen=True)
@@ -105,24 +105,28 @@ class OwnLoss:
         Raises:
             RunError: If it is not a loss of this batch.
         """
-        said = predictions if self.form == "classes" else aligned(predictions, targets)
-        value = self.function(said, targets)
+        predictions = predictions if self.form == "classes" else aligned(predictions, targets)
+        value = self.function(predictions, targets)
+        # Other shapes would be averaged, too: broadcast predictions go unnoticed.
         sizes = ((), (1,), targets.shape[:1], targets.shape)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)
+            actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise RunError(
                 "does not return a loss",
                 where=f"task.objective: {name}",
-                found=tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__,
+                found=actual,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
         if self.form == "classes" and value.shape == targets.shape:
+            # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean.
             counted = targets != IGNORED
             value = torch.where(counted, value, 0)
             return value.sum() / counted.sum().clamp(min=1) if reduction == "mean" else value
         return value.mean() if reduction == "mean" else value
 
 
+# With an objective of the user's and no kind: nothing is known of targets but their loss.
 _ANY = LearningTask(
     "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
 )
@@ -130,8 +134,9 @@ _ANY = LearningTask(
 
 def _standardised(task: LearningTask, targets: Tensor) -> LearningTask:
     """Standardise targets to mean 0 and deviation 1; metrics see their own units, the loss not."""
+    # In double: sums over a whole data set.
     std, mean = torch.std_mean(targets.double(), 0, correction=0)
-    std = torch.where(std > 0, std, 1.0)
+    std = torch.where(std > 0, std, 1.0)  # a target that never varies is not divided by 0
     loss = Standardised(task.loss, mean.float(), std.float())
 
     def restored(metric: AnyMetric) -> AnyMetric:
@@ -153,38 +158,27 @@ def _named(targets: Tensor | torch.dtype) -> str:
     return f"{_named(targets.dtype)} [{', '.join(axes)}]"
 
 
-def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    found = import_named(name, torch.nn.Module, "task.objective")
-    if not callable(found):
-        raise SpecError("is not callable", where="task.objective", found=type(found).__name__)
-    return found
-
-
 def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMetric]:
     """Yield the metrics that are asked for: the task's own, or those of torchmetrics."""
-    for place, choice in enumerate(spec.metrics):
+    for i, choice in enumerate(spec.metrics):
         name, options = (choice, None) if isinstance(choice, str) else next(iter(choice.items()))
-        where = f"task.metrics.{place}"
+        where = f"task.metrics.{i}"
         forms = [form for known, form in METRICS if known == name]
-        if name == "loss":
+        if name == "loss":  # measured in any case
             continue
-        elif not options and (name, task.form) in METRICS:
+        if not options and (name, task.form) in METRICS:
             yield METRICS[name, task.form]
         elif task.form == "any":
             raise SpecError(
                 "is measured where it is known what targets are",
                 where=where,
                 found=name,
-                expected="loss alone",
                 hint="write the kind beside the objective, e.g. kind: regression",
             )
         elif forms and task.form not in forms and name not in SHORT:
-            raise SpecError(
-                f"is not a metric of {task.name}",
-                where=where,
-                found=name,
-                expected=", ".join(known for known, form in METRICS if form == task.form),
-            )
+            names = ", ".join(known for known, form in METRICS if form == task.form)
+            message = f"is not a metric of {task.name}"
+            raise SpecError(message, where=where, found=name, expected=names)
         else:
             yield torch_metric(name, options or {}, task, classes, where)
 
@@ -192,16 +186,13 @@ def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMe
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
     """Return the task with metrics that are asked for before its own."""
     names = {metric.name for metric in asked}
-    own = tuple(metric for metric in task.metrics if metric.name not in names)
+    others = tuple(metric for metric in task.metrics if metric.name not in names)
     judge = task.judge
     if spec.metrics:
         judge = "loss" if spec.metrics[0] == "loss" else asked[0].name
-    task = dataclasses.replace(task, metrics=(*asked, *own), judge=judge)
+    task = dataclasses.replace(task, metrics=(*asked, *others), judge=judge)
     if task.better[judge] is None:
-        raise SpecError(
-            "cannot judge models: neither more nor less of it is better",
-            where="task.metrics.0",
-            found=judge,
-            hint="write another metric first",
-        )
+        message = "cannot judge models: neither more nor less of it is better"
+        hint = "write another metric first"
+        raise SpecError(message, where="task.metrics.0", found=judge, hint=hint)
     return task

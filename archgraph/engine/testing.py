@@ -64,8 +64,8 @@ class Answers:
         count = torch.bincount(targets, minlength=len(shares))
         right = torch.bincount(targets, hits, len(shares))
         mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
-        whole = float(mixture.sum())
-        return float(mixture @ (right / count.clamp(min=1))) / whole if whole else 0.0
+        total = float(mixture.sum())
+        return float(mixture @ (right / count.clamp(min=1))) / total if total else 0.0
 
 
 def answers(
@@ -97,27 +97,29 @@ def answers(
     parts: list[list[dict[str, Tensor]]] = [[] for _ in variants]
 
     @torch.inference_mode()
-    def said_to(start: int, tell: Tell) -> list[dict[str, Tensor]]:
+    def tested(start: int, tell: Tell) -> list[dict[str, Tensor]]:
         inputs, targets = data.examples(slice(start, start + batch))
-        wanted = targets.to(device)
+        targets = targets.to(device)
         outputs = module(*(x.to(device) for x in inputs))
-        said = learning.predictions(outputs, predict)
-        found: list[dict[str, Tensor]] = []
+        predictions = learning.predictions(outputs, predict)
+        results: list[dict[str, Tensor]] = []
         for present in variants:
             # A mask that hides nothing changes nothing.
-            if not found or (present is not None and not bool(present.all())):
-                shown = said if present is None else mask_absent(said, present)
-                found.append({m.name: m.rows(shown, wanted).cpu() for m in metrics})
-            else:
-                found.append(found[0])
-        return found
+            if results and (present is None or bool(present.all())):
+                results.append(results[0])
+                continue
+            seen = predictions if present is None else mask_absent(predictions, present)
+            results.append({m.name: m.rows(seen, targets).cpu() for m in metrics})
+        return results
 
     with torch.inference_mode(), one_thread():
-        calls = (workers or Workers()).calls(said_to, range(0, len(data), batch))
-        for start, found in calls:
-            again = said_to(start, print) if isinstance(found, Died) else found
-            for part, rows in zip(parts, again, strict=True):
+        calls = (workers or Workers()).calls(tested, range(0, len(data), batch))
+        for start, done in calls:
+            # A process may be killed for reasons of the machine's: the batch is tested here then.
+            results = tested(start, print) if isinstance(done, Died) else done
+            for part, rows in zip(parts, results, strict=True):
                 part.append(rows)
+    # Metrics see rows of all batches at once, so no figure depends on the size of a batch.
     counts = learning.counts(data.targets)
     return [
         Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]) for m in metrics}, counts)

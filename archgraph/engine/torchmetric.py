@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,12 +54,11 @@ def torch_metric(
         SpecError: If torchmetrics is not installed or does not have it, it does not take the
             options, or it is not one number.
     """
-    own = [known for known, form in METRICS if form == task.form]
+    ours = [known for known, form in METRICS if form == task.form]
     try:
         import torchmetrics
     except ImportError as error:
-        facts = unknown(name, own)
-        facts["hint"] = f"for metrics of torchmetrics, {EXTRA}"
+        facts = {**unknown(name, ours), "hint": f"for metrics of torchmetrics, {EXTRA}"}
         raise SpecError("unknown metric", where=where, **facts) from error
     except RuntimeError as error:  # a torchvision that does not fit PyTorch: torchmetrics loads it
         raise SpecError(
@@ -73,53 +73,52 @@ def torch_metric(
     full = known.get(_plain(SHORT.get(name, name)))
     if full is None:
         shorts = [short for short, long in SHORT.items() if _plain(long) in known]
-        raise SpecError(
-            "unknown metric",
-            where=where,
-            **unknown(name, [*own, *shorts, *map(_snake, known.values())]),
-        )
-    given = dict(options)
+        every = [*ours, *shorts, *map(_snake, known.values())]
+        raise SpecError("unknown metric", where=where, **unknown(name, every))
+    arguments = dict(options)
     if task.form == "classes":
-        given = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED, **given}
+        defaults = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED}
+        arguments = {**defaults, **options}
     elif task.form == "labels":
-        given = {"task": "multilabel", "num_labels": classes, **given}
-    make = functools.partial(_made, getattr(module, full), tuple(given.items()))
+        arguments = {"task": "multilabel", "num_labels": classes, **options}
+    # A partial of a module's function can be pickled: workers test models, too.
+    make = functools.partial(_created, getattr(module, full), tuple(arguments.items()))
     try:
         metric = make()
         with _silent():
             metric.update(*_trial(task.form, classes))
             value = metric.compute()
     except Exception as error:  # whatever its constructor says of the options
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecError(
             "cannot be computed",
             where=where,
-            found=f"{full}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            found=f"{full}: {reason}",
             hint="its options are those of its class in torchmetrics",
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else value
         raise SpecError(
             "is not one number",
             where=where,
-            found=f"{full}, {tuple(value.shape) if isinstance(value, Tensor) else value}",
-            expected="a metric with one value",
+            found=f"{full}, {shape}",
             hint="choose an average: {average: macro}, say",
         )
-    kept = task.per_example or task.form in ("labels", "values")
-    if not kept and not _summed(metric):
+    form: _Whole | _Counted
+    if task.per_example or task.form in ("labels", "values"):
+        form = _Whole(make, task.form)
+    elif _summed(metric):
+        form = _Counted(make)
+    else:
         raise SpecError(
             "would hold the predictions of all targets",
             where=where,
             found=full,
-            expected="a metric that counts",
             hint="give it thresholds: {thresholds: 100}, say",
         )
-    called = "_".join([name, *(str(value) for value in options.values())])
-    higher = metric.higher_is_better
-    if kept:
-        whole = _Whole(make, task.form)
-        return Metric(called, higher, whole.rows, whole.value, frozenset({task.form}))
-    counted = _Counted(make)
-    return Metric(called, higher, counted.rows, counted.value, frozenset({task.form}))
+    label = "_".join([name, *map(str, options.values())])
+    better = metric.higher_is_better
+    return Metric(label, better, form.rows, form.value, frozenset({task.form}))
 
 
 @dataclass(frozen=True)
@@ -130,23 +129,24 @@ class _Whole:
     form: TargetForm
 
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        said = aligned(predictions, targets) if self.form == "values" else predictions
-        return torch.cat([x.reshape(len(x), -1).float() for x in (said, targets)], 1)
+        outputs = aligned(predictions, targets) if self.form == "values" else predictions
+        # One tensor per batch, predictions beside targets: in a float, classes stay exact to 2^24.
+        return torch.cat([x.reshape(len(x), -1).float() for x in (outputs, targets)], 1)
 
     def value(self, rows: Tensor, count: int) -> float:
         if not len(rows):
             return 0.0
         metric = self.make()
         if self.form == "classes":
-            said, true = rows[:, :-1].softmax(1), rows[:, -1].long()
+            outputs, true = rows[:, :-1].softmax(1), rows[:, -1].long()
         else:
-            said, true = rows.chunk(2, 1)
+            outputs, true = rows.chunk(2, 1)
             if self.form == "labels":
-                said, true = said.sigmoid(), true.int()
-            if self.form == "values" and said.shape[1] == 1:
-                said, true = said[:, 0], true[:, 0]
+                outputs, true = outputs.sigmoid(), true.int()
+            if self.form == "values" and outputs.shape[1] == 1:
+                outputs, true = outputs[:, 0], true[:, 0]
         with _silent():
-            metric.update(said.contiguous(), true.contiguous())
+            metric.update(outputs.contiguous(), true.contiguous())
             return float(metric.compute())
 
 
@@ -159,6 +159,7 @@ class _Counted:
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         metric = self.make().to(predictions.device)
         with _silent():
+            # torchmetrics takes classes on the second axis.
             metric.update(predictions.movedim(-1, 1).softmax(1), targets)
         states = [getattr(metric, name).double().flatten() for name in metric.metric_state]
         return torch.cat(states)[None]
@@ -173,13 +174,13 @@ class _Counted:
             return float(metric.compute())
 
 
-def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+def _created(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
     with _silent():
         return kind(**dict(options))
 
 
 def _summed(metric: Any) -> bool:
-    """Return whether states of batches add up."""
+    """Return whether states of batches add up: then a row per batch is all that is held."""
     reductions = [metric._reductions[name] for name in metric.metric_state]
     return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
 
@@ -208,10 +209,5 @@ def _plain(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    def letters() -> Iterator[str]:
-        for before, here, after in zip(f" {name}", name, f"{name[1:]} ", strict=False):
-            if here.isupper() and before != " " and (before.islower() or after.islower()):
-                yield "_"
-            yield here.lower()
-
-    return "".join(letters())
+    """Write the name of a class with underscores: ``R2Score`` as ``r2_score``."""
+    return re.sub("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()

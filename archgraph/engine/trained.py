@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
 from archgraph.engine.recalibration import as_tested
 from archgraph.engine.world import prepare
-from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState, State
 from archgraph.plain import json_safe
-from archgraph.record.client import KeptByClient
-from archgraph.record.folder import RunRecord
+from archgraph.record.client import ClientState
+from archgraph.record.folder import RunRecord, run_folder
 
 
 def trained(
@@ -40,25 +38,24 @@ def trained(
         ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
             data is gone, say), or its checkpoint is damaged.
     """
-    place = Path(folder)
-    if not (place / "run.yaml").is_file():
-        raise RunError("not a run folder", where=str(place), found="no run.yaml")
-    setup = prepare(place / "run.yaml", data_root=data_root, data=data, python=python)
+    path = run_folder(folder)
+    setup = prepare(path / "run.yaml", data_root=data_root, data=data, python=python)
+    # A run with `keep: best` ends with another round than its last.
     best = setup.selection.chosen if setup.selection is not None else None
-    checkpoint = RunRecord.last(place, json_safe(setup.facts), best)
+    checkpoint = RunRecord.last(path, json_safe(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
-    kept = {client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()}
+    private = {client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()}
 
     def state_of(model: Evaluated, state: State) -> State:
         return as_tested(setup, model, state) if tested else state
 
-    return dict(versions(models, kept, state_of))
+    return dict(versions(models, private, state_of))
 
 
 def versions(
     models: Iterable[Evaluated],
-    kept: Mapping[int, KeptByClient],
+    private: Mapping[int, ClientState],
     state_of: Callable[[Evaluated, State], State] = lambda _, state: state,
 ) -> Iterator[tuple[str, Model]]:
     """Names and weights, one at a time: of each model, or of each client's version of it.
@@ -66,11 +63,11 @@ def versions(
     Fine-tuning before a test does not create separate versions: a run does not keep its result.
     """
     for model in models:
-        if not (model.clients and (model.kept or model.states is not None)):
+        if not (model.clients and (model.private or model.states is not None)):
             yield model.name, Model(model.graph, state_of(model, model.state))
             continue
         for client in model.clients:
             state = model.state if model.states is None else model.states(client)
-            if model.kept and client in kept:
-                state = kept[client].over(state)
+            if model.private and client in private:
+                state = private[client].over(state)
             yield f"{model.name}/{client}", Model(model.graph, state_of(model, state))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from archgraph.analysis.roles import frozen
-from archgraph.engine.clientwork import Assignment, ClientWork, Returned, copies, malicious
+from archgraph.engine.clientwork import Assignment, ClientWork, Returned, private_part
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RejectedUpdate, RunError
@@ -23,7 +22,7 @@ from archgraph.processes.isolation import one_thread
 from archgraph.processes.process import Died, attempted
 from archgraph.processes.reasons import printable, reason
 from archgraph.processes.workers import Workers
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.progress import Bars
 from archgraph.record.traffic import DOWN, UP, sent
 from archgraph.states.clipping import UpdateSize, clipped
@@ -32,21 +31,19 @@ from archgraph.states.spill import Spill
 # A task with a function that returns its outcome, or raises what became of it.
 Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
 # A task with what the record says of its client so far, and what came back.
-Arrived: TypeAlias = tuple[Task, dict[str, Json], Returned]
-# The same once it is taken: what its program left behind, and what the strategy sees of that.
-Taken: TypeAlias = tuple[Task, dict[str, Json], Outcome, Result]
+Arrival: TypeAlias = tuple[Task, dict[str, Json], Returned]
 LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 
 
 class Elsewhere(Protocol):
     """Where clients work, if not on this machine."""
 
-    private: Literal["server", "node"]
-    """Who holds what clients keep. At a node it never comes back: ``Task.kept`` is missing in the
-    outcomes, and models that need it are not tested."""
+    holder: Literal["server", "node"]
+    """Who holds what clients keep. At a node it never comes back: ``Task.private`` is missing in
+    the outcomes, and models that need it are not tested."""
 
     def __call__(
-        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+        self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterable[Working]:
         """Return the tasks of a round in their order, each with what waits for its outcome."""
 
@@ -94,7 +91,7 @@ class Turn:
     Attributes:
         work: What clients do with what they are assigned.
         round: Counted from 1; 0 for the survey.
-        kept: What clients kept; replaced client by client as results are accepted.
+        private: What each client keeps; replaced client by client as results are accepted.
         watch: Progress bars.
         workers: Where the clients work.
         clock: Seconds of local training and server work.
@@ -108,7 +105,7 @@ class Turn:
 
     work: ClientWork
     round: int
-    kept: dict[int, KeptByClient]
+    private: dict[int, ClientState]
     watch: Bars
     workers: Workers = field(default_factory=Workers)
     clock: Clock = field(default_factory=Clock)
@@ -133,24 +130,15 @@ class Turn:
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
-        for task, row, outcome, result in self._limited(self._arrived(tasks)):
-            changing = task.kept - frozen(task.graph)
-            own = {name: outcome.state[name] for name in changing if name in outcome.state}
-            if own or outcome.keep or task.client in self.kept:
-                # Copies: else the memory of all that has come back would stay for a part of it.
-                self.kept[task.client] = KeptByClient(copies(own), copies(outcome.keep))
-            if "seen" in outcome.metrics:
-                row[MACS] = of_client(task, outcome.metrics["seen"])
-            if self.test is not None:
-                with self.clock.measure("evaluate"):
-                    row["trained"] = dict(self.test(task, outcome.state))
-            row["seconds"] = row.pop("seconds")  # after what has been added
-            self.accepted.append({**row, **outcome.metrics})
-            del task, row, outcome, own
-            yield result
+        arrivals, median = self._with_median(self._arrivals(tasks))
+        for arrival in arrivals:
+            result = self._accepted(*arrival, median)
+            del arrival  # while the strategy has the result, nothing else refers to its tensors
+            if result is not None:
+                yield result
             del result
 
-    def _arrived(self, tasks: Iterable[Task]) -> Iterator[Arrived]:
+    def _arrivals(self, tasks: Iterable[Task]) -> Iterator[Arrival]:
         """Yield what comes back and is not refused, with what the record says of it so far."""
         with contextlib.closing(self._calls(map(self._announced, tasks))) as calls:
             for task, came in calls:
@@ -172,26 +160,27 @@ class Turn:
             yield from self.workers.calls(
                 self.work,
                 tasks,
-                begin=self._assignment,
+                # Called when the client begins: an earlier task of its own may have left more.
+                begin=lambda task: Assignment(self.round, task, self._own(task.client)),
+                # Two tasks of one client: the second needs what the first left behind.
                 key=lambda task: task.client,
                 progress=self.watch.step,
                 waiting=lambda: self.clock.measure("local"),
                 again=True,
             )
             return
-        at_node = self.elsewhere.private == "node"
-        for task, work in self.elsewhere(self.round, tasks, self.kept):
+        at_node = self.elsewhere.holder == "node"
+        for task, work in self.elsewhere(self.round, tasks, self.private):
             checked = functools.partial(
-                self.work.checked, self.round, task, work, optional=task.kept if at_node else ()
+                self.work.checked, self.round, task, work, optional=task.private if at_node else ()
             )
             with self.clock.measure("local"):
                 came = attempted(checked)
             yield task, came
             del came
 
-    def _assignment(self, task: Task) -> Assignment:
-        """Return what a client begins with, now."""
-        return Assignment(self.round, task, self.kept.get(task.client, KeptByClient()))
+    def _own(self, client: int) -> ClientState:
+        return self.private.get(client, ClientState())
 
     def _announced(self, task: Task) -> Task:
         self.watch.client(self._name(task))
@@ -204,57 +193,72 @@ class Turn:
         """Return what the record says of a client, whatever came of its work."""
         row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
         row |= {"spare": True} if task.client in self.spare else {}
-        return row | {DOWN: sent(task, self.kept.get(task.client, KeptByClient()))}
+        return row | {DOWN: sent(task, self._own(task.client))}
 
     def _failed(self, row: dict[str, Json], died: Died) -> None:
         if self._first is None:
             self._first = died.error
         if self._first is None:  # it was in another process
+            # Errors do not travel: only their text does.
             self._first = ChildProcessError(died.reason)
             self._first.add_note(died.trace)
         self.failed.append({**row, "reason": printable(died.reason)})
 
-    def _limited(self, arrived: Iterator[Arrived]) -> Iterator[Taken]:
-        """Yield what `bound` allows, scaled down as far as `clip` says, as the strategy sees it.
+    def _with_median(self, arrivals: Iterator[Arrival]) -> tuple[Iterator[Arrival], float]:
+        """Return the updates with the median of their sizes, for which all of them wait on disk.
 
-        1. Where a limit is relative to the round's median, all updates wait on disk for it.
-        2. A change of more than `bound` medians is refused.
-        3. A change that `clip` limits is scaled down, and examined as it is then.
+        It is 0 where no limit is relative to it; then they pass one by one.
         """
-        bound, rules, median = self.experiment.bound, self.work.clip(self.round), 0.0
-        limits = self.work.limits(self.round)
-        if limits and (bound is not None or (rules is not None and rules.clip == "median")):
-            spill = Spill()
-            waiting = [(_size(one[2]).rms, _spilled(spill, one)) for one in arrived]
-            median = statistics.median(rms for rms, _ in waiting) if waiting else 0.0  # step 1
-            arrived = (read() for _, read in waiting)
-        for task, row, came in arrived:
-            assert came.outcome is not None  # else it was refused
-            result = self.work.result(task, came.outcome)
-            result, size = dataclasses.replace(result, findings=came.findings), _size(came)
-            try:
-                if bound is not None and size.rms > bound * median > 0:  # step 2
-                    raise RejectedUpdate(
-                        "the update is too large",
-                        found=f"a change of {size.rms:.3g} per value",
-                        expected=f"at most {bound * median:.3g}, "
-                        f"{bound:g} times the round's median",
-                    )
-                factor = 1.0 if rules is None else rules.factor(size, median)
-                if factor != 1:  # step 3
-                    state = clipped(task.state, result.state, factor, result.skip)
-                    with one_thread():
-                        result = self.work.examined(dataclasses.replace(result, state=state))
-            except RejectedUpdate as error:
-                self.rejected.append({**row, "reason": reason(error)})
-            else:
-                attacks = malicious(self.experiment, self.round, task.client)
-                row["examples"] = result.examples
-                row |= {"malicious": True} if attacks else {}
-                row |= {"clipped": factor} if factor < 1 else {}
-                row["seconds"] = came.seconds
-                yield task, row, came.outcome, result
-            del task, row, came, result
+        rules = self.work.clip(self.round)
+        relative = self.experiment.bound is not None or (rules and rules.clip == "median")
+        if not (relative and self.work.limits(self.round)):
+            return arrivals, 0.0
+        spill = Spill()
+        waiting = [(_size(one[2]).rms, _spilled(spill, one)) for one in arrivals]
+        median = statistics.median(rms for rms, _ in waiting) if waiting else 0.0
+        return (read() for _, read in waiting), median
+
+    def _accepted(
+        self, task: Task, row: dict[str, Json], came: Returned, median: float
+    ) -> Result | None:
+        """Return an update as the strategy sees it, and record its client; None: it is refused.
+
+        1. A change of more than `bound` medians is refused.
+        2. A change that `clip` limits is scaled down, and examined as it is then.
+        """
+        outcome, size = came.outcome, _size(came)
+        assert outcome is not None  # else it was refused where it was checked
+        result = dataclasses.replace(self.work.result(task, outcome), findings=came.findings)
+        bound, rules = self.experiment.bound, self.work.clip(self.round)
+        factor = 1.0 if rules is None else rules.factor(size, median)
+        try:
+            if bound is not None and size.rms > bound * median > 0:  # step 1
+                raise RejectedUpdate(
+                    "the update is too large",
+                    found=f"a change of {size.rms:.3g} per value",
+                    expected=f"at most {bound * median:.3g}, {bound:g} times the round's median",
+                )
+            if factor != 1:  # step 2
+                state = clipped(task.state, result.state, factor, result.unmerged)
+                with one_thread():  # the same bits as where an update arrives
+                    result = dataclasses.replace(result, state=state)
+                    result = dataclasses.replace(result, findings=self.work.findings(result))
+        except RejectedUpdate as error:
+            self.rejected.append({**row, "reason": reason(error)})
+            return None
+        private = private_part(task, outcome)
+        if private.state or private.keep or task.client in self.private:
+            self.private[task.client] = private
+        row["examples"] = result.examples
+        row |= {"malicious": True} if self.work.attacks(self.round, task.client) else {}
+        row |= {"clipped": factor} if factor < 1 else {}
+        if "seen" in outcome.metrics:
+            row[MACS] = of_client(task, outcome.metrics["seen"])
+        if self.test is not None:
+            with self.clock.measure("evaluate"):
+                row["trained"] = dict(self.test(task, outcome.state))
+        self.accepted.append({**row, "seconds": came.seconds, **outcome.metrics})
+        return result
 
     def settle(self) -> None:
         """Check, after the stream has ended, that some client succeeded or was refused.
@@ -263,17 +267,16 @@ class Turn:
             RunError: If every client failed: then it is not the clients.
         """
         if self._first is not None and not self.accepted and not self.rejected:
-            reasons = Counter(str(who["reason"]) for who in self.failed)
-            said = (
-                reason
-                if number == len(self.failed)
-                else f"{reason} ({number} of {len(self.failed)} clients)"
-                for reason, number in reasons.most_common(3)
-            )
+            reasons = Counter(str(who["reason"]) for who in self.failed).most_common(3)
+            clients = f"of {len(self.failed)} clients"
+            if len(reasons) > 1:
+                texts = [f"{reason} ({number} {clients})" for reason, number in reasons]
+            else:
+                texts = [reason for reason, _ in reasons]
             raise RunError(
                 "every client failed",
                 where=f"round {self.round}",
-                found="; ".join(said),
+                found="; ".join(texts),
                 hint="the first failure is this error's cause (`--debug` shows it)",
             ) from self._first
 
@@ -286,16 +289,16 @@ def _size(came: Returned) -> UpdateSize:
     return came.change or UpdateSize(0.0, 0)
 
 
-def _spilled(spill: Spill, arrived: Arrived) -> Callable[[], Arrived]:
+def _spilled(spill: Spill, arrival: Arrival) -> Callable[[], Arrival]:
     """Write the tensors of an update to disk, and return a function that reads it back."""
-    task, row, came = arrived
+    task, row, came = arrival
     assert came.outcome is not None  # else it was refused
     sent, back, seen = map(spill.put, (task.state, came.outcome.state, came.findings))
     bare_task = dataclasses.replace(task, state={})
     bare = dataclasses.replace(came, outcome=None, findings={})
     bare_outcome = dataclasses.replace(came.outcome, state={})
 
-    def read() -> Arrived:
+    def read() -> Arrival:
         outcome = dataclasses.replace(bare_outcome, state=spill.get(back))
         returned = dataclasses.replace(bare, outcome=outcome, findings=spill.get(seen))
         return dataclasses.replace(bare_task, state=spill.get(sent)), row, returned

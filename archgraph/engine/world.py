@@ -20,8 +20,8 @@ from archgraph.data.partition import allot, class_histogram
 from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.facts import as_resolved, facts, family_of
-from archgraph.engine.fit import answers, check_images, matched, results, with_main_output
+from archgraph.engine.facts import as_resolved, deciding_facts, family_of
+from archgraph.engine.fit import check_images, check_outputs, matched, results, with_main_output
 from archgraph.engine.lost import check_taken_up, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
@@ -81,7 +81,6 @@ def prepare(
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):
-        _check_processes(spec.engine)
         device = _device(spec.engine)
     with allowed(python):
         with spec.locating("strategy"):
@@ -89,52 +88,54 @@ def prepare(
         family = family or resolve(family_of(spec))
     with spec.locating("strategy"):
         _check_options(spec, strategy, family)
-    named, found = _data(spec, data, imagined, data_root, python)
+    source, dataset = _data(spec, data, imagined, data_root, python)
     with allowed(python), spec.locating("task"):
-        learning = learning_task(spec.task, found)
+        learning = learning_task(spec.task, dataset)
     with spec.locating("strategy"):
         check_strategy(strategy, spec.strategy_name, learning)
     with spec.locating("local"):
-        check_images(spec.local.augment, found)
+        check_images(spec.local.augment, dataset)
     with spec.locating("family"):
-        family, found = matched(family, found, learning)
+        family, dataset = matched(family, dataset, learning)
         learning = with_main_output(learning, list(family.models.values()))
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
                 spec.weights, family, spec.seed, imagined=imagined is not None
             )
-    kinds = [member.name for member in family.clients for _ in range(member.count)]
+    tiers = [member.name for member in family.clients for _ in range(member.count)]
     with spec.locating("sample"):
-        sampled = _sampled(spec.sample, len(kinds))
-    if spec.spare is not None:
-        with spec.locating("spare"):
-            _check_spare(spec, spec.spare, sampled, len(kinds))
+        sampled = _sampled(spec.sample, len(tiers))
+    with spec.locating("spare"):
+        _check_spare(spec, sampled, len(tiers))
     if spec.aggregate is not None:
         with spec.locating("aggregate"):
             _check_rules(spec.aggregate, sampled)
     with spec.locating("family"):
-        found = _assigned(family_of(spec).owners, found)
-    if found.owners:
+        dataset = _assigned(family_of(spec).owners, dataset)
+    if dataset.owners:
         with spec.locating("data"):
-            shares = _owned(named, found, len(kinds))
+            shares = _owned(source, dataset, len(tiers))
     else:
-        partition = named.partition or IidSpec()
-        named = named.model_copy(update={"partition": partition})
+        partition = source.partition or IidSpec()
+        source = source.model_copy(update={"partition": partition})
         with spec.locating("data", "partition"):
             scheme = partition.model_dump()
-            shares = allot(found.train.targets, tiers=kinds, seed=spec.seed, **scheme)
-    spec = spec.model_copy(update={"data": named})
+            shares = allot(dataset.train.targets, tiers=tiers, seed=spec.seed, **scheme)
+    spec = spec.model_copy(update={"data": source})
     selection = None
     with spec.locating("validation"):
-        shares, held = hold_out(shares, spec.validation, spec.seed, ordered=found.kind == "text")
+        shares, held_out = hold_out(
+            shares, spec.validation, spec.seed, ordered=dataset.kind == "text"
+        )
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
-    world = _world(spec, family, found, shares, learning, device)
+    world = _world(spec, family, dataset, shares, learning, device)
     return Experiment(
         world=world,
         strategy=strategy,
-        data=found,
+        data=dataset,
+        # A further model trains on the examples of the client that it belongs to.
         shares=tuple(shares[client.owner] for client in world.clients),
         local=spec.local,
         evaluate=spec.evaluate,
@@ -142,13 +143,14 @@ def prepare(
         attack=spec.attack,
         sampled=sampled,
         selection=selection,
-        held=held,
+        held_out=held_out,
         spare=spec.spare or 0,
         patience=spec.patience,
         bound=spec.bound,
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
-        facts={} if imagined else facts(spec, strategy, family, found),
+        # Digests of the data, which an imagined one does not have.
+        facts={} if imagined else deciding_facts(spec, strategy, family, dataset),
         locating=spec.locating,
     )
 
@@ -157,10 +159,8 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
     """Refuse what the strategy cannot do, or does not read."""
     if strategy.needs_global and not family.has_global:
         raise RunError(
-            "the strategy needs a global model",
+            "the strategy needs a global model, which the family lacks",
             where=f"strategy.{spec.strategy_name}",
-            found="a family without one",
-            expected="a model that contains the clients' models",
             hint="write `model: join` in the family, or name a model file",
         )
     for key in ("aggregate", "also"):
@@ -169,12 +169,8 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
     ignored = sorted(spec.local.model_fields_set & strategy.unread)
     if ignored:
         with spec.locating("local"):
-            raise RunError(
-                "the strategy's clients do not read it",
-                where=f"local.{ignored[0]}",
-                found=getattr(spec.local, ignored[0]),
-                hint="leave it out",
-            )
+            where = f"local.{ignored[0]}"
+            raise RunError("the strategy's clients do not read it", where=where, hint="remove it")
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
@@ -184,7 +180,6 @@ def _check_averages(strategy: Strategy, name: str, key: str) -> None:
             "the strategy does not average by `covered_mean` or `group_means` alone",
             where=f"strategy.{name}",
             found=f"`{key}`, which changes what these do",
-            expected="an experiment without it, or another strategy",
             hint="a strategy of your own that averages by them alone says `averages = True`",
         )
 
@@ -197,37 +192,36 @@ def _data(
     python: bool,
 ) -> tuple[DataSpec, Dataset]:
     """Return the data of a run, and what says which they are; arguments as for :func:`prepare`."""
-    named, located = spec.data, spec.locating("data")
-    if data is not None:
-        named, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
-    elif isinstance(named, NamedData):
-        root = data_root or named.root or os.environ.get(ROOT_VARIABLE)
+    source, located = spec.data, spec.locating("data")
+    if data is not None:  # no line of a file is at fault then
+        source, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
+    elif isinstance(source, NamedData):
+        root = data_root or source.root or os.environ.get(ROOT_VARIABLE)
+        # Absolute, for run.yaml: a run may be resumed from another folder.
         path = None if root is None else str(Path(root).expanduser().absolute())
-        named = named.model_copy(update={"root": path})
+        source = source.model_copy(update={"root": path})
     task = None if spec.task is None else spec.task.kind
     with located, allowed(python):
-        found = imagined or (dataset_of(data) if data is not None else read_data(named, task))
-    return named, found
+        if imagined is None:
+            imagined = dataset_of(data) if data is not None else read_data(source, task)
+    return source, imagined
 
 
-def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:
+def _owned(source: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:
     """Training examples of each client, as the data says."""
-    if named.partition is not None:
+    names = list(data.owners)
+    if source.partition is not None:
         raise RunError(
-            "the data is partitioned by client already",
+            f"the data is partitioned by client already ({data.name}, {len(names)} clients)",
             where="data.partition",
-            found=f"a partition, and data of {len(data.owners)} clients ({data.name})",
-            expected="one of them",
             hint="leave `partition` out, or the clients out of the data",
         )
-    if len(data.owners) != clients:
-        names = list(data.owners)
+    if len(names) != clients:
         raise RunError(
             "the family has another number of clients than the data",
             where="data",
             found=f"{clients} clients in the family",
             expected=f"{len(names)}: {listed(names)}",
-            hint=f"let `count` of the family's clients add up to {len(names)}",
         )
     return tuple(data.owners.values())
 
@@ -236,15 +230,15 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
     """Return the data with its clients in the order in which the family names them."""
     if not owners:
         return data
-    if sorted(owners) != sorted(map(str, data.owners)):
+    by_name = {str(name): examples for name, examples in data.owners.items()}
+    if sorted(owners) != sorted(by_name):
         raise RunError(
             "does not name the data's clients, each once",
             where="family.clients",
             found=", ".join(owners),
-            expected=", ".join(map(str, data.owners)) or "data that says whose each example is",
+            expected=", ".join(by_name) or "data that says whose each example is",
         )
-    own = {str(name): examples for name, examples in data.owners.items()}
-    return dataclasses.replace(data, owners={name: own[name] for name in owners})
+    return dataclasses.replace(data, owners={name: by_name[name] for name in owners})
 
 
 def begun(experiment: Experiment) -> ServerState:
@@ -280,37 +274,25 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)
     for model in each_returned(Evaluated, models, strategy, "evaluated"):
-        answers(model, experiment.data, learning)
-        several |= any(not isinstance(given, Ref) for given in results(model.graph))
+        check_outputs(model, experiment.data, learning)
+        several |= any(not isinstance(value, Ref) for value in results(model.graph))
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
-    for key, value in (("auxiliary", learning.auxiliary), ("output", output)):
-        with experiment.locating("task"):
-            if value and not several:
-                raise RunError(
-                    "changes nothing: each model gives a single result, in training, too",
-                    where=f"task.{key}",
-                    found=value,
-                    hint="leave it out",
-                )
-    with experiment.locating("evaluate"):
-        if asked.statistics is not None and not recomputed:
-            raise RunError(
-                "changes nothing: no model is tested with running statistics that are recomputed",
-                where="evaluate.statistics",
-                found=asked.statistics,
-                expected="models with batch norm, and a strategy with `norm: static`",
-                hint="leave it out",
-            )
-        if asked.fine_tune is not None and not tuned:
-            raise RunError(
-                "changes nothing: no model is tested on its clients as it was sent to them",
-                where="evaluate.fine_tune",
-                found=asked.fine_tune,
-                expected="models with clients, and no training of the strategy's own before a test",
-                hint="leave it out",
-            )
+    single = "each model gives a single result, in training, too"
+    stored = "no model is tested with running statistics that are recomputed (`norm: static`)"
+    untuned = "no model is tested on its clients as it was sent to them"
+    # Each key, its value, whether any model reads it, and why none does.
+    for section, key, value, read, reason in (
+        ("task", "auxiliary", learning.auxiliary or None, several, single),
+        ("task", "output", output or None, several, single),
+        ("evaluate", "statistics", asked.statistics, recomputed, stored),
+        ("evaluate", "fine_tune", asked.fine_tune, tuned, untuned),
+    ):
+        if value is not None and not read:
+            with experiment.locating(section):
+                where = f"{section}.{key}"
+                raise RunError(f"changes nothing: {reason}", where=where, found=value)
 
 
 def _world(
@@ -326,11 +308,12 @@ def _world(
         Client(
             id=i,
             name=member.name,
-            examples=len(own),
-            histogram=tuple(class_histogram(data.train.targets[own], data.classes).tolist()),
+            examples=len(examples),
+            histogram=tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
         )
-        for i, (member, own) in enumerate(zip(members, shares, strict=True))
+        for i, (member, examples) in enumerate(zip(members, shares, strict=True))
     )
+    # Weights of a traced model or a file, if the family has any; else of the seed.
     state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
     return World(
         graph=family.graph,
@@ -373,52 +356,49 @@ def _sampled(sample: float | int, clients: int) -> int:
     return sample
 
 
-def _check_spare(spec: ExperimentSpec, spare: int, sampled: int, clients: int) -> None:
+def _check_spare(spec: ExperimentSpec, sampled: int, clients: int) -> None:
     """Refuse more spare clients than there are, and what compares all clients of a round."""
-    if sampled + spare > clients:
+    if spec.spare is None:
+        return
+    if sampled + spec.spare > clients:
         raise RunError(
             "more clients in a round than there are",
             where="spare",
-            found=f"{sampled} and {spare} spare ones",
+            found=f"{sampled} and {spec.spare} spare ones",
             expected=f"at most {clients} together",
-            hint="lower `sample`",
         )
+    # These need all updates of a round at once; spare clients are asked when some are missing.
     median = spec.aggregate is not None and spec.aggregate.clip == "median"
-    against = {
-        "bound": spec.bound,
-        "aggregate.clip": median,
-        "privacy": spec.privacy,
-        "also": spec.also,
-    }
-    refused = [name for name, value in against.items() if value]
-    if refused:
-        raise RunError(
-            f"does not go together with `{refused[0]}`, which looks at all clients of a round",
-            where="spare",
-            found=spare,
-            hint=f"leave out `spare` or `{refused[0]}`",
-        )
+    for name, value in (
+        ("bound", spec.bound),
+        ("aggregate.clip", median),
+        ("privacy", spec.privacy),
+        ("also", spec.also),
+    ):
+        if value:
+            raise RunError(
+                f"does not go together with `{name}`, which looks at all clients of a round",
+                where="spare",
+            )
 
 
 def _check_rules(rules: AggregateSpec, clients: int) -> None:
     """Refuse rounds that are too small for Krum's guarantee, or for a quorum."""
     if rules.middle is not None and rules.middle.quorum > clients:
         raise RunError(
-            "a quorum that no round reaches: nothing would ever change",
+            f"no round of {clients} clients reaches the quorum: nothing would ever change",
             where="aggregate",
-            found=f"quorum {rules.middle.quorum}",
-            expected=f"at most {clients}, the clients of a round",
+            found=rules.middle.quorum,
         )
     if rules.krum is None:
         return
     malicious = rounded_share(rules.krum.malicious, clients)
-    if clients < 2 * malicious + 3:
+    if clients < 2 * malicious + 3:  # Blanchard et al., NeurIPS 2017, Proposition 4.2: n > 2f + 2
         raise RunError(
             "too few clients in a round for Krum",
             where="aggregate.krum",
             found=f"{clients}, of which {malicious} may be malicious",
             expected=f"{2 * malicious + 3} or more",
-            hint="lower `malicious`, or sample more clients",
         )
     if rules.krum.keep > clients - malicious:
         raise RunError(
@@ -429,33 +409,24 @@ def _check_rules(rules: AggregateSpec, clients: int) -> None:
         )
 
 
-def _check_processes(engine: EngineSpec) -> None:
-    """Refuse what processes on a device cannot do."""
-    if engine.memory is not None and engine.kind_of_device != "cpu":
-        raise RunError(
-            "is bounded on the processor only: a device reserves more than it uses",
-            where="engine.memory",
-            found=f"device {engine.device}",
-            expected="cpu",
-        )
-
-
 def _device(engine: EngineSpec) -> str:
     """Return the device that the server uses.
 
     Raises:
         RunError: If one of the devices cannot be used.
     """
+    if engine.memory is not None and engine.kind_of_device != "cpu":
+        raise RunError(
+            "is bounded on the processor only: a device reserves more than it uses",
+            where="engine.memory",
+            found=f"device {engine.device}",
+        )
+    # The other devices are those of Flower's clients, which may be other machines.
     names = engine.devices if engine.kind == "local" else engine.devices[:1]
     for name in names:
-        trouble = _trouble(name)
-        if trouble is not None:
-            raise RunError(
-                "cannot compute there",
-                where="engine.device",
-                found=f"{name!r} ({trouble.splitlines()[0]})",
-                expected="cpu, or a device that this machine has and this build of PyTorch can use",
-            )
+        if (trouble := _trouble(name)) is not None:
+            what = f"{name!r} ({trouble.splitlines()[0]})"
+            raise RunError("cannot compute there", where="engine.device", found=what)
     return names[0]
 
 

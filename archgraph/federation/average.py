@@ -57,8 +57,8 @@ def part(
         graph=tier.graph,
         state=weights,
         program=program or Train(TaskLoss(mask_absent=mask_absent)),
-        kept=policy.kept(tier.graph),
-        skip=policy.left_out(tier.graph),
+        private=policy.private(tier.graph),
+        unmerged=policy.unmerged(tier.graph),
         transfer=tier.transfer,
         tier=tier.name,
     )
@@ -83,8 +83,8 @@ def covered_mean(
     """Return the state with global weights that are the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
-    stays with clients (``Result.skip``) is left out. One update is in memory at a time. What the
-    experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust_means`.
+    stays with clients (``Result.unmerged``) is left out. One update is in memory at a time. What
+    the experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust_means`.
 
     Args:
         world: Who takes part.
@@ -158,7 +158,7 @@ def by_tier(
     norm: NormName = "averaged",
     runs: Sequence[str] = (),
     model: Callable[[Tier], Model] | None = None,
-    kept: bool | None = None,
+    private: bool | None = None,
     whole: bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
@@ -192,5 +192,5 @@ def by_tier(
                 state=tested.state,
                 clients=clients,
                 statistics=policy.evaluation,
-                kept=policy.personal if kept is None else kept,
+                private=policy.personal if private is None else private,
             )

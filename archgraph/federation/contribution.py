@@ -29,7 +29,7 @@ class Contribution(NamedTuple):
         transfer: Linear map from the group's state to the client's part of it.
         state: The client's part, after training.
         weight: Weight of the client in the mean.
-        skip: Entries of the client's part that are left out.
+        unmerged: Entries of the client's part that are left out.
         sizes: Size of some entries of the client's part, which they are divided by; see
             :func:`covered_mean`.
         rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
@@ -42,7 +42,7 @@ class Contribution(NamedTuple):
     transfer: Transfer
     state: State
     weight: float
-    skip: frozenset[str] = frozenset()
+    unmerged: frozenset[str] = frozenset()
     sizes: Mapping[str, float] = {}  # never changed
     rows: Mapping[str, Tensor] | None = None
 
@@ -61,14 +61,18 @@ class Contribution(NamedTuple):
             message = "a result does not say where its weights belong"
             raise RunError(message, where=where, hint=hint)
         weight = result.weight(weights)
-        return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
+        return cls(
+            result.client, group, whole, result.transfer, result.state, weight, result.unmerged
+        )
 
     @property
     def update(self) -> Update:
         """The update for mergers and pools; the engine has checked its form and values."""
         # Nothing is divided by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
-        return Update(self.transfer, self.state, self.weight, scales, self.rows or {}, self.skip)
+        return Update(
+            self.transfer, self.state, self.weight, scales, self.rows or {}, self.unmerged
+        )
 
 
 class EntrySizes:

@@ -26,12 +26,12 @@ class NormPolicy:
 
     name: NormName
 
-    def kept(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries that stay with the client: for ``Task.kept``."""
+    def private(self, graph: ArchGraph) -> frozenset[str]:
+        """Return the entries that stay with the client: for ``Task.private``."""
         return frozenset(statistics(graph)) if self.personal else frozenset()
 
-    def left_out(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries that are not merged into the global state: for ``Task.skip``."""
+    def unmerged(self, graph: ArchGraph) -> frozenset[str]:
+        """Return the entries that are not merged into the global state: for ``Task.unmerged``."""
         match self.name:
             case "local" | "static":
                 return frozenset(statistics(graph))

@@ -96,7 +96,7 @@ class Census:
 
     def _check(self, one: Contribution, part: Transfer) -> None:
         """Refuse what cannot be made private, all of it at once."""
-        merged = one.transfer.entries.keys() - one.skip
+        merged = one.transfer.entries.keys() - one.unmerged
         statistics = self.statistics.get(one.client, frozenset()) & merged
         kinds = [slot.torch_dtype for slot in part.target]
         faults = (
@@ -225,7 +225,7 @@ class PrivateMeans:
 def counted(one: Contribution) -> Transfer:
     """Return the part of a contribution's map that counts: the parameters that are trained."""
     fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
-    return _counted(one.transfer, frozenset(one.skip), fixed)
+    return _counted(one.transfer, frozenset(one.unmerged), fixed)
 
 
 def sources(part: Transfer) -> frozenset[str]:
@@ -236,14 +236,14 @@ def sources(part: Transfer) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _counted(transfer: Transfer, skip: frozenset[str], fixed: frozenset[str]) -> Transfer:
+def _counted(transfer: Transfer, unmerged: frozenset[str], fixed: frozenset[str]) -> Transfer:
     entries = {
         slot.name: entry
         for slot in transfer.target
         if (entry := transfer.entries[slot.name]).source is not None
         and slot.averaged
         and slot.role == "parameter"
-        and slot.name not in skip
+        and slot.name not in unmerged
         and entry.source not in fixed
     }
     target = tuple(slot for slot in transfer.target if slot.name in entries)

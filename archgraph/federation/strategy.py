@@ -36,7 +36,7 @@ class Evaluated:
         statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
             over training data first.
         predict: From outputs to predictions (a mean over exits, say). Default: the task's output.
-        kept: Overlay each client's kept entries (personal layers) before testing on its data.
+        private: Overlay each client's kept entries (personal layers) before testing on its data.
         program: Run on each client's training data before testing on its data (fine-tuning).
         states: Weights of a client's own version by its id, made when asked for; ``state`` then is
             one of them.
@@ -48,7 +48,7 @@ class Evaluated:
     clients: tuple[int, ...] = ()
     statistics: Literal["stored", "recompute"] = "stored"
     predict: Predict | None = None
-    kept: bool = False
+    private: bool = False
     program: Program | None = None
     states: Callable[[int], State] | None = None
 

@@ -135,7 +135,7 @@ class Outcome:
     """What a program leaves behind.
 
     Attributes:
-        state: Full state of the model after the work. The engine takes ``Task.kept`` out of it.
+        state: Full state of the model after the work. The engine takes ``Task.private`` out of it.
         keep: Replaces what the client keeps beside its state.
         others: States of the further models.
         extras: Tensors for the server.
@@ -163,12 +163,12 @@ class Task:
     Attributes:
         client: Id of the recipient.
         graph: Architecture of the model.
-        state: Its weights. Entries of ``kept`` may be left out where the client has them.
+        state: Its weights. Entries of ``private`` may be left out where the client has them.
         program: The program to run.
-        kept: Entries that stay with the client from round to round and are never returned. A later
-            task that keeps one of them gives it the same shape. Frozen ones (``ag.frozen``) are
-            not held for a client, since nothing changes them: every task brings them.
-        skip: Further entries that the server does not merge: they come back, and are left out.
+        private: Entries that stay with the client from round to round and are never returned. A
+            later task that keeps one of them gives it the same shape. Frozen ones (``ag.frozen``)
+            are not held for a client, since nothing changes them: every task brings them.
+        unmerged: Further entries that the server does not merge: they come back, and are left out.
         transfer: Linear map from the global state to this model's; it comes back on the result.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
@@ -180,19 +180,19 @@ class Task:
     graph: ArchGraph
     state: State
     program: Program
-    kept: frozenset[str] = frozenset()
+    private: frozenset[str] = frozenset()
     others: Mapping[str, Model] = field(default_factory=dict)
     extras: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
     tier: str = ""
-    skip: frozenset[str] = frozenset()
+    unmerged: frozenset[str] = frozenset()
     transfer: Transfer | None = None
 
     def result(self, outcome: Outcome, examples: int) -> Result:
         """Return the part of an outcome that the server sees: private entries are left out."""
         return Result(
             client=self.client,
-            state={k: v for k, v in outcome.state.items() if k not in self.kept},
+            state={k: v for k, v in outcome.state.items() if k not in self.private},
             examples=examples,
             others=outcome.others,
             extras=outcome.extras,
@@ -209,13 +209,14 @@ class Result:
 
     Attributes:
         client: Id of the client.
-        state: All entries of the task's graph except ``Task.kept``; floating point ones are finite.
+        state: All entries of the task's graph except ``Task.private``; floating point ones are
+            finite.
         examples: Number of the client's training examples.
         others: States of the further models.
         extras: Tensors for the server; floating point ones are finite.
         metrics: Numbers for the record.
         tier: Tier of the task.
-        skip: Entries that are not merged: ``Task.kept`` and ``Task.skip``.
+        unmerged: Entries that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Transfer of the task.
         findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
     """
@@ -227,7 +228,7 @@ class Result:
     extras: State = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tier: str = ""
-    skip: frozenset[str] = frozenset()
+    unmerged: frozenset[str] = frozenset()
     transfer: Transfer | None = None
     findings: State = field(default_factory=dict)
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
+
+if TYPE_CHECKING:
+    from archgraph.engine.experiment import Experiment
+    from archgraph.engine.local import Run
 
 # Flower and Ray report their use to their makers unless they are told not to, and Ray's processes
 # give way to all others: on a busy machine they would never be ready.
@@ -22,31 +26,23 @@ ENVIRONMENT = {
 }
 
 
-def simulate(experiment: Any, *, data: object = None, **options: Any) -> Any:
-    """Run an experiment in Flower's simulation; see :func:`..simulation.simulate`.
+def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> Run:
+    """Run an experiment in Flower's simulation; see :func:`.simulation.run_simulated`.
 
     Raises:
         RunError: If the extra ``flower`` is not installed, or Flower cannot run the experiment.
     """
     if data is not None or experiment.engine.memory is not None:
-        raise RunError(
-            "cannot run on Flower",
-            where="engine: flower",
-            found="data in memory" if data is not None else "engine.memory",
-            expected="data that the experiment names, and no bound on a client's memory",
-        )
+        what = "data in memory" if data is not None else "engine.memory"
+        raise RunError(f"cannot run on Flower with {what}", where="engine: flower")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         for package in ("flwr", "ray"):
             importlib.import_module(package)
     except ImportError as error:
-        raise RunError(
-            "needs the packages flwr and ray",
-            where="engine: flower",
-            found=str(error),
-            hint="pip install 'archgraph[flower]'",
-        ) from error
+        message, hint = "needs the packages flwr and ray", "pip install 'archgraph[flower]'"
+        raise RunError(message, where="engine: flower", found=str(error), hint=hint) from error
     from archgraph.flower import simulation
 
-    return simulation.simulate(experiment, **options)
+    return simulation.run_simulated(experiment, **options)

@@ -11,28 +11,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from archgraph.engine.clientwork import ClientWork
+from archgraph.engine.clientwork import Assignment, ClientWork, Returned, private_part
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.turn import Turn
-from archgraph.errors import RunError
+from archgraph.errors import RejectedUpdate, RunError
 from archgraph.flower.keeping import KEPT, PENDING, restore, round_of, store
 from archgraph.flower.programs import Trusted
-from archgraph.flower.records import (
-    FORMAT,
-    loss_record,
-    packed,
-    read_task,
-    result_record,
-    unpacked,
-)
+from archgraph.flower.records import FORMAT, as_record, of_record, read_task, reply_record
+from archgraph.processes.process import attempted
 from archgraph.processes.reasons import reason
-from archgraph.record.client import KeptByClient
-from archgraph.record.progress import Bars
+from archgraph.record.client import ClientState
 
 PARTITION = "partition-id"
 
@@ -59,23 +50,26 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        try:
+        def answered() -> Returned:
             setup = experiment(context)
-            held = file(context, setup)
-            if held is not None:
-                restore(context, held)
-            content = answer(setup, message.content, context)
-            if held is not None:
-                store(context, held)
-        except Exception as error:  # the server records it, and the round goes on
-            content = loss_record(_client(context), reason(error), refused=False)
+            path = file(context, setup)
+            if path is not None:
+                restore(context, path)
+            came = answer(setup, message.content, context)
+            # Before the reply leaves: the server may accept an update that a crash would lose here.
+            if path is not None:
+                store(context, path)
+            return came
+
+        # Whatever it dies of is recorded by the server, and the round goes on.
+        content = reply_record(_client(context), attempted(answered))
         return Message(content, reply_to=message)
 
     return app
 
 
-def answer(setup: Experiment, content: RecordDict, context: Context) -> RecordDict:
-    """Do a task: what the node returns.
+def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned:
+    """Do a task and return its outcome, which the server checks.
 
     Raises:
         RunError: If the task is of another version, for another client, or follows rounds of which
@@ -83,18 +77,22 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> RecordDi
     """
     _agree(content, context)
     task, number, private, confirmed = read_task(content, _trusted(setup))
-    at_node = private is None
-    kept = _confirmed(context, confirmed) if private is None else private
-    turn = Turn(ClientWork(_alone(setup)), number, {task.client: kept}, Bars())
-    results = [*turn.results([task])]
-    if not results:
-        lost = (*turn.rejected, *turn.failed)[0]
-        return loss_record(task.client, lost["reason"], refused=bool(turn.rejected))
-    now = turn.kept[task.client]
-    if at_node:
-        context.state[PENDING] = packed(now.flat())
-        context.state[f"{PENDING}-round"] = ConfigRecord({"round": number})
-    return result_record(results[0], None if at_node else now)
+    before = _confirmed(context, confirmed) if private is None else private
+    work = ClientWork(setup)
+    try:
+        outcome = work.outcome(Assignment(number, task, before), lambda **_: None)
+        if private is None:  # the server never sees what stays here
+            work.check(task, outcome)
+    except RejectedUpdate as error:
+        return Returned(refused=reason(error))
+    after = private_part(task, outcome)
+    state = {name: t for name, t in outcome.state.items() if name not in task.private}
+    if private is not None:
+        both = {**state, **after.state}
+        return Returned(dataclasses.replace(outcome, state=both, keep=after.keep))
+    context.state[PENDING] = as_record(after.flat())
+    context.state[f"{PENDING}-round"] = ConfigRecord({"round": number})
+    return Returned(dataclasses.replace(outcome, state=state, keep={}))
 
 
 def _client(context: Context) -> int:
@@ -102,18 +100,14 @@ def _client(context: Context) -> int:
 
 
 def _agree(content: RecordDict, context: Context) -> None:
-    said: Any = content["task"]
+    said = content["task"]
+    client = _client(context)
     if said["format"] != FORMAT:
         raise RunError(
-            "the server speaks another version of the messages",
-            found=said["format"],
-            expected=FORMAT,
-            hint="install the same archgraph on the server and its nodes",
+            "the server has another version of archgraph", found=said["format"], expected=FORMAT
         )
-    if said["client"] != _client(context):
-        raise RunError(
-            "the task is for another client", found=said["client"], expected=_client(context)
-        )
+    if said["client"] != client:
+        raise RunError("the task is for another client", found=said["client"], expected=client)
 
 
 def _trusted(setup: Experiment) -> Trusted:
@@ -121,13 +115,7 @@ def _trusted(setup: Experiment) -> Trusted:
     return frozenset({type(setup.strategy).__module__})
 
 
-def _alone(setup: Experiment) -> Experiment:
-    """Drop from an experiment what compares clients with one another: the server does that."""
-    world = dataclasses.replace(setup.world, aggregate=None)
-    return dataclasses.replace(setup, world=world, bound=None)
-
-
-def _confirmed(context: Context, confirmed: int) -> KeptByClient:
+def _confirmed(context: Context, confirmed: int) -> ClientState:
     """Return what the node holds of its client after the last update that the server accepted.
 
     Raises:
@@ -135,16 +123,17 @@ def _confirmed(context: Context, confirmed: int) -> KeptByClient:
     """
     state = context.state
     pending = round_of(context, PENDING)
+    # Only now: the server may have refused the update, or died before it recorded the round.
     if pending == confirmed and pending >= 0:
         state[KEPT], state[f"{KEPT}-round"] = state[PENDING], state[f"{PENDING}-round"]
-    held = round_of(context, KEPT)
+    last = round_of(context, KEPT)
     if confirmed < 0:
-        return KeptByClient()
-    if held != confirmed:
+        return ClientState()
+    if last != confirmed:
         raise RunError(
             "the node has lost what its client kept",
-            found="nothing" if held < 0 else f"that of round {held}",
+            found="nothing" if last < 0 else f"that of round {last}",
             expected=f"that of round {confirmed}",
             hint="begin the run anew, or resume it on the nodes that it ran on",
         )
-    return KeptByClient.from_flat(unpacked(state[KEPT]))
+    return ClientState.from_flat(of_record(state[KEPT]))

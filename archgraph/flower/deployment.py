@@ -7,11 +7,8 @@ server's run configuration and a node's own configuration say what differs betwe
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -24,8 +21,8 @@ from archgraph.errors import RunError
 from archgraph.flower.client import PARTITION, client_app
 from archgraph.flower.server import JOIN, Nodes
 from archgraph.language import load_experiment
-from archgraph.plain import json_safe
-from archgraph.record.folder import resumable
+from archgraph.plain import Json, json_safe
+from archgraph.record.folder import identity, resumable
 
 
 def deployed_server(file: Path) -> ServerApp:
@@ -48,18 +45,18 @@ def deployed_server(file: Path) -> ServerApp:
     return app
 
 
-def serve(grid: Grid, file: Path, asked: Mapping[str, Any]) -> None:
+def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
     """Run the experiment of a file on the nodes of a grid.
 
     Raises:
         ArchGraphError: As :func:`archgraph.engine.run`.
     """
-    private = asked.get("private", "node")
-    if private not in ("node", "server"):
-        raise RunError("unknown holder", where="private", found=private, expected="node or server")
+    holder = asked.get("private", "node")
+    if holder not in ("node", "server"):
+        raise RunError("unknown holder", where="private", found=holder, expected="node or server")
     experiment, out = _prepared(file, asked), Path(str(asked["out"]))
     nodes = Nodes.of(grid, experiment)
-    nodes.private, nodes.join = private, float(asked.get("join", JOIN))
+    nodes.holder, nodes.join = holder, float(asked.get("join", JOIN))
     resume = bool(asked.get("resume", False)) and resumable(out)
     execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)
 
@@ -85,16 +82,17 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
     asked = context.node_config
     if not asked.get("keep"):
         return None
-    facts = {name: value for name, value in experiment.facts.items() if name != "rounds"}
-    digest = hashlib.sha256(json.dumps(json_safe(facts), sort_keys=True).encode()).hexdigest()
-    return Path(str(asked["keep"])) / f"{digest[:16]}-{asked[PARTITION]}.safetensors"
+    # As the server tells run folders apart: a prolonged run goes on with what its nodes hold.
+    name = f"{identity(json_safe(experiment.facts))[:16]}-{asked[PARTITION]}.safetensors"
+    return Path(str(asked["keep"])) / name
 
 
-def _prepared(file: Path, asked: Mapping[str, Any]) -> Experiment:
-    own = {name: str(asked.get(name, "")) for name in ("data", "device")}
-    return _read(file, **own, python=bool(asked.get("python", False)))
+def _prepared(file: Path, asked: Mapping[str, Json]) -> Experiment:
+    texts = {name: str(asked.get(name, "")) for name in ("data", "device")}
+    return _read(file, **texts, python=bool(asked.get("python", False)))
 
 
+# A process that serves many messages prepares its experiment once.
 @functools.lru_cache(maxsize=1)
 def _read(file: Path, *, data: str, device: str, python: bool) -> Experiment:
     spec = load_experiment(file)

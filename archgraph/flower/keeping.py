@@ -6,12 +6,11 @@ Flower gives a new run an empty context: without the file, a run that is resumed
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, Context
 
 from archgraph.files import write
-from archgraph.flower.records import packed, unpacked
+from archgraph.flower.records import as_record, of_record
 from archgraph.states import wire
 
 # Names of what a client keeps in its node's context: confirmed by the server, and not yet.
@@ -22,16 +21,16 @@ def restore(context: Context, file: Path) -> None:
     """Take up what the file holds where the context holds nothing."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
-    for record, held in wire.decode(file.read_bytes()).items():
-        context.state[record] = packed(held["tensors"])
-        context.state[f"{record}-round"] = ConfigRecord({"round": held["round"]})
+    for record, stored in wire.unpack(file.read_bytes()).items():
+        context.state[record] = as_record(stored["tensors"])
+        context.state[f"{record}-round"] = ConfigRecord({"round": stored["round"]})
 
 
 def store(context: Context, file: Path) -> None:
     """Write what the context holds."""
     rounds = {record: round_of(context, record) for record in (KEPT, PENDING)}
     content = {
-        record: {"round": number, "tensors": unpacked(context.state[record])}
+        record: {"round": number, "tensors": of_record(context.state[record])}
         for record, number in rounds.items()
         if number >= 0
     }
@@ -40,5 +39,5 @@ def store(context: Context, file: Path) -> None:
 
 def round_of(context: Context, record: str) -> int:
     """Return the round of which the context holds a record, or -1 if it holds none."""
-    said: Any = context.state.get(f"{record}-round")
-    return -1 if said is None else int(said["round"])
+    said = context.state.get(f"{record}-round")
+    return int(said["round"]) if isinstance(said, ConfigRecord) else -1

@@ -29,7 +29,7 @@ Trusted = frozenset[str]
 LIBRARY = ("archgraph.federation.", "archgraph.states.")
 
 
-def as_plain(value: Any) -> Json:
+def as_plain(value: object) -> Json:
     """Convert a program, or a part of one, to plain values.
 
     Raises:
@@ -43,8 +43,8 @@ def as_plain(value: Any) -> Json:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if hasattr(value, "_asdict"):  # a named tuple
-        return _made(type(value), value._asdict())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):  # a named tuple
+        return _value(type(value), value._asdict())
     for kind, key, content in _FORMS:
         if isinstance(value, kind):
             return {key: content(value)}
@@ -52,7 +52,7 @@ def as_plain(value: Any) -> Json:
         return {"function": f"{value.__module__}:{value.__qualname__}"}
     if dataclasses.is_dataclass(value):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return _made(type(value), {name: getattr(value, name) for name in fields})
+        return _value(type(value), {name: getattr(value, name) for name in fields})
     raise RunError(
         "a part of a program cannot travel to another machine",
         found=type(value).__name__,
@@ -61,13 +61,13 @@ def as_plain(value: Any) -> Json:
     )
 
 
-def _made(kind: type, fields: Mapping[str, Any]) -> Json:
-    named = f"{kind.__module__}:{kind.__qualname__}"
-    return {"class": named, "fields": {name: as_plain(item) for name, item in fields.items()}}
+def _value(kind: type, fields: Mapping[str, object]) -> Json:
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    return {"class": path, "fields": {name: as_plain(item) for name, item in fields.items()}}
 
 
 # How values that JSON lacks are written: their type, a key, what stands under it.
-_FORMS: list[tuple[Any, str, Callable[[Any], Json]]] = [
+_FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
     (ArchGraph, "graph", flat.dump),
     (torch.dtype, "dtype", lambda dtype: str(dtype).removeprefix("torch.")),
     (bytes, "bytes", bytes.hex),
@@ -79,7 +79,7 @@ _FORMS: list[tuple[Any, str, Callable[[Any], Json]]] = [
 
 
 def as_program(plain: Json, trusted: Trusted) -> Any:
-    """Inverse of :func:`as_plain`.
+    """Make a program of what :func:`as_plain` wrote, and of nothing that is not trusted.
 
     Raises:
         RunError: If it names something outside the trusted modules, or no value of this form.
@@ -96,7 +96,7 @@ def as_program(plain: Json, trusted: Trusted) -> Any:
         case "bytes":
             return bytes.fromhex(content)
         case "tuple" | "list" | "set":
-            return _COLLECTIONS[key](map(inner, content))
+            return {"tuple": tuple, "list": list, "set": frozenset}[key](map(inner, content))
         case "map":
             return {inner(name): inner(item) for name, item in content}
         case "function":
@@ -105,9 +105,6 @@ def as_program(plain: Json, trusted: Trusted) -> Any:
             kind = _named(content, trusted, _is_value_type)
             return kind(**{name: inner(item) for name, item in plain["fields"].items()})
     raise RunError("not a program", where="the server's program", found=key)
-
-
-_COLLECTIONS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "list": list, "set": frozenset}
 
 
 def _is_value_type(kind: object) -> bool:
@@ -121,10 +118,10 @@ def _named(name: str, trusted: Trusted, suits: Callable[[object], bool]) -> Any:
             "the server asks for a program that this node does not trust",
             found=name,
             expected=f"one of {', '.join(sorted(trusted)) or 'no module'}, or of archgraph",
-            hint="start the node with the experiment of the server; programs of a strategy of "
-            "your own belong in its module",
+            hint="start the node with the experiment of the server",
         )
-    found = getattr(importlib.import_module(module), inside, None)
-    if not suits(found) or getattr(found, "__module__", None) != module:
+    value = getattr(importlib.import_module(module), inside, None)
+    # What a trusted module has imported from elsewhere is not its own, and so not trusted.
+    if not suits(value) or getattr(value, "__module__", None) != module:
         raise RunError("not a program", where="the server's program", found=name)
-    return found
+    return value

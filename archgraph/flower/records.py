@@ -11,34 +11,37 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from archgraph.federation import Model, Outcome, Result, Task
+from archgraph.engine.clientwork import Returned
+from archgraph.errors import RejectedUpdate
+from archgraph.federation import Model, Task
 from archgraph.flower.programs import Trusted, as_plain, as_program
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
-from archgraph.record.client import KeptByClient
+from archgraph.processes.process import Died
+from archgraph.record.client import ClientState
 from archgraph.states import wire
 
 # Version of the messages; server and nodes must agree.
-FORMAT = 2
+FORMAT = 3
 # A record holds one message (archgraph.states.wire), as one array: Flower sends arrays in pieces.
 BODY = "message"
 
 
-def packed(value: Any) -> ArrayRecord:
+def as_record(value: object) -> ArrayRecord:
     """Write plain values and tensors as a record.
 
     Example:
         >>> import torch
-        >>> unpacked(packed({"w": torch.ones(2, dtype=torch.bfloat16)}))
+        >>> of_record(as_record({"w": torch.ones(2, dtype=torch.bfloat16)}))
         {'w': tensor([1., 1.], dtype=torch.bfloat16)}
     """
     message = wire.encode(value)
     return ArrayRecord({BODY: Array("uint8", (len(message),), "safetensors", message)})
 
 
-def unpacked(record: ArrayRecord) -> Any:
-    """Read a record of :func:`packed`.
+def of_record(record: ArrayRecord) -> Any:
+    """Read a record of :func:`as_record`.
 
     Raises:
         RejectedUpdate: If it is not such a record.
@@ -46,82 +49,78 @@ def unpacked(record: ArrayRecord) -> Any:
     return wire.decode(record[BODY].data)
 
 
-def task_record(task: Task, round: int, kept: KeptByClient | None, confirmed: int) -> RecordDict:
+def task_record(task: Task, round: int, private: ClientState | None, confirmed: int) -> RecordDict:
     """Build the record that a node is sent.
 
     Args:
         task: What its client is to do.
         round: Counted from 1; 0 for the survey.
-        kept: What the client kept, if the server holds it; None if the node does.
+        private: What the client keeps, if the server holds it; None if the node does.
         confirmed: The last round in which the server accepted an update of the client; -1 if none.
     """
     body = {
         "round": round,
         "confirmed": confirmed,
-        "private": None if kept is None else kept.flat(),
+        "client_state": None if private is None else private.flat(),
         "graph": _text(task.graph),
         "state": task.state,
         "program": as_plain(task.program),
-        "kept": sorted(task.kept),
+        "private": sorted(task.private),
         "others": {name: [_text(m.graph), m.state] for name, m in task.others.items()},
         "extras": task.extras,
         "values": task.values,
         "tier": task.tier,
     }
     said = ConfigRecord({"format": FORMAT, "client": task.client})
-    return RecordDict({"task": said, "body": packed(body)})
+    return RecordDict({"task": said, "body": as_record(body)})
 
 
-def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, KeptByClient | None, int]:
+def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientState | None, int]:
     """Read the arguments of :func:`task_record` back from its record.
 
     Raises:
         RunError: If it is of another version of archgraph, or names a program that is not trusted.
     """
-    said, body = content["task"], unpacked(content["body"])
+    said, body = content["task"], of_record(content["body"])
     task = Task(
         client=int(said["client"]),
         graph=_graph(body["graph"]),
         state=body["state"],
         program=as_program(body["program"], trusted),
-        kept=frozenset(body["kept"]),
-        others={name: Model(_graph(text), own) for name, (text, own) in body["others"].items()},
+        private=frozenset(body["private"]),
+        others={name: Model(_graph(text), state) for name, (text, state) in body["others"].items()},
         extras=body["extras"],
         values=body["values"],
         tier=body["tier"],
     )
-    private = body["private"]
-    kept = None if private is None else KeptByClient.from_flat(private)
-    return task, body["round"], kept, body["confirmed"]
+    state = body["client_state"]
+    private = None if state is None else ClientState.from_flat(state)
+    return task, body["round"], private, body["confirmed"]
 
 
-def result_record(result: Result, kept: KeptByClient | None) -> RecordDict:
-    """Build the record that a node returns for a client's work.
-
-    Args:
-        result: What the server may see.
-        kept: What the client keeps, if the server holds it; None if the node does.
-    """
-    own = KeptByClient() if kept is None else kept
-    state = {**result.state, **own.state}
-    outcome = Outcome(state, own.keep, result.others, result.extras, result.metrics)
-    said = ConfigRecord({"client": result.client, "reason": "", "refused": False})
-    return RecordDict({"result": said, "body": packed(outcome)})
+def reply_record(client: int, came: Returned | Died) -> RecordDict:
+    """Build the record that a node returns for a client's work, or for its failure."""
+    if isinstance(came, Died):
+        came = Died(came.reason)  # the error itself, and where it arose, stay at the node
+    return RecordDict({"result": ConfigRecord({"client": client}), "body": as_record(came)})
 
 
-def loss_record(client: int, reason: str, *, refused: bool) -> RecordDict:
-    """Build the record of a missing result: why, and whether the node's own checks refused it."""
-    said = {"client": client, "reason": reason, "refused": refused}
-    return RecordDict({"result": ConfigRecord(said)})
-
-
-def read_outcome(content: RecordDict) -> Any:
-    """Return what a reply holds in place of an outcome, without checking it.
+def read_reply(content: RecordDict, client: int) -> Returned | Died:
+    """Read the record of :func:`reply_record`; its outcome is not checked.
 
     Raises:
-        RejectedUpdate: If it cannot be read.
+        RejectedUpdate: If it is not a reply of this client.
     """
-    return unpacked(content["body"])
+    try:
+        said, came = content["result"]["client"], of_record(content["body"])
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RejectedUpdate("not a reply to a task", found=what) from error
+    if said != client:
+        raise RejectedUpdate("the reply of another client", found=said, expected=client)
+    if not isinstance(came, Returned | Died):
+        raise RejectedUpdate("not a reply to a task", found=type(came).__name__)
+    return came
 
 
 # A run has few architectures, and sends each of them often.

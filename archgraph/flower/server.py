@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -22,9 +22,10 @@ from archgraph.engine.returned import outcome_of
 from archgraph.engine.turn import Working
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
-from archgraph.flower.records import FORMAT, read_outcome, task_record
+from archgraph.flower.records import FORMAT, read_reply, task_record
+from archgraph.processes.process import Died
 from archgraph.processes.reasons import LONGEST
-from archgraph.record.client import CONFIRMED, KeptByClient
+from archgraph.record.client import CONFIRMED, ClientState
 
 # Seconds between two looks for a reply: at first, and at most.
 SOON, LATE = 0.005, 0.25
@@ -43,14 +44,14 @@ class Nodes:
     Attributes:
         grid: Where the nodes are.
         clients: Number of clients of the experiment.
-        private: Who holds what clients keep.
+        holder: Who holds what clients keep.
         deadline: Seconds after which a client of a round is left out; None: any.
         join: Seconds that a run waits for its nodes at the start.
     """
 
     grid: Grid
     clients: int
-    private: Literal["server", "node"] = "server"
+    holder: Literal["server", "node"] = "server"
     deadline: float | None = None
     join: float = JOIN
     _node: dict[int, int] = field(default_factory=dict)
@@ -64,27 +65,29 @@ class Nodes:
         return cls(grid, clients, deadline=deadline)
 
     def __call__(
-        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+        self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterator[Working]:
         """Send all tasks, then wait for each in turn."""
         self._meet()
-        sent = [(task, self._send(task, round, kept), time.monotonic()) for task in tasks]
+        # All at once: nodes work side by side while the replies are read one by one.
+        sent = [(task, self._send(task, round, private), time.monotonic()) for task in tasks]
         for task, message, since in sent:
             yield task, functools.partial(self._outcome, task, message, since, round)
 
     def _send(
-        self, task: Task, round: int, kept: Mapping[int, KeptByClient]
+        self, task: Task, round: int, private: Mapping[int, ClientState]
     ) -> Message | NodeError:
         """Send a task to its node; return the message, or the reason why none was sent."""
         node = self._node.get(task.client)
         if node is None:
             return NodeError("no node is this client", expected=f"partition-id={task.client}")
-        own = kept.get(task.client, KeptByClient())
-        confirmed = int(own.keep[CONFIRMED]) if CONFIRMED in own.keep else -1
-        private = own if self.private == "server" else None
-        content = task_record(task, round, private, confirmed)
+        state = private.get(task.client, ClientState())
+        confirmed = int(state.keep[CONFIRMED]) if CONFIRMED in state.keep else -1
+        content = task_record(task, round, state if self.holder == "server" else None, confirmed)
         message = Message(content, node, MessageType.TRAIN, ttl=self.deadline, group_id=str(round))
-        return message if [*self.grid.push_messages([message])] else _unreachable(node)
+        if [*self.grid.push_messages([message])]:
+            return message
+        return NodeError("the message was not taken", where=f"node {node}")
 
     def _outcome(
         self, task: Task, message: Message | NodeError, since: float, round: int
@@ -97,25 +100,17 @@ class Nodes:
         """
         if isinstance(message, NodeError):
             raise message
-        content = self._reply(message, since)
-        try:
-            said: Mapping[str, Any] = content["result"]
-            if said["client"] != task.client:
-                raise RejectedUpdate(
-                    "the reply of another client", found=said["client"], expected=task.client
-                )
-            if said["reason"]:
-                lost = str(said["reason"])[:LONGEST]
-                raise RejectedUpdate(lost) if said["refused"] else NodeError(lost)
-            outcome = outcome_of(self, read_outcome(content))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RejectedUpdate(
-                "not a reply to a task", found=f"{type(error).__name__}: {error}"
-            ) from error
-        if self.private == "node":
-            own = {name: t for name, t in outcome.state.items() if name not in task.kept}
+        came = read_reply(self._reply(message, since), task.client)
+        # A node writes these texts: what it says may be long, or not text at all.
+        if isinstance(came, Died):
+            raise NodeError(str(came.reason)[:LONGEST])
+        if came.refused is not None:
+            raise RejectedUpdate(str(came.refused)[:LONGEST])
+        outcome = outcome_of(self, came.outcome)
+        if self.holder == "node":
+            state = {name: t for name, t in outcome.state.items() if name not in task.private}
             note = {CONFIRMED: torch.tensor(round)}
-            outcome = dataclasses.replace(outcome, state=own, keep=note)
+            outcome = dataclasses.replace(outcome, state=state, keep=note)
         return outcome
 
     def _reply(self, message: Message, since: float) -> RecordDict:
@@ -129,6 +124,7 @@ class Nodes:
             if self.deadline is not None and time.monotonic() - since > self.deadline:
                 raise NodeError("no reply in time", expected=f"one within {self.deadline:g} s")
             time.sleep(pause)
+            # Fast clients are not kept waiting, and slow ones are not asked too often.
             pause = min(pause * 1.5, LATE)
 
     def _meet(self) -> None:
@@ -171,15 +167,8 @@ class Nodes:
             self._trouble = reply.error.reason
             self._asked.discard(node)  # it may be able to say so later
             return
-        said: Any = reply.content["who"]
-        client = said.get("client")
-        if (
-            said.get("format") == FORMAT
-            and isinstance(client, int)
-            and client in range(self.clients)
-        ):
+        who = reply.content["who"]
+        client, version = (who.get(key) for key in ("client", "format"))
+        if version == FORMAT and isinstance(client, int) and client in range(self.clients):
+            # A node that was started anew takes its client over.
             self._node[client] = node
-
-
-def _unreachable(node: int) -> NodeError:
-    return NodeError("the message was not taken", where=f"node {node}")

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from ruamel.yaml import YAML
@@ -26,10 +25,11 @@ from archgraph.flower.client import client_app
 from archgraph.flower.server import ASKED, Nodes
 from archgraph.language import load_experiment
 from archgraph.language.experiment import EngineSpec
-from archgraph.record.client import KeptByClient
+from archgraph.plain import Json
+from archgraph.record.client import ClientState
 
 
-def simulate(experiment: Experiment, *, python: bool = False, **options: Any) -> Run:
+def run_simulated(experiment: Experiment, *, python: bool = False, **options: Any) -> Run:
     """Run an experiment in Flower's simulation.
 
     Args:
@@ -53,11 +53,12 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
     try:
         run_simulation(
             server,
-            of_text(experiment.text, python=python),
+            client_app(lambda context: _prepared(experiment.text, python)),
             len(experiment.world.clients),
             backend_config=_resources(experiment.engine),
         )
     except RuntimeError as error:
+        # Flower wraps what its server raises.
         cause = error.__cause__ or error
         if isinstance(cause, ArchGraphError):
             raise cause from error
@@ -71,7 +72,7 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
     return runs[0]
 
 
-def _resources(engine: EngineSpec) -> Any:
+def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
     """Request a processor for each client and, on devices, its share of one.
 
     Ray uses all processors that there are, or as many as ``workers`` says. It shows a client's
@@ -82,11 +83,10 @@ def _resources(engine: EngineSpec) -> Any:
     if workers is None and devices > 1:
         workers = devices
     share = min(devices / (workers or devices), 1.0) if on_device else 0.0
-    asked: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
-    if workers is None:
-        return asked
-    more = {"num_gpus": devices} if on_device else {}
-    return {**asked, "init_args": {"num_cpus": workers, **more}}
+    asked: dict[str, dict[str, Json]] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
+    if workers is not None:
+        asked["init_args"] = {"num_cpus": workers, **({"num_gpus": devices} if on_device else {})}
+    return asked
 
 
 class _Stoppable(Nodes):
@@ -95,25 +95,17 @@ class _Stoppable(Nodes):
     ended: threading.Event
 
     def __call__(
-        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+        self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterator[Working]:
-        for working in super().__call__(round, tasks, kept):
+        for working in super().__call__(round, tasks, private):
             if self.ended.is_set():
                 raise KeyboardInterrupt
             yield working
 
 
-def of_text(text: str, *, python: bool = False) -> ClientApp:
-    """Return the ClientApp of a resolved experiment (the text of ``run.yaml``)."""
-    return client_app(functools.partial(_here, text, python))
-
-
-def _here(text: str, python: bool, context: Context) -> Experiment:
-    return _prepared(text, python)
-
-
 @functools.lru_cache(maxsize=2)
 def _prepared(text: str, python: bool) -> Experiment:
     spec = load_experiment(YAML(typ="safe", pure=True).load(text))
+    # Ray shows a process its own device alone, whatever number that has elsewhere.
     engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
     return prepare(spec.model_copy(update={"engine": engine}), python=python)

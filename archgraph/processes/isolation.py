@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+
+# By name: a program may put something else in the place of torch's attributes.
 from torch import get_num_threads, set_num_threads
 
 

@@ -9,7 +9,7 @@ import functools
 import io
 import os
 import pickle
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,32 +18,32 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Transfer, wire
 
 
-def packed(value: object) -> bytes:
+def serialise(value: object) -> bytes:
     """Write anything that can be pickled as one message; tensors keep their strides.
 
     Raises:
         Exception: Whatever a class of the user says to being pickled.
 
     Example:
-        >>> unpacked(packed({"weight": torch.ones(2, 3).T}))["weight"].stride()
+        >>> deserialise(serialise({"weight": torch.ones(2, 3).T}))["weight"].stride()
         (1, 3)
     """
     return wire.encode(_parts(value))
 
 
-def unpacked(message: bytes) -> Any:
-    """Read what :func:`packed` wrote."""
-    return _joined(wire.decode(message))
+def deserialise(message: bytes) -> object:
+    """Read what :func:`serialise` wrote."""
+    return _joined(wire.unpack(message))
 
 
-def save(path: str | os.PathLike[str], value: object) -> None:
-    """Write as :func:`packed` does, into a file that several processes may map."""
-    wire.save_tensors(path, {str(number): part for number, part in enumerate(_parts(value))})
+def save_shared(path: str | os.PathLike[str], value: object) -> None:
+    """Write as :func:`serialise` does, into a file that several processes may map."""
+    wire.save(path, {str(number): part for number, part in enumerate(_parts(value))})
 
 
-def load(path: str | os.PathLike[str]) -> Any:
-    """Read a file of :func:`save`."""
-    return _joined(list(wire.load_tensors(path)[0].values()))
+def load_shared(path: str | os.PathLike[str]) -> object:
+    """Read a file of :func:`save_shared`."""
+    return _joined(list(wire.load(path)[0].values()))
 
 
 def _parts(value: object) -> list[Tensor]:
@@ -55,18 +55,22 @@ def _parts(value: object) -> list[Tensor]:
     return [torch.frombuffer(text.getbuffer(), dtype=torch.uint8), *pickler.tensors]
 
 
-def _joined(parts: list[Tensor]) -> Any:
+def _joined(parts: list[Tensor]) -> object:
     unpickler = _Unpickler(io.BytesIO(parts[0].numpy().data))
     unpickler.tensors, unpickler.seen = parts[1:], {}
     return unpickler.load()
 
 
+# Number of a tensor among those of a message, and the order of its axes in memory.
+_Address: TypeAlias = tuple[int, tuple[int, ...]]
+
+
 class _Pickler(pickle.Pickler):
     tensors: list[Tensor]
     # Each tensor is kept alive, so that no other one has its id.
-    seen: dict[int, tuple[Tensor, tuple[int, tuple[int, ...]]]]
+    seen: dict[int, tuple[Tensor, _Address]]
 
-    def persistent_id(self, value: Any) -> tuple[int, tuple[int, ...]] | None:
+    def persistent_id(self, value: object) -> _Address | None:
         if type(value) is object:  # a sentinel, compared with `is`: no copy is the same
             raise pickle.PicklingError("an object() that is compared with `is` has no copy")
         if type(value) is not Tensor or value.requires_grad or not _ordinary(value):
@@ -78,7 +82,7 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(value.permute(order))
         return self.seen[id(value)][1]
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         # Many items share these: each is pickled, and read, once.
         return (_frozen, (_pickled(value),)) if isinstance(value, _FROZEN) else NotImplemented
 
@@ -87,7 +91,7 @@ class _Unpickler(pickle.Unpickler):
     tensors: list[Tensor]
     seen: dict[int, Tensor]
 
-    def persistent_load(self, address: tuple[int, tuple[int, ...]]) -> Tensor:
+    def persistent_load(self, address: _Address) -> Tensor:
         number, order = address
         back = [order.index(axis) for axis in range(len(order))]
         return self.seen.setdefault(number, self.tensors[number].permute(back))

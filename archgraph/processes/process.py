@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import resource
@@ -17,7 +18,7 @@ from multiprocessing import connection, get_context, parent_process, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -25,10 +26,11 @@ from archgraph.processes import items
 from archgraph.processes.reasons import reason
 from archgraph.states import wire
 
-T = TypeVar("T")
+R = TypeVar("R")
 Tell: TypeAlias = Callable[..., object]
 """Hears how far a call is: keywords of plain values."""
-Function: TypeAlias = Callable[[T, Tell], Any]
+Function: TypeAlias = Callable[[Any, Tell], R]
+"""What a worker calls: with an item, of a type that only its caller knows."""
 
 # Seconds between two reports of a process on how far it is.
 REPORTS = 0.2
@@ -55,11 +57,18 @@ class Died(NamedTuple):
     error: BaseException | None = None
 
 
+class OnDevice(Protocol):
+    """A function that computes on a device of the worker's."""
+
+    def on(self, device: str) -> Function[object]:
+        """Return the same function on a device."""
+
+
 @wire.carried
 class Ended(NamedTuple):
     """A call that is over: what came of it, how long it took, whether its process has ended."""
 
-    value: Any
+    value: object
     seconds: float = 0.0
     last: bool = True
 
@@ -76,7 +85,7 @@ class Job(NamedTuple):
         deterministic: whether algorithms are to be: what a user may have set for a whole run.
     """
 
-    function: Function[Any] | None
+    function: Function[object] | None
     file: str
     script: bool
     memory: float | None
@@ -89,7 +98,7 @@ class Process:
 
     Args:
         job: What it does.
-        place: The device on which it does it.
+        device: The device on which it does it.
         item: What it begins with, if it is forked with it.
 
     Attributes:
@@ -99,14 +108,14 @@ class Process:
         end: Ends it, whatever it does; so does the end of this object, and of this process.
     """
 
-    def __init__(self, job: Job, place: str, item: object = AWAITED) -> None:
+    def __init__(self, job: Job, device: str, item: object = AWAITED) -> None:
         context = get_context("forkserver" if job.file else "fork")
         context.set_forkserver_preload(PRELOAD)
         self.pipe, theirs = context.Pipe()
         if job.file:
             job, item = job._replace(function=None), None
         self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # both have it
-            target=_serve, args=(theirs, job, place, item)
+            target=_serve, args=(theirs, job, device, item)
         )
         with warnings.catch_warnings(), contextlib.nullcontext() if job.script else _no_script():
             # Python warns of threads; see `workers._forkable`.
@@ -118,17 +127,17 @@ class Process:
         self.end = util.Finalize(self, _end, (self.pipe, self._process), exitpriority=0)
 
     def send(self, message: bytes) -> bool:
-        """Give it an item (:func:`archgraph.processes.items.packed`); False: it has ended."""
+        """Give it an item (:func:`archgraph.processes.items.serialise`); False: it has ended."""
         try:
             self.pipe.send_bytes(message)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
-    def hear(self) -> Ended | dict[str, Any] | None:
+    def hear(self) -> Ended | dict[str, object] | None:
         """Return what it says: what came of its call, how far it is, or None as it begins."""
         try:
-            said: Ended | dict[str, Any] | None = wire.decode(self.pipe.recv_bytes())
+            said: Ended | dict[str, object] | None = wire.unpack(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self.ended()
         self.waits = False
@@ -143,7 +152,7 @@ class Process:
         return Ended(Died("its process no longer answers" if code is None else _ending(code)))
 
 
-def attempted(call: Callable[[], Any], *, worker: bool = False) -> Any:
+def attempted(call: Callable[[], R], *, worker: bool = False) -> R | Died:
     """Return what a call gives, or what it dies of; in a worker, no interrupt is the user's."""
     try:
         return call()
@@ -182,7 +191,7 @@ def _end(pipe: connection.Connection, process: BaseProcess) -> None:
     process.close()
 
 
-def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> None:
+def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> None:
     """Do a job until the one that asks has gone, or memory has run out."""
     # An interrupt from the keyboard reaches all processes; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -192,20 +201,20 @@ def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> N
     torch.set_num_threads(1)
     torch.set_default_dtype(job.dtype)
     torch.set_deterministic_debug_mode(job.deterministic)
-    function: Any = job.function
+    function: object = job.function
     if job.file:
-        function, item = attempted(lambda: items.load(job.file), worker=True), AWAITED
+        function, item = attempted(lambda: items.load_shared(job.file), worker=True), AWAITED
     else:
         _own_output()
-    if place != "cpu" and not isinstance(function, Died):
-        function = function.on(place)
+    if device != "cpu" and not isinstance(function, Died):
+        function = cast(OnDevice, function).on(device)
     last = False
     with contextlib.suppress(EOFError, OSError):
         while not last:
             if item is AWAITED:
                 message = pipe.recv_bytes()
-                item = attempted(lambda: items.unpacked(message), worker=True)  # noqa: B023
-            pipe.send_bytes(wire.encode(None))  # a deadline counts from here
+                item = attempted(lambda: items.deserialise(message), worker=True)  # noqa: B023
+            pipe.send_bytes(wire.pack(None))  # a deadline counts from here
             ended = _called(function, item, job.memory, _teller(pipe))
             last, item = ended.last, AWAITED
             sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once
@@ -216,14 +225,14 @@ def _serve(pipe: connection.Connection, job: Job, place: str, item: object) -> N
     os._exit(0)
 
 
-def _called(function: Any, item: Any, memory: float | None, tell: Tell) -> Ended:
+def _called(function: object, item: object, memory: float | None, tell: Tell) -> Ended:
     """Call a function in a worker, unless it, or the item, could not be read."""
-    began = time.perf_counter()
-    value = next((one for one in (function, item) if isinstance(one, Died)), None)
+    began, last = time.perf_counter(), False
+    value: object = next((one for one in (function, item) if isinstance(one, Died)), None)
     if value is None:
+        call = functools.partial(cast(Function[object], function), item, tell)
         with _bounded(memory):
-            value = attempted(lambda: function(item, tell), worker=True)
-    last = False
+            value = attempted(call, worker=True)
     if isinstance(value, Died):
         # A process that ran out of memory keeps what filled it: the next call gets a new one.
         if memory is not None and _exhausted(value.error):
@@ -262,7 +271,7 @@ def _teller(pipe: connection.Connection) -> Tell:
     """Report how far a call is, now and then."""
     last = time.perf_counter()
 
-    def tell(**values: Any) -> None:
+    def tell(**values: object) -> None:
         nonlocal last
         if time.perf_counter() - last > REPORTS:
             last = time.perf_counter()

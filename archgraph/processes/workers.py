@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from archgraph.processes.process import Died, Ended, Function, Job, Process, Tel
 from archgraph.processes.reasons import reason
 
 T = TypeVar("T")
+R = TypeVar("R")
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
 # A call of fewer seconds is not worth a new process, nor one that waits for it.
@@ -84,7 +85,7 @@ class Workers:
             processes wait for further ones.
         deadline: Seconds after which a call is ended.
         memory: Megabytes that a call may use beside those that its process has.
-        places: Devices that processes compute on, each on the one that has the fewest; none: the
+        devices: Devices that processes compute on, each on the one that has the fewest; none: the
             processor.
     """
 
@@ -92,12 +93,12 @@ class Workers:
     always: bool = False
     deadline: float | None = None
     memory: float | None = None
-    places: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     _seconds: float = field(default=0.0, init=False)
     _idle: list[Process] = field(default_factory=list, init=False)
     _at: dict[Process, str] = field(default_factory=dict, init=False)
     _job: Job | None = field(default=None, init=False)
-    _called: Function[Any] | None = field(default=None, init=False)
+    _called: Function[object] | None = field(default=None, init=False)
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def apart(self, *, again: bool) -> bool:
@@ -107,7 +108,7 @@ class Workers:
             again: Whether the same function will be called again, for which processes wait.
         """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
-        needed = self.limited or bool(self.places)
+        needed = self.limited or bool(self.devices)
         return needed or (self.count > 1 and (self.always or long))
 
     @property
@@ -118,21 +119,21 @@ class Workers:
     @property
     def asked(self) -> bool:
         """Whether a call must not be made in this process."""
-        return self.always or self.limited or bool(self.places)
+        return self.always or self.limited or bool(self.devices)
 
     def calls(
         self,
-        function: Function[Any],
+        function: Function[R],
         items: Iterable[T],
         *,
-        begin: Callable[[T], Any] = lambda item: item,
+        begin: Callable[[T], object] = lambda item: item,
         key: Callable[[T], Hashable] | None = None,
         progress: Tell = lambda **values: None,
         waiting: Waiting = contextlib.nullcontext,
         as_they_end: bool = False,
         again: bool = False,
-    ) -> Generator[tuple[T, Any], None, None]:
-        """Each item with what the function made of it, in the order of the items.
+    ) -> Generator[tuple[T, R | Died], None, None]:
+        """Yield each item with what the function made of it, in the order of the items.
 
         Items are taken as workers become free. What a process gives back holds plain values,
         tensors and values that the wire carries. A call that dies gives :class:`Died`, in whatever
@@ -162,7 +163,7 @@ class Workers:
             yield item, done
             del item, done
         try:
-            with contextlib.closing(_SideBySide(self, function, begin, progress)) as running:
+            with contextlib.closing(_SideBySide[T, R](self, function, begin, progress)) as running:
                 yield from running.results(rest, key, waiting, as_they_end)
                 self._seconds = running.seconds or self._seconds
         finally:
@@ -176,7 +177,7 @@ class Workers:
         self._job = self._called = None
         self._files.close()
 
-    def begun(self, function: Function[T], item: T) -> Process:
+    def begun(self, function: Function[object], item: object) -> Process:
         """Return a process that calls a function with an item: one that waited, or a new one.
 
         Raises:
@@ -189,7 +190,7 @@ class Workers:
         if not job.file and not self._idle:
             return self._new(job, item)
         try:
-            message = messages.packed(item)
+            message = messages.serialise(item)
         except Exception as error:  # whatever a user's class says to being pickled
             if job.file:
                 raise _unsent(error) from error
@@ -216,12 +217,12 @@ class Workers:
 
     def _new(self, job: Job, *item: object) -> Process:
         used = Counter(self._at.values())
-        place = min(self.places or ("cpu",), key=lambda place: used[place])
-        process: Process = Process(job, place, *item)
-        self._at[process] = place
+        device = min(self.devices or ("cpu",), key=lambda device: used[device])
+        process: Process = Process(job, device, *item)
+        self._at[process] = device
         return process
 
-    def _job_of(self, function: Function[Any]) -> Job:
+    def _job_of(self, function: Function[object]) -> Job:
         """Return the function as processes will have it: forked with them, or from a file.
 
         1. Where a fork is safe, processes are forked with the function.
@@ -231,7 +232,7 @@ class Workers:
         """
         dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
         job = Job(function, "", False, self.memory, dtype, deterministic)
-        forks = sys.platform == "linux" and not self.places and not accelerated()
+        forks = sys.platform == "linux" and not self.devices and not accelerated()
         if forks:
             # Torch's optimisers import its compiler: once here, and not in every process.
             importlib.import_module("torch._dynamo")
@@ -239,7 +240,7 @@ class Workers:
             return job
         file = tempfile.NamedTemporaryFile(prefix="archgraph-")  # until close()
         try:
-            messages.save(file.name, function)
+            messages.save_shared(file.name, function)
         except Exception as error:  # whatever a user's class says to being pickled
             file.close()
             if forks:  # case 3
@@ -255,23 +256,23 @@ def _unsent(error: Exception) -> UnsentError:
         "a client's work cannot be sent to its process",
         where="engine.workers",
         found=reason(error),
-        expected="tasks and programs that can be pickled",
         hint="define the program's class or function at the top of a module, or set "
         "`engine.workers: 1`, without limits and with one device",
     )
 
 
-class _SideBySide(Generic[T]):
+@dataclass(eq=False)
+class _SideBySide(Generic[T, R]):
     """Calls that are under way."""
 
-    def __init__(
-        self, workers: Workers, function: Function[Any], begin: Callable[[T], Any], progress: Tell
-    ) -> None:
-        self.workers, self.function, self.begin, self.progress = workers, function, begin, progress
-        self.active: dict[connection.Connection, _Call] = {}
-        self.ended: dict[int, Any] = {}
-        self.items: dict[int, T] = {}
-        self.seconds = 0.0
+    workers: Workers
+    function: Function[R]
+    begin: Callable[[T], object]
+    progress: Tell
+    active: dict[connection.Connection, _Call] = field(default_factory=dict)
+    ended: dict[int, R | Died] = field(default_factory=dict)
+    items: dict[int, T] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def results(
         self,
@@ -279,7 +280,7 @@ class _SideBySide(Generic[T]):
         key: Callable[[T], Hashable] | None,
         waiting: Waiting,
         as_they_end: bool,
-    ) -> Iterator[tuple[T, Any]]:
+    ) -> Iterator[tuple[T, R | Died]]:
         """See :meth:`Workers.calls`."""
         numbered = enumerate(rest)
         upcoming = next(numbered, None)
@@ -357,4 +358,4 @@ class _SideBySide(Generic[T]):
         if process.waits:  # it was ended before it began
             self._start(number, self.items[number])
             return
-        self.seconds, self.ended[number] = ended.seconds, ended.value
+        self.seconds, self.ended[number] = ended.seconds, cast("R | Died", ended.value)

@@ -27,7 +27,7 @@ DIGITS = 4
 # Sets of transfers whose coverage is remembered; methods that draw their own have one a round.
 REMEMBERED = 64
 
-_Given = tuple[Transfer, frozenset[str]]
+_Way = tuple[Transfer, frozenset[str]]
 
 
 class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
@@ -62,23 +62,24 @@ class Changes:
         self._names = parameters(graph)
         self._source = signature(graph)
         # Transfers are told apart by identity, since a digest takes longer than a round may.
-        self._given: dict[tuple[int, frozenset[str]], _Given] = {}
+        self._ways: dict[tuple[int, frozenset[str]], _Way] = {}
         self._unknown = True
-        self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Given], Json]] = {}
+        self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Way], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
         """Yield the results of a round as they are read, and note what they reach."""
-        self._given, self._unknown = {}, False
+        self._ways, self._unknown = {}, False
         return self._note(results)
 
     def _note(self, results: Iterable[Result]) -> Iterator[Result]:
         for result in results:
-            way, skip = result.transfer, frozenset(result.skip)
-            key = (id(way), skip)
-            if way is None or way.source != self._source:
+            transfer, unmerged = result.transfer, frozenset(result.unmerged)
+            key = (id(transfer), unmerged)
+            if transfer is None or transfer.source != self._source:
                 self._unknown = True
-            elif key not in self._given:
-                self._given[key] = way, skip
+            elif key not in self._ways:
+                self._ways[key] = transfer, unmerged
+            # Not held while the next client works: one update is in memory at a time.
             yield result
             del result
 
@@ -88,28 +89,30 @@ class Changes:
         if not self._names or any(name not in old or name not in new for name in self._names):
             return None
         norms = [
+            # Squares of small changes are summed in double.
             torch.linalg.vector_norm(new[name] - old[name], dtype=torch.float64)
             for name in self._names
         ]
         line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
-        known = self._given or not self._unknown
+        known = self._ways or not self._unknown
         return json_safe(line | ({"coverage": self._coverage()} if known else {}))
 
     def _coverage(self) -> Json:
-        key = frozenset(self._given)
+        key = frozenset(self._ways)
         if key not in self._known:
             if len(self._known) == REMEMBERED:
                 self._known.clear()
-            given = list(self._given.values())
-            self._known[key] = given, self._shares(given)
+            # The transfers are held with the result, so that no other one gets their ids.
+            ways = list(self._ways.values())
+            self._known[key] = ways, self._shares(ways)
         return self._known[key][1]
 
-    def _shares(self, given: Iterable[_Given]) -> list[float]:
+    def _shares(self, ways: Iterable[_Way]) -> list[float]:
         """Share of each parameter's positions that anything reaches."""
         terms: dict[str, list[Term]] = {name: [] for name in self._names}
-        for transfer, skip in given:
+        for transfer, unmerged in ways:
             for name, entry in transfer.entries.items():
-                if name not in skip and entry.source in terms:
+                if name not in unmerged and entry.source in terms:
                     terms[entry.source].append(Term.of(entry))
         shapes = {slot.name: slot.shape for slot in self._source if slot.name in terms}
         covered = Coverage(shapes, terms)
@@ -127,6 +130,7 @@ def parameters(graph: ArchGraph) -> tuple[str, ...]:
 
 def append(folder: Path, line: Json) -> None:
     """Add the line of a round."""
+    # Not brought to the disk: nothing of a run depends on it.
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -136,16 +140,16 @@ def keep_until(folder: Path, round: int) -> None:
     path = folder / FILE
     if not path.is_file():
         return
-    content, kept = path.read_bytes(), b""
+    content, intact = path.read_bytes(), b""
     for text in content.splitlines(keepends=True):
         try:
             if not text.endswith(b"\n") or RoundChange.model_validate_json(text).round > round:
                 break
         except ValidationError:
             break
-        kept += text
-    if kept != content:
-        write(path, kept)
+        intact += text
+    if intact != content:
+        write(path, intact)
 
 
 def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
@@ -158,20 +162,17 @@ def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
     Raises:
         RunError: If a line is damaged, or tells of another model.
     """
-    path, many, found = folder / FILE, len(parameters(graph)), []
+    path, count, lines = folder / FILE, len(parameters(graph)), []
     content = path.read_bytes() if path.is_file() else b""
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
-        place = f"{path}:{number}"
+        where = f"{path}:{number}"
         try:
             line = RoundChange.model_validate_json(text)
         except ValidationError as error:
-            raise RunError("damaged line", where=place, found=error.errors()[0]["msg"]) from error
-        if len(line.norm) != many:
+            raise RunError("damaged line", where=where, found=error.errors()[0]["msg"]) from error
+        if (norms := len(line.norm)) != count:
             raise RunError(
-                "tells of another model",
-                where=place,
-                found=f"{len(line.norm)} parameters",
-                expected=f"{many}, those of models/global.yaml",
+                "describes another model", where=where, found=f"{norms} parameters", expected=count
             )
-        found.append(line)
-    return tuple(found)
+        lines.append(line)
+    return tuple(lines)

@@ -76,18 +76,19 @@ class Checkpoint:
         round: Rounds that are done.
         tensors: The server's tensors.
         values: The server's plain values.
-        kept: What each client kept, by client.
+        private: What each client keeps, by client.
     """
 
     round: int
     tensors: State
     values: Mapping[str, Json]
-    kept: Mapping[int, State]
+    private: Mapping[int, State]
 
     def copy(self) -> Checkpoint:
         """Copy tensors and values, too: later changes in place do not reach the copy."""
-        kept = {client: _cloned(own) for client, own in self.kept.items()}
-        return Checkpoint(self.round, _cloned(self.tensors), copy.deepcopy(dict(self.values)), kept)
+        private = {client: _cloned(state) for client, state in self.private.items()}
+        values = copy.deepcopy(dict(self.values))
+        return Checkpoint(self.round, _cloned(self.tensors), values, private)
 
 
 def _cloned(tensors: State) -> State:
@@ -111,28 +112,29 @@ class Writer:
 
         A file that is linked later keeps its digest without being read again.
         """
-        self._saved = {
-            key: (name, digests[name], {k: (weakref.ref(v), _mark(key, v)) for k, v in own.items()})
-            for key, (name, own) in _files(checkpoint).items()
-        }
+        self._saved = {}
+        for key, (name, state) in _files(checkpoint).items():
+            # Weak: what the strategy drops must not live as long as the next checkpoint.
+            seen = {k: (weakref.ref(tensor), _mark(key, tensor)) for k, tensor in state.items()}
+            self._saved[key] = name, digests[name], seen
 
     def save(
         self,
         checkpoint: Checkpoint,
-        place: Path,
+        path: Path,
         previous: Path | None,
         beside: Mapping[str, Json],
     ) -> None:
-        """Write a checkpoint beside its place, bring it to the disk and rename it.
+        """Write a checkpoint beside its path, bring it to the disk and rename it.
 
         Args:
             checkpoint: What to write. Files whose tensors are the same objects as at the last call,
                 unchanged, are linked.
-            place: Folder that will hold it.
+            path: Folder that will hold it.
             previous: Folder of the last checkpoint, if there is one.
             beside: What else ``server.json`` is to say.
         """
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=path.parent))
         folders = [draft / "groups", draft / "clients"]
         try:
             for folder in folders:
@@ -141,12 +143,13 @@ class Writer:
             written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
                 past, known, seen = self._saved.get(key, ("", "", {}))
-                same = previous is not None and past and _same_tensors(key, tensors, seen)
-                source = previous / past if previous is not None and same else None
+                # In the order of the files, whatever is linked: the order of `server.json`.
                 digests[name] = known
-                if not _link(draft / name, source):
-                    wire.save_tensors(draft / name, tensors)
+                same = past and _same_tensors(key, tensors, seen)
+                if previous is None or not same or not _link(draft / name, previous / past):
+                    wire.save(draft / name, tensors)
                     written.append(name)
+            # Digests and syncs side by side: the threads wait for the disk, not for one another.
             digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
             values = {
                 "format": FORMAT,
@@ -158,30 +161,32 @@ class Writer:
                 **beside,
             }
             write(draft / "server.json", sealed(values))
+            # The names of files are on the disk only once their folders are.
             for folder in (*folders, draft):
                 sync(folder)
-            draft.chmod(0o755)
-            draft.replace(place)
-            sync(place.parent)
+            draft.chmod(0o755)  # mkdtemp makes private folders
+            # Complete or absent: what is inside is on the disk before the name is.
+            draft.replace(path)
+            sync(path.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         self.after(checkpoint, digests)
 
 
-def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
+def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
     """Read a checkpoint, and all that its ``server.json`` says.
 
     Raises:
         RunError: If a file is not as it was written, or the checkpoint is of another version,
             experiment or round.
     """
-    number = int(place.name.removeprefix("round-"))
-    server = place / "server.json"
+    number = int(path.name.removeprefix("round-"))
+    server = path / "server.json"
     with reading(server):
         values = dict(json.loads(server.read_bytes()))
         version = values["format"]
-    if version != FORMAT:
+    if version != FORMAT:  # before the digest: another version may compute it otherwise
         raise RunError(
             "checkpoint of another version",
             where=str(server),
@@ -191,6 +196,7 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         )
     with reading(server):
         values = unsealed(values, server)
+        # A digest is not a signature: what was changed together with it may hold anything.
         _Server.model_validate(values)
     if (values["experiment"], values["round"]) != (identity, number):
         raise RunError(
@@ -199,32 +205,24 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
             found=f"round {values['round']} of {values['experiment'][:12]}",
             expected=f"round {number} of {identity[:12]}",
         )
-    with reading(place):
-        prove(place, values["files"])
+    with reading(path):
+        prove(path, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= wire.load_tensors(place / _file("groups", at))[0]
+            tensors |= wire.load(path / _file("groups", at))[0]
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        kept = {int(name.stem): wire.load_tensors(place / name)[0] for name in clients}
-    return Checkpoint(number, tensors, values["values"], kept), values
+        private = {int(name.stem): wire.load(path / name)[0] for name in clients}
+    return Checkpoint(number, tensors, values["values"], private), values
 
 
 @contextlib.contextmanager
-def reading(place: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn what goes wrong with the files of a checkpoint into an error that names it."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        SafetensorError,
-    ) as error:
-        raise RunError(
-            "damaged checkpoint", where=str(place), found=f"{type(error).__name__}: {error}"
-        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        damage = f"{type(error).__name__}: {error}"
+        raise RunError("damaged checkpoint", where=str(path), found=damage) from error
 
 
 def _file(part: str, number: int) -> str:
@@ -237,7 +235,7 @@ def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
     groups = _groups(checkpoint.tensors)
     return {
         **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
-        **{client: (_file("clients", client), kept) for client, kept in checkpoint.kept.items()},
+        **{i: (_file("clients", i), state) for i, state in checkpoint.private.items()},
     }
 
 
@@ -274,22 +272,19 @@ def _mark(key: str | int, tensor: torch.Tensor) -> int:
     return zlib.crc32(wire.raw(tensor))
 
 
-def _link(target: Path, source: Path | None) -> bool:
-    """Link a file that holds the tensors already, if there is one and the file system can."""
-    if source is None or not source.is_file():
-        return False
-    try:
+def _link(target: Path, source: Path) -> bool:
+    """Link a file that holds the tensors already, if it is there and the file system can."""
+    with contextlib.suppress(OSError):
         os.link(source, target)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _settle(path: Path) -> str:
     """SHA-256 of a file that was just written, once it is on the disk."""
-    found = sha256(path)  # read from memory: the system still has what was written
+    digest = sha256(path)  # read from memory: the system still has what was written
     sync(path)
-    return found
+    return digest
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:

@@ -8,25 +8,25 @@ from torch import Tensor
 
 from archgraph.states import State
 
-# Where a server whose clients' nodes hold what they keep notes the last round in which it took an
-# update of a client: in place of what the client keeps, so that a checkpoint holds it.
+# Where nodes hold what their clients keep, the server notes the last round in which it accepted an
+# update of a client in place of that, so that a checkpoint holds it.
 CONFIRMED = "confirmed"
 
 
 @dataclass(frozen=True, eq=False)
-class KeptByClient:
-    """What a client kept from earlier rounds.
+class ClientState:
+    """What a client has from earlier rounds.
 
     Attributes:
-        state: Entries of its model that never leave it (``Task.kept``).
+        state: Entries of its model that never leave it (``Task.private``).
         keep: What its program keeps beside (``Outcome.keep``).
 
     Example:
         >>> import torch
-        >>> kept = KeptByClient({"bn.running_mean": torch.ones(2)}, {"momentum": torch.zeros(1)})
-        >>> sorted(kept.flat())
+        >>> own = ClientState({"bn.running_mean": torch.ones(2)}, {"momentum": torch.zeros(1)})
+        >>> sorted(own.flat())
         ['keep/momentum', 'state/bn.running_mean']
-        >>> sorted(KeptByClient.from_flat(kept.flat()).state)
+        >>> sorted(ClientState.from_flat(own.flat()).state)
         ['bn.running_mean']
     """
 
@@ -34,14 +34,15 @@ class KeptByClient:
     keep: State = field(default_factory=dict)
 
     def over(self, sent: State, names: frozenset[str] | None = None) -> dict[str, Tensor]:
-        """Overlay a state that was sent with what was kept of it (``names`` limits the entries).
+        """Overlay a state that was sent with the client's own entries (those of ``names`` alone).
 
         An entry of another shape stays as it was sent: the client now runs another architecture.
         """
         result = dict(sent)
         for name, tensor in self.state.items():
-            wanted = name in sent if names is None else name in names
-            if wanted and (name not in sent or sent[name].shape == tensor.shape):
+            replaced = name in sent if names is None else name in names
+            # Another shape: the client runs another architecture now.
+            if replaced and (name not in sent or sent[name].shape == tensor.shape):
                 result[name] = tensor
         return result
 
@@ -52,7 +53,7 @@ class KeptByClient:
         }
 
     @classmethod
-    def from_flat(cls, tensors: State) -> KeptByClient:
+    def from_flat(cls, tensors: State) -> ClientState:
         """Inverse of :meth:`flat`."""
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "keep": {}}
         for name, tensor in tensors.items():

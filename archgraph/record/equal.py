@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from archgraph.errors import RunError
 from archgraph.federation import State
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json, differences
 from archgraph.record.checkpoint import reading
 from archgraph.record.client import CONFIRMED
-from archgraph.record.folder import checkpoint_of, read_metrics, saved
+from archgraph.record.folder import checkpoint_of, read_metrics, run_folder, saved_rounds
 from archgraph.tables import plural
 
 # Settings of the engine that change numbers: the rest says where and how clients are trained.
@@ -52,47 +51,40 @@ def run_differences(
         ...     run_differences(one, two)
         ([], ['1 round', '93 tensors of the server after round 1'])
     """
-    first, second = (_folder(place) for place in (one, two))
-    found = [f"experiment: {text}" for text in differences(_facts(first), _facts(second))]
-    found += [f"engine: {text}" for text in differences(_engine(first), _engine(second))]
+    first, second = run_folder(one), run_folder(two)
+    differing = [f"experiment: {text}" for text in differences(_facts(first), _facts(second))]
+    differing += [f"engine: {text}" for text in differences(_engine(first), _engine(second))]
     lines, others = read_metrics(first), read_metrics(second)
     if len(lines) != len(others):
-        found.append(f"rounds: {len(lines)} instead of {len(others)}")
+        differing.append(f"rounds: {len(lines)} instead of {len(others)}")
     for line, other in zip(lines, others, strict=False):
         texts = differences(_timeless(line), _timeless(other))
-        found += [f"round {line['round']}: {text}" for text in texts]
+        differing += [f"round {line['round']}: {text}" for text in texts]
     compared = [plural(min(len(lines), len(others)), "round")]
-    common = sorted({*saved(first)} & {*saved(second)})
+    common = sorted({*saved_rounds(first)} & {*saved_rounds(second)})
     if not common:
-        found.append("tensors: no round has a checkpoint in both")
-        return found, compared
+        differing.append("tensors: no round has a checkpoint in both")
+        return differing, compared
     number = common[-1]
-    ours, theirs = (checkpoint_of(place, number) for place in (first, second))
+    ours, theirs = (checkpoint_of(folder, number) for folder in (first, second))
     after = f"after round {number}"
-    found += _of_tensors(ours.tensors, theirs.tensors, f"{after}: server")
+    differing += _of_tensors(ours.tensors, theirs.tensors, f"{after}: server")
     plain = differences(_timeless(dict(ours.values)), _timeless(dict(theirs.values)))
-    found += [f"{after}: server: {text}" for text in plain]
-    for client in sorted({*ours.kept, *theirs.kept}):
-        kept, other_kept = (_own(c.kept.get(client, {})) for c in (ours, theirs))
-        found += _of_tensors(kept, other_kept, f"{after}: kept by client {client}")
+    differing += [f"{after}: server: {text}" for text in plain]
+    for client in sorted({*ours.private, *theirs.private}):
+        states = [_own(c.private.get(client, {})) for c in (ours, theirs)]
+        differing += _of_tensors(states[0], states[1], f"{after}: kept by client {client}")
     compared.append(f"{plural(len(ours.tensors), 'tensor')} of the server {after}")
-    if ours.kept:
-        compared.append(f"what {plural(len(ours.kept), 'client')} kept")
-    return found, compared
-
-
-def _folder(place: str | os.PathLike[str]) -> Path:
-    folder = Path(place)
-    if not (folder / "run.yaml").is_file():
-        raise RunError("not a run folder", where=str(folder), found="no run.yaml")
-    return folder
+    if ours.private:
+        compared.append(f"what {plural(len(ours.private), 'client')} kept")
+    return differing, compared
 
 
 def _facts(folder: Path) -> Json:
     """All that decides the numbers of a run."""
-    place = folder / "facts.json"
-    with reading(place):
-        return dict(json.loads(place.read_bytes()))
+    path = folder / "facts.json"
+    with reading(path):
+        return dict(json.loads(path.read_bytes()))
 
 
 def _engine(folder: Path) -> Json:
@@ -101,9 +93,9 @@ def _engine(folder: Path) -> Json:
     return {name: said.get(name) for name in DECIDING} if isinstance(said, Mapping) else {}
 
 
-def _own(kept: State) -> State:
+def _own(private: State) -> State:
     """Return what a client keeps, without the note of a server whose nodes hold it."""
-    return {} if list(kept) == [f"keep/{CONFIRMED}"] else kept
+    return {} if list(private) == [f"keep/{CONFIRMED}"] else private
 
 
 def _timeless(value: Json) -> Json:
@@ -132,6 +124,7 @@ def _form(tensor: Tensor) -> str:
 
 def _same(one: Tensor, two: Tensor) -> bool:
     """Return whether two tensors of one form have the same bits, those of NaN included."""
+    # As bits: NaN equals itself, and 0 differs from -0.
     return torch.equal(_bytes(one), _bytes(two))
 
 

@@ -36,7 +36,7 @@ from archgraph.files import write
 from archgraph.hints import listed
 from archgraph.plain import Json, differences, digest
 from archgraph.record import changes
-from archgraph.record.checkpoint import Checkpoint, Writer, each, load, reading
+from archgraph.record.checkpoint import Checkpoint, Writer, each, read_checkpoint, reading
 from archgraph.record.lines import parsed
 from archgraph.record.proof import environment, expect, notes
 
@@ -107,25 +107,20 @@ class RunRecord:
             RunError: If another process is writing the run, or the folder cannot be written.
         """
         here = {"since": 1, "rounds": _rounds(facts), **environment(device)}
-        record = cls(folder, _identity(facts), keep, [here])
-        record._acquire()
-        try:
-            with _writing(folder):
-                write(folder / BEGINNING, "")
-                for past in _written(folder):  # a run that is overwritten, or died while it began
-                    if past.name != BEGINNING:
-                        _remove(past)
-                (folder / "checkpoints").mkdir(exist_ok=True)
-                for name, content in (files or {}).items():
-                    write(folder / name, content)
-                write(folder / "facts.json", json.dumps(facts, indent=1))
-                # The last: a folder with it is a run.
-                write(folder / "run.yaml", text)
-                record._metrics = (folder / "metrics.jsonl").open("ab")
-                _remove(folder / BEGINNING)
-        except BaseException:
-            record.close()
-            raise
+        record = cls(folder, identity(facts), keep, [here])
+        with record._opening():
+            write(folder / BEGINNING, "")
+            for past in _written(folder):  # a run that is overwritten, or died while it began
+                if past.name != BEGINNING:
+                    _remove(past)
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            for name, content in (files or {}).items():
+                write(folder / name, content)
+            write(folder / "facts.json", json.dumps(facts, indent=1))
+            # The last: a folder with it is a run.
+            write(folder / "run.yaml", text)
+            record._metrics = (folder / "metrics.jsonl").open("ab")
+            _remove(folder / BEGINNING)
         return record
 
     @classmethod
@@ -155,9 +150,9 @@ class RunRecord:
             RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
                 file is not as it was when the checkpoint was written.
         """
-        record = cls(folder, _identity(facts), keep)
-        record._acquire()
-        try:
+        record = cls(folder, identity(facts), keep)
+        with record._opening():
+            # Another experiment is refused before anything of this run is touched.
             prolonged = record._prolonged(facts)
             for leftover in _leftovers(folder):
                 _remove(leftover)
@@ -168,25 +163,22 @@ class RunRecord:
                 checkpoint, stored, lines = record._proved(chosen)
                 record._writer.after(checkpoint, stored["files"])
                 record.environments = stored["environments"]
-            since = (chosen or 0) + 1
-            here = {"since": since, "rounds": _rounds(facts), **environment(device)}
+            done = chosen or 0
+            here = {"since": done + 1, "rounds": _rounds(facts), **environment(device)}
             if not record.environments or list(notes([record.environments[-1], here])):
                 record.environments = [*record.environments, here]
-            with _writing(folder):
-                (folder / "checkpoints").mkdir(exist_ok=True)
-                if prolonged:
-                    write(folder / "run.yaml", text)
-                    write(folder / "facts.json", json.dumps(facts, indent=1))
-                # The latest first: whenever this is cut short, the last one left is whole.
-                for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
-                    _remove(record._path(later))
-                write(folder / "metrics.jsonl", lines)
-                changes.keep_until(folder, chosen or 0)
-                record._metrics = (folder / "metrics.jsonl").open("ab")
-                record._count(lines)
-        except BaseException:
-            record.close()
-            raise
+            # All that may be refused is known: from here on, the folder changes.
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            if prolonged:
+                write(folder / "run.yaml", text)
+                write(folder / "facts.json", json.dumps(facts, indent=1))
+            # The latest first: whenever this is cut short, the last one left is whole.
+            for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
+                _remove(record._path(later))
+            write(folder / "metrics.jsonl", lines)
+            changes.keep_until(folder, done)
+            record._metrics = (folder / "metrics.jsonl").open("ab")
+            record._count(lines)
         return record, checkpoint, parsed(lines, folder / "metrics.jsonl")
 
     @classmethod
@@ -203,7 +195,7 @@ class RunRecord:
         Raises:
             RunError: If there is none, or it is damaged or of another experiment.
         """
-        record = cls(folder, _identity(facts), keep=1)
+        record = cls(folder, identity(facts), keep=1)
         rounds = record._rounds()
         if not rounds:
             raise RunError(
@@ -232,6 +224,7 @@ class RunRecord:
         line = json.dumps(values).encode() + b"\n"
         with _writing(self.folder):
             if change is not None:
+                # First: a crash between the two leaves a change too many, which a resume drops.
                 changes.append(self.folder, change)
             self._metrics.write(line)
             self._metrics.flush()
@@ -248,17 +241,15 @@ class RunRecord:
             "metrics": {"bytes": self._bytes, "sha256": self._digest.hexdigest()},
             "environments": self.environments,
         }
+        path = self._path(checkpoint.round)
         with _writing(self.folder):
             last = max(self._rounds(), default=None)
-            place, previous = (
-                self._path(checkpoint.round),
-                None if last is None else self._path(last),
-            )
-            self._writer.save(checkpoint, place, previous, beside)
+            previous = None if last is None else self._path(last)
+            self._writer.save(checkpoint, path, previous, beside)
             for past in sorted(self._rounds())[: -self.keep]:
                 if past != self.pinned:
                     _remove(self._path(past))
-        return place
+        return path
 
     def close(self) -> None:
         """Close the files, remove what an interrupt left half written, and release the lock."""
@@ -267,7 +258,7 @@ class RunRecord:
             self._metrics = None
         if self._lock is not None:
             for path in list(_leftovers(self.folder)):
-                if path.name != BEGINNING:
+                if path.name != BEGINNING:  # by this mark the next start begins the run anew
                     _remove(path)
             _LOCKS.discard(self._lock)
             os.close(self._lock)
@@ -278,6 +269,17 @@ class RunRecord:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Lock the folder, and release it if what follows fails."""
+        self._acquire()
+        try:
+            with _writing(self.folder):
+                yield
+        except BaseException:
+            self.close()
+            raise
 
     def _acquire(self) -> None:
         """Lock the folder itself, so that no lock file is left behind and none outlives a crash."""
@@ -305,24 +307,24 @@ class RunRecord:
         """
         rounds = self._rounds()
         if number not in rounds:
+            present = ", ".join(map(str, rounds)) or "none"
+            where = str(self.folder)
             raise RunError(
-                "no checkpoint of this round",
-                where=str(self.folder),
-                found=", ".join(map(str, rounds)) or "none",
-                expected=number,
+                "no checkpoint of this round", where=where, found=present, expected=number
             )
         try:
             return self._read(number)
         except RunError as error:
-            if error.hint:
+            if error.hint:  # another version of archgraph wrote it: no earlier one helps
                 raise
             raise error.within("", hint=self._earlier(rounds, number)) from error
 
     def _read(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
-        checkpoint, stored = load(self._path(number), self.identity)
+        checkpoint, stored = read_checkpoint(self._path(number), self.identity)
         metrics = self.folder / "metrics.jsonl"
         with reading(metrics):
             content = metrics.read_bytes() if metrics.is_file() else b""
+        # What follows belongs to rounds after the checkpoint, which are repeated.
         lines = content[: stored["metrics"]["bytes"]]
         expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
         return checkpoint, stored, lines
@@ -346,36 +348,33 @@ class RunRecord:
 
     def _prolonged(self, facts: Mapping[str, Json]) -> bool:
         """Return whether the folder's experiment is this one, but for fewer rounds."""
+        where, rounds = str(self.folder / "facts.json"), _rounds(facts)
         try:
-            recorded = json.loads((self.folder / "facts.json").read_bytes())
-            same, before = _identity(recorded) == self.identity, recorded.get("rounds")
+            recorded = json.loads(Path(where).read_bytes())
+            same, before = identity(recorded) == self.identity, recorded.get("rounds")
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+            hint = "restore the file, or choose another folder (--out)"
             raise RunError(
-                "cannot tell what this run is",
-                where=str(self.folder / "facts.json"),
-                found=error,
-                hint="restore the file, or choose another folder (--out)",
+                "cannot tell what this run is", where=where, found=error, hint=hint
             ) from error
         if not same or not isinstance(before, int):
-            changed = list(differences(recorded, facts))
             raise RunError(
                 "the folder holds another experiment",
-                where=str(self.folder / "facts.json"),
-                found=listed(changed),
+                where=where,
+                found=listed(differences(recorded, facts)),
                 hint="resume with the experiment that began it, or choose a new folder",
             )
-        if before > _rounds(facts):
+        if before > rounds:
             raise RunError(
                 "the run was begun for more rounds",
                 where="rounds",
-                found=_rounds(facts),
+                found=rounds,
                 expected=f"{before} or more",
-                hint="resume with as many, or choose a new folder",
             )
-        return before < _rounds(facts)
+        return before < rounds
 
 
-def _identity(facts: Mapping[str, Json]) -> str:
+def identity(facts: Mapping[str, Json]) -> str:
     """Return the digest of the facts that stay the same if a run is prolonged."""
     return digest({name: value for name, value in facts.items() if name != "rounds"})
 
@@ -394,12 +393,7 @@ def read_metrics(folder: Path) -> list[dict[str, Json]]:
     return parsed(path.read_bytes(), path) if path.is_file() else []
 
 
-def last_saved(folder: Path) -> int | None:
-    """Return the round after which a run would go on, or None if it would begin."""
-    return max(saved(folder), default=None)
-
-
-def saved(folder: Path) -> list[int]:
+def saved_rounds(folder: Path) -> list[int]:
     """Return the rounds of a run that have a checkpoint, in order."""
     return RunRecord(folder, "", keep=1)._rounds()
 
@@ -412,8 +406,8 @@ def checkpoint_of(folder: Path, round: int) -> Checkpoint:
     """
     facts = folder / "facts.json"
     with reading(facts):
-        identity = _identity(json.loads(facts.read_bytes()))
-    return RunRecord(folder, identity, keep=1).at(round)
+        record = RunRecord(folder, identity(json.loads(facts.read_bytes())), keep=1)
+    return record.at(round)
 
 
 def resumable(folder: Path) -> bool:
@@ -425,12 +419,8 @@ def resumable(folder: Path) -> bool:
     if folder.is_dir() and _unbegun(folder):
         return False
     if not (folder / "run.yaml").is_file():
-        raise RunError(
-            "no run to resume",
-            where=str(folder),
-            found="no run.yaml",
-            hint="start it without resume",
-        )
+        hint = "start it without resume"
+        raise RunError("no run to resume", where=str(folder), found="no run.yaml", hint=hint)
     return True
 
 
@@ -447,30 +437,29 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     with _writing(folder):
         if folder.is_dir():
-            past = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
-            if not _unbegun(folder) and not (past and overwrite):
+            run = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
+            if not _unbegun(folder) and not (run and overwrite):
                 raise RunError(
                     "the run folder is not empty",
                     where=str(folder),
-                    found="a run" if past else "files, but not a run",
-                    hint="go on with it (--resume), replace it (--overwrite), or choose another "
-                    "folder (--out)"
-                    if past
-                    else "choose another folder (--out)",
+                    found="a run" if run else "files, but not a run",
+                    hint=("go on with it (--resume), replace it (--overwrite), or " if run else "")
+                    + "choose another folder (--out)",
                 )
         else:
             missing = [p for p in (folder, *folder.parents) if not p.exists()]
             for path in reversed(missing):
                 path.mkdir()
-                made.append(path)
+                created.append(path)
+        # Permissions and quotas show only when something is written.
         tempfile.TemporaryFile(dir=folder).close()
     try:
         yield
     except BaseException:
-        for path in reversed(made):
+        for path in reversed(created):
             with contextlib.suppress(OSError):  # not empty: the run has begun
                 path.rmdir()
         raise
@@ -490,11 +479,24 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def run_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder in which a run has begun.
+
+    Raises:
+        RunError: If it is not one.
+    """
+    folder = Path(path)
+    if not (folder / "run.yaml").is_file():
+        raise RunError("not a run folder", where=str(folder), found="no run.yaml")
+    return folder
+
+
 def goes_on(folder: Path) -> bool:
     """Return whether a process is writing the run now."""
     with reading(folder):
         lock = os.open(folder, os.O_RDONLY)
     try:
+        # A shared lock is refused only while a run holds its exclusive one.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -508,27 +510,21 @@ def _written(folder: Path) -> Iterator[Path]:
     yield from _leftovers(folder)
     yield from (folder / "checkpoints").glob("round-*")
     yield from (folder / "models").glob("*.yaml")
-    names = (
-        "run.yaml",
-        "facts.json",
-        "clients.json",
-        "metrics.jsonl",
-        changes.FILE,
-        "metrics.csv",
-        "tensorboard",
-    )
+    names = ["run.yaml", "facts.json", "clients.json", "metrics.jsonl", changes.FILE]
+    names += ["metrics.csv", "tensorboard"]  # of trackers
     yield from (folder / name for name in names if (folder / name).exists())
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
     """Drafts that a crash left behind."""
-    for place in (folder, folder / "models", folder / "checkpoints"):
-        yield from place.glob(f"{DRAFT}*")
+    for path in (folder, folder / "models", folder / "checkpoints"):
+        yield from path.glob(f"{DRAFT}*")
 
 
 def _remove(path: Path) -> None:
     """Remove a file, or a folder in one step as seen from outside."""
     if path.is_dir():
+        # Renamed first: half of a checkpoint must not pass for one.
         if not path.name.startswith(DRAFT):
             path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
         try:

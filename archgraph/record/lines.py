@@ -11,9 +11,15 @@ from archgraph.errors import RunError
 from archgraph.plain import Json
 
 
+def brief(error: Exception) -> str:
+    """Return the first mistake that pydantic or json names, in one line."""
+    return str(error).partition(" [type=")[0].replace("\n", " ")
+
+
 class _Read(BaseModel):
     """A part of a line, as far as anything reads it; it may hold more."""
 
+    # Extra keys pass: lines of other versions, and metrics of any name.
     model_config = ConfigDict(strict=True)
 
 
@@ -70,7 +76,6 @@ def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
             line = json.loads(text)
             _Line.model_validate(line)
         except (ValueError, RecursionError) as error:
-            told = str(error).partition(" [type=")[0].replace("\n", " ")
-            raise RunError("damaged line", where=f"{path}:{number}", found=told) from error
+            raise RunError("damaged line", where=f"{path}:{number}", found=brief(error)) from error
         lines.append(line)
     return lines

@@ -68,17 +68,18 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
     number = int(line["round"])
     for key, part in _TESTS.items():
         block = line.get(key) or {}
-        named = dict(block.get("models", {}))
-        if GLOBAL not in named and GLOBAL in block:
-            named[GLOBAL] = block[GLOBAL]
-        for group, figures in named.items():
+        models = dict(block.get("models", {}))
+        # Where no model is the global one, its figures are the mean over all.
+        if GLOBAL not in models and GLOBAL in block:
+            models[GLOBAL] = block[GLOBAL]
+        for group, figures in models.items():
             yield from _figures(number, part, group, figures)
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
         for of in ("local", "trained"):
             yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
     for row in line.get("clients", ()) if clients else ():
-        own = {metric: value for metric, value in row.items() if metric not in _NAMES}
-        yield from _figures(number, "train", f"client {row['client']}", own)
+        figures = {metric: value for metric, value in row.items() if metric not in _NAMES}
+        yield from _figures(number, "train", f"client {row['client']}", figures)
     # Always there, so that every round has a row, whatever else its line lacks.
     of_run: dict[str, Any] = {key: len(line.get(key) or ()) for key in REPORTS}
     of_run |= traffic(line)

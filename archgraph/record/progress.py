@@ -73,28 +73,20 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
     if not (show and sys.stderr.isatty()):
         yield Bars()
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import console, progress
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    error_console = console.Console(stderr=True)
+    if not error_console.is_terminal:
         yield Bars()
         return
-    display = Progress(
-        TextColumn("{task.description:>8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
+    display = progress.Progress(
+        progress.TextColumn("{task.description:>8}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+        console=error_console,
         transient=True,
     )
     with display:
@@ -170,12 +162,13 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
             for key in [k for k, v in {**row, **local}.items() if v is None]:
                 numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
                 numbers.append(number)
+        # A Poisson sample may be empty: such a round is not a problem.
         if "clients" in line and idle(line):
             read = line.get("rejected") or line.get("failed")
             why = "all refused or failed" if read else "the strategy did not read the results"
             kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
-    for kind, found in kinds.items():
-        rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in found.items())
+    for kind, names in kinds.items():
+        rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in names.items())
         yield f"{kind}: {listed(rounds, NAMED)}{first.get(kind, '')}"
 
 

@@ -48,35 +48,31 @@ def unsealed(values: Mapping[str, Json], path: Path) -> dict[str, Json]:
     return plain
 
 
-def prove(place: Path, files: Mapping[str, str]) -> None:
+def prove(folder: Path, files: Mapping[str, str]) -> None:
     """Check that a checkpoint's folder holds these files of tensors and no others.
 
     Args:
-        place: The folder.
-        files: SHA-256 of each file, by its place in the folder.
+        folder: The folder.
+        files: SHA-256 of each file, by its path in the folder.
 
     Raises:
         RunError: If a file is missing, was added, or holds something else; names it.
     """
-    present = {path.relative_to(place).as_posix() for path in place.glob("*/*.safetensors")}
+    present = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.safetensors")}
     for name in sorted({*files, *present}):
-        expect(place / name, sha256(place / name) if name in present else None, files.get(name))
+        expect(folder / name, sha256(folder / name) if name in present else None, files.get(name))
 
 
-def expect(path: Path, found: str | None, expected: str | None) -> None:
+def expect(path: Path, actual: str | None, expected: str | None) -> None:
     """Check the digest of a file; None stands for a file that does not exist.
 
     Raises:
         RunError: If it is another one.
     """
-    if found != expected:
-        told = ("no file" if x is None else f"SHA-256 {x[:12]}…" for x in (found, expected))
-        raise RunError(
-            "changed since the checkpoint was written",
-            where=str(path),
-            found=next(told),
-            expected=next(told),
-        )
+    if actual != expected:
+        now, then = ("no file" if x is None else f"SHA-256 {x[:12]}…" for x in (actual, expected))
+        message = "changed since the checkpoint was written"
+        raise RunError(message, where=str(path), found=now, expected=then)
 
 
 def environment(device: str = "cpu") -> dict[str, Json]:
@@ -117,7 +113,5 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     for before, after in itertools.pairwise(environments):
         changed = ", ".join(differences({**after, "since": None}, {**before, "since": None}))
         if changed:
-            yield (
-                f"from round {after['since']} on {changed}: "
-                "bits may differ from an uninterrupted run"
-            )
+            start = f"from round {after['since']} on {changed}"
+            yield f"{start}: bits may differ from an uninterrupted run"

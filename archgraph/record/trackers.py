@@ -66,14 +66,7 @@ class CsvTracker:
 
     def begin(self, run: Beginning) -> None:
         """Write the header, and the rounds that were computed before."""
-        if self.path is None and run.folder is None:
-            raise RunError(
-                "has no file to write to",
-                where="trackers: csv",
-                found="a run without a folder",
-                expected="a run folder (out), or {csv: {path: metrics.csv}}",
-            )
-        self._file = Path(self.path) if self.path is not None else Path(f"{run.folder}/metrics.csv")
+        self._file = _place(self.path, run, "csv", "metrics.csv")
         write(self._file, _csv([Point._fields, *(p for line in run.lines for p in points(line))]))
 
     def round(self, line: Mapping[str, Json]) -> None:
@@ -85,10 +78,25 @@ class CsvTracker:
         """Nothing: the file is complete after every round."""
 
 
+def _place(path: str | None, run: Beginning, tracker: str, name: str) -> Path:
+    """Return where a tracker writes: its own path, or a name in the run folder."""
+    if path is not None:
+        return Path(path)
+    if run.folder is None:
+        raise RunError(
+            "has nowhere to write to: the run has no folder",
+            where=f"trackers: {tracker}",
+            hint=f"name a run folder (out), or write {{{tracker}: {{path: {name}}}}}",
+        )
+    return run.folder / name
+
+
 def _csv(rows: Iterable[Iterable[Any]]) -> str:
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(
-        ["" if value != value else value for value in row] for row in rows
+        # NaN becomes an empty cell, which pandas and spreadsheets read as missing.
+        ["" if value != value else value for value in row]
+        for row in rows
     )
     return stream.getvalue()
 
@@ -105,9 +113,8 @@ class ConsoleTracker:
         self._rounds = run.rounds
         if run.lines:
             done = run.lines[-1]["round"]
-            self._say(
-                "all rounds are done" if done >= run.rounds else f"goes on after round {done}"
-            )
+            ended = done >= run.rounds
+            self._say("all rounds are done" if ended else f"goes on after round {done}")
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Say it."""
@@ -150,17 +157,11 @@ class TensorBoardTracker:
 
     def begin(self, run: Beginning) -> None:
         """Open the files; what they have of later rounds is dropped."""
-        if self.path is None and run.folder is None:
-            raise RunError(
-                "has no folder to write to",
-                where="trackers: tensorboard",
-                found="a run without a folder",
-                expected="a run folder (out), or {tensorboard: {path: events}}",
-            )
+        folder = _place(self.path, run, "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self.path or str(Path(f"{run.folder}/tensorboard"))
-        self._writer = SummaryWriter(folder, purge_step=len(run.lines) + 1)
+        # A resumed run repeats rounds: their first figures must not stay.
+        self._writer = SummaryWriter(str(folder), purge_step=len(run.lines) + 1)
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Write the figures of a round as scalars."""
@@ -276,12 +277,9 @@ def tracker(choice: object, where: str = "trackers") -> Tracker:
     elif all(callable(getattr(choice, method, None)) for method in ("begin", "round", "end")):
         return choice  # type: ignore[return-value]  # it has the methods
     else:
-        raise RunError(
-            "is not a tracker",
-            where=where,
-            found=type(choice).__name__,
-            expected="a name, or an object with begin, round and end",
-        )
+        expected = "a name, or an object with begin, round and end"
+        kind = type(choice).__name__
+        raise RunError("is not a tracker", where=where, found=kind, expected=expected)
     if name not in TRACKERS:
         raise RunError("unknown tracker", where=where, **unknown(str(name), TRACKERS))
     try:
@@ -315,6 +313,7 @@ class Trackers:
 
     def end(self) -> None:
         """End the run in each of them."""
+        # Once: an interrupted run comes here a second time.
         self._call("at the end", lambda one: one.end())
         self._trackers = []
 
@@ -339,6 +338,5 @@ def _package(name: str, hint: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RunError(
-            f"needs the package {name}", where=name, found=str(error), hint=hint
-        ) from error
+        message = f"needs the package {name}"
+        raise RunError(message, where=name, found=str(error), hint=hint) from error

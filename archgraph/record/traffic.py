@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from archgraph.federation import Result, State, Task
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 
 DOWN, UP = "bytes_down", "bytes_up"
 """The keys of both in a client's row."""
@@ -22,13 +22,13 @@ def size(*states: State) -> int:
     return sum(t.numel() * t.element_size() for state in states for t in state.values())
 
 
-def sent(task: Task, kept: KeptByClient) -> int:
-    """Bytes that a task brings: all of its tensors but those that the client has kept itself.
+def sent(task: Task, private: ClientState) -> int:
+    """Bytes that a task brings: all of its tensors but those that the client has itself.
 
     Plain values, and the architecture as text, are not counted.
     """
-    own = kept.over(task.state, task.kept)
-    brought = {name: t for name, t in task.state.items() if own[name] is t}
+    state = private.over(task.state, task.private)
+    brought = {name: t for name, t in task.state.items() if state[name] is t}
     return size(brought, task.extras, *(model.state for model in task.others.values()))
 
 

@@ -32,13 +32,13 @@ class UpdateSize(NamedTuple):
 
 
 @torch.no_grad()
-def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
+def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateSize:
     """Return the size of the update ``state - sent``, in double precision.
 
     Args:
         sent: What the client was sent.
         state: What it returned. Integers, and entries that were not sent, do not count.
-        skip: Further entries that do not count.
+        unmerged: Further entries that do not count.
 
     Example:
         >>> size = change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
@@ -46,14 +46,14 @@ def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
         (4.0, 2.0)
     """
     norms, values = [], 0
-    for _, before, after in _changed(sent, state, skip):
+    for _, before, after in _changed(sent, state, unmerged):
         norms.append(float(torch.linalg.vector_norm(after - before)))
         values += after.numel()
     return UpdateSize(math.hypot(*norms), values)  # squares could overflow
 
 
 @torch.no_grad()
-def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()) -> State:
+def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] = ()) -> State:
     """Scale the update by a factor: ``sent + factor · (state - sent)``; integers stay.
 
     Its norm is ``factor`` times that of the update, up to one rounding of each value. Every value
@@ -63,7 +63,7 @@ def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()
         sent: What the client was sent.
         state: What it returned.
         factor: Of the update; from 1 on, the state itself is returned.
-        skip: Entries that stay as returned.
+        unmerged: Entries that stay as returned.
 
     Example:
         >>> clipped({"w": torch.zeros(2)}, {"w": torch.tensor([3.0, -4.0])}, 0.5)
@@ -72,17 +72,17 @@ def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()
     if factor >= 1:
         return state
     result = dict(state)
-    for name, before, after in _changed(sent, state, skip):
+    for name, before, after in _changed(sent, state, unmerged):
         result[name] = torch.lerp(before, after, factor).to(state[name].dtype)
     return result
 
 
 def _changed(
-    sent: State, state: State, skip: Collection[str]
+    sent: State, state: State, unmerged: Collection[str]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield entries that count, before and after, in double precision."""
     for name, after in state.items():
         inexact = after.is_floating_point() or after.is_complex()
-        if inexact and name in sent and name not in skip:
+        if inexact and name in sent and name not in unmerged:
             wide = torch.promote_types(after.dtype, torch.float64)
             yield name, sent[name].to(after.device, wide), after.to(wide)

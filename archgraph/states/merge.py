@@ -142,7 +142,7 @@ class Merger:
         *,
         scales: Mapping[str, float] | None = None,
         rows: Mapping[str, Tensor] | None = None,
-        skip: Collection[str] = (),
+        unmerged: Collection[str] = (),
     ) -> None:
         """Check one client's update and add it.
 
@@ -154,7 +154,7 @@ class Merger:
             scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
                 client gives (HeteroFL's classes).
-            skip: Client entries that are left out (norm statistics, personal layers, a head of
+            unmerged: Client entries that are left out (norm statistics, personal layers, a head of
                 another size), whether the state has them or not.
 
         Raises:
@@ -165,8 +165,8 @@ class Merger:
         """
         self._check(transfer)
         fixed = transfer.covered(self._fixed)
-        check_update(transfer.target, state, optional=skip, fixed=fixed)
-        update = Update(transfer, state, weight, scales or {}, rows or {}, skip)
+        check_update(transfer.target, state, optional=unmerged, fixed=fixed)
+        update = Update(transfer, state, weight, scales or {}, rows or {}, unmerged)
         check_options(update)
         self.accumulate(update)
 
@@ -212,7 +212,7 @@ class Merger:
         self.clients += 1
         batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor
         for name, lane in group.items():
-            if name in update.skip:
+            if name in update.unmerged:
                 continue
             value = state[name] if through is None else through.entry(name, state)
             if not lane.averaged:  # 2

@@ -102,7 +102,9 @@ class Pool:
         Raises:
             RunError: If there is no room on disk.
         """
-        stored = self._spill.put({k: v for k, v in update.state.items() if k not in update.skip})
+        stored = self._spill.put(
+            {k: v for k, v in update.state.items() if k not in update.unmerged}
+        )
         self.updates.append(PooledUpdate(client, update._replace(state={}), stored))
 
     def read(self, clients: Collection[int]) -> Iterator[Update]:

@@ -31,7 +31,7 @@ class Update(NamedTuple):
         weight: Of this client against the others.
         scales: Factor per client entry on the numerator alone.
         rows: Per client entry, 0 and 1 over its first axis: the rows that this client gives.
-        skip: Client entries that are left out; the state need not have them.
+        unmerged: Client entries that are left out; the state need not have them.
     """
 
     transfer: Transfer
@@ -39,7 +39,7 @@ class Update(NamedTuple):
     weight: float = 1.0
     scales: Mapping[str, float] = MappingProxyType({})
     rows: Mapping[str, Tensor] = MappingProxyType({})
-    skip: Collection[str] = ()
+    unmerged: Collection[str] = ()
 
 
 class ExpectedEntry(NamedTuple):

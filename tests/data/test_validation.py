@@ -59,14 +59,16 @@ local: {{batch: 10, lr: {lr}}}
 @pytest.mark.parametrize("said", ["0.25", "{clients: 0.25}", "{server: 0.25}"])
 def test_no_client_trains_on_what_is_held_out(spec, said):
     setup = prepare(spec(said), data=rows())
-    everything = np.sort(np.concatenate([*setup.shares, setup.held]))
+    everything = np.sort(np.concatenate([*setup.shares, setup.held_out]))
     assert np.array_equal(everything, np.arange(60))
-    assert len(setup.held) == 15
+    assert len(setup.held_out) == 15
     assert [c.examples for c in setup.world.clients] == [len(own) for own in setup.shares]
     if "server" not in said:
         assert {len(own) for own in setup.shares} == {15}
     again, other = prepare(spec(said), data=rows()), prepare(spec("0.2"), data=rows())
-    assert np.array_equal(setup.held, again.held) and not np.array_equal(setup.held, other.held)
+    assert np.array_equal(setup.held_out, again.held_out) and not np.array_equal(
+        setup.held_out, other.held_out
+    )
     trained_on = {tuple(row) for row in setup.training.inputs.tolist()}
     tested_on = {tuple(row) for row in setup.validating.data.test.inputs.tolist()}
     assert len(trained_on) == 45 and len(tested_on) == 15 and not trained_on & tested_on

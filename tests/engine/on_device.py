@@ -73,7 +73,7 @@ def gradients(folder: Path) -> dict[str, Any]:
 
 def used(folder: Path) -> dict[str, Any]:
     """Who takes part where the device was used before; a process waits when this one ends."""
-    workers, job = Workers(2, places=("other",)), Job()
+    workers, job = Workers(2, devices=("other",)), Job()
     ((_, (_, _, waits)),) = workers.calls(job, ["a"], again=True)
     torch.empty(0, device="other")
     run = ran("fedavg", folder, device="other", workers=2)
@@ -149,7 +149,7 @@ def starting(folder: Path) -> dict[str, Any]:
         ("late", 1.0, Slow(), ["a", "b"]),
         ("crash", None, Slow("crash"), [Heavy(), "b"]),
     ):
-        workers = Workers(2, places=("other",), deadline=deadline)
+        workers = Workers(2, devices=("other",), deadline=deadline)
         found[name] = [said(done) for _, done in workers.calls(job, items, again=True)]
         workers.close()
     return found
@@ -157,7 +157,7 @@ def starting(folder: Path) -> dict[str, Any]:
 
 def working(folder: Path) -> dict[str, Any]:
     """Work for a minute, in a process beside one that waits."""
-    workers, job = Workers(2, places=("other",)), Job()
+    workers, job = Workers(2, devices=("other",)), Job()
     return {"done": [said(done) for _, done in workers.calls(job, ["a", "late"], again=True)]}
 
 
@@ -190,7 +190,7 @@ def alive(pid: int) -> bool:
 
 def failing(folder: Path) -> dict[str, Any]:
     """What comes of calls that kill their process, are late, or cannot be sent."""
-    workers, job = Workers(2, places=("other", "other:0"), deadline=2.0), Job()
+    workers, job = Workers(2, devices=("other", "other:0"), deadline=2.0), Job()
     torch.ones(1, device="other", requires_grad=True).sum().backward()  # in this process
     items = ["a", "b", "killed", "c", "late", "d", "e"]
     found: dict[str, Any] = {

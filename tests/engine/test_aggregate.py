@@ -70,7 +70,7 @@ def test_clipping_leaves_no_update_larger_than_the_bound(experiment, mean, clip)
     sizes: list[Any] = []
     setup = experiment(mean({1: Strong(50.0)}), rounds=1, sampled=None)
     sent = setup.world.state
-    seen = replace(setup.strategy, seen=lambda r: sizes.append(change(sent, r.state, r.skip)))
+    seen = replace(setup.strategy, seen=lambda r: sizes.append(change(sent, r.state, r.unmerged)))
     free = execute(replace(setup, strategy=seen))
     before, sizes[:] = list(sizes), []
     run = execute(limited(replace(setup, strategy=seen), clip=clip))
@@ -334,7 +334,10 @@ def test_rounds_that_are_too_small_for_krum_are_refused():
     ("value", "reason"),
     [
         ("{krum: {malicious: 0.2, keep: 9}}", r"aggregate.krum.keep: Krum would keep malicious"),
-        ("{median: {quorum: 50}}", "aggregate: a quorum that no round reaches.*found quorum 50"),
+        (
+            "{median: {quorum: 50}}",
+            "aggregate: no round of . clients reaches the quorum.*found 50",
+        ),
     ],
 )
 def test_a_rule_that_would_do_nothing_is_refused(value, reason):

@@ -57,7 +57,7 @@ def test_a_checkpoint_gives_names_back_in_their_order(tmp_path):
         record.save(Checkpoint(2, turned, {}, kept))
     last = RunRecord.last(tmp_path, {"rounds": 2})
     assert list(last.tensors) == list(turned)
-    assert list(last.kept[3]) == list(kept[3])
+    assert list(last.private[3]) == list(kept[3])
 
 
 def test_plain_values_are_at_once_what_a_checkpoint_makes_of_them(experiment, mean, tmp_path):

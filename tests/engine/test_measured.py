@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.engine.attack import malicious
+from archgraph.engine.attack import drawn_attackers
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.federation import Evaluated, LocalOptions, ServerState, World
@@ -93,16 +93,16 @@ def test_only_rounds_that_are_tested_and_in_the_strategys_way(experiment: Make):
 def test_each_tier_has_its_share_of_malicious_clients():
     tiers = ["a"] * 10 + ["b"] * 6 + ["c"] * 4
     for seed in range(20):
-        chosen = malicious(range(20), 0.25, seed, tiers)  # 2.5, 1.5 and 1 of 5 clients
+        chosen = drawn_attackers(range(20), 0.25, seed, tiers)  # 2.5, 1.5 and 1 of 5 clients
         assert Counter(tiers[i] for i in chosen) == {"a": 3, "b": 1, "c": 1}
-    assert len({malicious(range(20), 0.25, seed, tiers) for seed in range(20)}) > 10
+    assert len({drawn_attackers(range(20), 0.25, seed, tiers) for seed in range(20)}) > 10
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.floats(0, 1))
 def test_as_many_are_malicious_within_tiers_as_without(tiers: list[str], share: float):
     clients = range(len(tiers))
-    chosen = malicious(clients, share, 0, tiers)
-    assert len(chosen) == len(malicious(clients, share, 0))
+    chosen = drawn_attackers(clients, share, 0, tiers)
+    assert len(chosen) == len(drawn_attackers(clients, share, 0))
     for name in set(tiers):
         exact = len(chosen) * tiers.count(name) / len(tiers)
         assert abs(sum(tiers[i] == name for i in chosen) - exact) < 1

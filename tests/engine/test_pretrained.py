@@ -105,10 +105,10 @@ def test_a_state_dict_of_torch_is_read_and_nothing_else_of_a_pickle(place: Path)
         ('"head.*", ', "", r"fc\.bias: has another shape or type; found float32 \[7\]; "
          r"expected float32 \[10\], as head\.linear\.bias of the model has it"),
         (', "*.num_batches_tracked"', "", "lacks weights of the model; found none for body.bn.num"),
-        (', fc: head.linear', "", "holds tensors that the model has not; found fc.bias, fc.weight"),
-        ("fc: head.linear", "body: head.linear", "holds tensors that the model has not"),
+        (', fc: head.linear', "", "that the model does not have; found fc.bias, fc.weight"),
+        ("fc: head.linear", "body: head.linear", "holds tensors that the model does not have"),
         ("fc: head.linear", "bc: head.linear", r"rename\.bc: fits no tensor of the file"),
-        ("fc: head.linear", 'fc: head.linear, body.bn: body.linear', "two tensors .* get one name"),
+        ("fc: head.linear", 'fc: head.linear, body.bn: body.linear', "both get the name body"),
         ('"head.*"', '"heat.*"', r"fresh: heat\.\*: fits none of the weights of the model"),
         ("  fresh", '  unused: ["x*"]\n  fresh', "unused: x.*: fits none of the tensors"),
         ("net.safetensors", "other.safetensors", "file of weights is not there; .* nothing is"),

@@ -211,7 +211,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
     state = {"w": torch.ones(4, 3), "b": torch.ones(4)}
     made = [Contribution(0, "global", SLOTS, same, state, 1.0)]
     private, server = means(made)
-    for wrong in ([made[0]._replace(skip=frozenset({"b"}))], [made[0]._replace(client=1)]):
+    for wrong in ([made[0]._replace(unmerged=frozenset({"b"}))], [made[0]._replace(client=1)]):
         with pytest.raises(RunError, match="adds something else to the mean than was known"):
             private(server, wrong)
     twice = [*made, made[0]._replace(client=1), *made]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.attack import Attack, Shuffled, malicious
+from archgraph.engine.attack import Attack, drawn_attackers, shuffled
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec
@@ -116,22 +116,22 @@ def test_shuffling_moves_labels_and_nothing_else(digits):
     inputs, targets = digits.train.examples(range(50))
     shard = Shard(inputs, targets, (5,) * 10)
     order = torch.randperm(50, generator=seeded(0, "x"))
-    shuffled = Shuffled(shard, order)
+    mixed = shuffled(shard, order)
     plain = list(shard.batches(seeded(0, "y"), 16))
-    moved = list(shuffled.batches(seeded(0, "y"), 16))
+    moved = list(mixed.batches(seeded(0, "y"), 16))
     for a, b in zip(plain, moved, strict=True):
         assert torch.equal(a.inputs[0], b.inputs[0])
         assert torch.equal(a.ids, b.ids)
         assert torch.equal(b.targets, shard.targets[order][b.ids])
     found = torch.cat([b.targets for b in moved])
     assert torch.equal(found.sort().values, shard.targets.sort().values)
-    assert (shuffled.examples, shuffled.histogram) == (50, shard.histogram)
+    assert (mixed.examples, mixed.histogram) == (50, shard.histogram)
 
 
 @given(clients=st.integers(1, 100), share=st.floats(0, 1), seed=st.integers(0, 5))
 def test_choice_of_malicious_clients(clients, share, seed):
-    chosen = malicious(range(clients), share, seed)
-    assert chosen == malicious(range(clients), share, seed)
+    chosen = drawn_attackers(range(clients), share, seed)
+    assert chosen == drawn_attackers(range(clients), share, seed)
     assert chosen <= set(range(clients))
     assert abs(len(chosen) - share * clients) <= (0.5 if share * clients >= 0.5 else 1)
     assert bool(chosen) == (share > 0)

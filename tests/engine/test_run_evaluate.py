@@ -39,7 +39,7 @@ from archgraph.federation.metrics import METRICS, Metric
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.progress import Bars, bars, table, troubles
 from archgraph.strategies.standalone import Standalone
 
@@ -223,7 +223,7 @@ def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
             Evaluated("even", net, state, (0, 2)),
             Evaluated("odd", net, state, (1, 3)),
         ],
-        kept={},
+        private={},
         round=1,
     )
     predicted = build(net, state).eval()(digits.test.batch(slice(None))[0]).argmax(1)
@@ -254,7 +254,7 @@ def test_matched_figures_are_of_each_clients_own_mixture(world, digits, net):
             Evaluated("even", net, says, (0, 2)),
             Evaluated("odd", net, small.state, (1,), states=lambda _: says),
         ],
-        kept={},
+        private={},
         round=1,
     )
     expected = {"even": (share[0] + share[2]) / 2, "odd": share[1]}
@@ -284,11 +284,13 @@ def test_equal_models_are_tested_once_and_alike(world, digits, net, monkeypatch)
             Evaluated("odd", net, other, (1, 3), statistics="recompute"),
             Evaluated("even", net, same, (0, 2), statistics="recompute"),
         ],
-        kept={},
+        private={},
         round=1,
     )
     assert len(calls) == 2
-    alone = test([Evaluated("even", net, same, (0, 2), statistics="recompute")], kept={}, round=1)
+    alone = test(
+        [Evaluated("even", net, same, (0, 2), statistics="recompute")], private={}, round=1
+    )
     assert found["models"]["even"] == alone["models"]["even"]
     assert found["models"]["even"]["loss"] == found["global"]["loss"]
     assert found["models"]["odd"]["loss"] != found["global"]["loss"]
@@ -306,9 +308,9 @@ def test_text_has_perplexity_and_local_figures_only_where_models_are_personal(wo
     found = evaluator(small, text)(
         [
             Evaluated("global", graph, {"0.weight": torch.zeros(10, 10)}, (0, 1)),
-            Evaluated("own", graph, {"0.weight": torch.zeros(10, 10)}, (0,), kept=True),
+            Evaluated("own", graph, {"0.weight": torch.zeros(10, 10)}, (0,), private=True),
         ],
-        kept={0: KeptByClient({"0.weight": knows})},
+        private={0: ClientState({"0.weight": knows})},
         round=1,
     )
     assert found["global"]["perplexity"] == pytest.approx(10.0, rel=1e-5)
@@ -321,7 +323,7 @@ def test_worst_is_the_tier_of_least_accuracy(world, digits, net):
     states = [initial_state(net, seed) for seed in range(3)]
     names = ["global", "even", "odd"]
     found = evaluator(world(), digits)(
-        [Evaluated(n, net, s) for n, s in zip(names, states, strict=True)], kept={}, round=1
+        [Evaluated(n, net, s) for n, s in zip(names, states, strict=True)], private={}, round=1
     )
     tiers = {n: found["models"][n]["accuracy"] for n in names[1:]}
     assert found["worst"]["name"] == min(tiers, key=lambda n: tiers[n])
@@ -342,8 +344,8 @@ def test_personal_entries_are_tested_on_their_client(world, digits, net):
     bias = torch.zeros(10)
     bias[3] = 1e6
     found = evaluator(small, digits)(
-        [Evaluated("even", net, small.state, (0,), kept=True)],
-        kept={0: KeptByClient({"5.bias": bias})},
+        [Evaluated("even", net, small.state, (0,), private=True)],
+        private={0: ClientState({"5.bias": bias})},
         round=1,
     )
     at = local_test_indices(digits.test.targets, torch.tensor(small.clients[0].histogram))
@@ -354,14 +356,14 @@ def test_personal_entries_are_tested_on_their_client(world, digits, net):
 def test_personal_models_are_averaged_over_their_clients_on_all_test_data(world, digits, net):
     small = world(clients=2)
 
-    def says(number: int) -> KeptByClient:
+    def says(number: int) -> ClientState:
         bias = torch.zeros(10)
         bias[number] = 1e6
-        return KeptByClient({"5.bias": bias})
+        return ClientState({"5.bias": bias})
 
     found = evaluator(small, digits)(
-        [Evaluated("even", net, small.state, (0, 1), kept=True)],
-        kept={0: says(3), 1: says(4)},
+        [Evaluated("even", net, small.state, (0, 1), private=True)],
+        private={0: says(3), 1: says(4)},
         round=1,
     )
     shares = [(digits.test.targets == number).double().mean().item() for number in (3, 4)]
@@ -378,12 +380,12 @@ def test_static_statistics_of_a_personal_model_are_those_of_its_own_weights(worl
     )
     own = {"1.weight": torch.randn(10, 64), "2.running_mean": torch.full((10,), 7.0)}
     found = evaluator(small, digits)(
-        [Evaluated("own", net, state, (0,), statistics="recompute", kept=True)],
-        kept={0: KeptByClient(own)},
+        [Evaluated("own", net, state, (0,), statistics="recompute", private=True)],
+        private={0: ClientState(own)},
         round=1,
     )
     alone = evaluator(small, digits)(
-        [Evaluated("own", net, {**state, **own}, (0,), statistics="recompute")], kept={}, round=1
+        [Evaluated("own", net, {**state, **own}, (0,), statistics="recompute")], private={}, round=1
     )
     assert found["models"]["own"]["loss"] == alone["models"]["own"]["loss"]
 
@@ -398,7 +400,7 @@ def test_program_runs_before_the_test_on_the_clients_data(world, digits, net):
 
     small = world(clients=3)
     found = evaluator(small, digits)(
-        [Evaluated("all", net, small.state, (0, 1, 2), program=Say())], kept={}, round=1
+        [Evaluated("all", net, small.state, (0, 1, 2), program=Say())], private={}, round=1
     )
     shares = []
     for client in small.clients:
@@ -436,7 +438,7 @@ def test_a_clients_own_version_gets_what_it_kept_and_is_then_tuned(world, digits
     def found(**options: Any) -> float:
         row = evaluator(small, digits)(
             [Evaluated("own", net, small.state, (0, 1), states=states, **options)],
-            kept={1: KeptByClient({"5.bias": torch.zeros(10)})},
+            private={1: ClientState({"5.bias": torch.zeros(10)})},
             round=1,
         )
         return row["local"]["accuracy"]
@@ -444,7 +446,7 @@ def test_a_clients_own_version_gets_what_it_kept_and_is_then_tuned(world, digits
     assert found() == pytest.approx((share(0, 5) + share(1, 5)) / 2)
     assert made == [0, 1]
     # Of client 1 the kept bias has replaced the version's, so that its program decides.
-    assert found(kept=True, program=Shift()) == pytest.approx((share(0, 5) + share(1, 1)) / 2)
+    assert found(private=True, program=Shift()) == pytest.approx((share(0, 5) + share(1, 1)) / 2)
     assert found(program=Shift()) == pytest.approx((share(0, 5) + share(1, 5)) / 2)
 
 
@@ -459,7 +461,7 @@ def test_fine_tuning_is_training_before_the_test(world, digits, net):
             Evaluated("global", net, small.state),
             Evaluated("m", net, small.state, **options),
         ]
-        return test(models, kept={}, round=1)["models"]
+        return test(models, private={}, round=1)["models"]
 
     fine = evaluator(small, digits, evaluate=EvaluateSpec(batch=100, fine_tune=2))
     plain, named = found(test, clients=clients), found(test, clients=clients, program=tuned)
@@ -477,8 +479,8 @@ def test_a_model_that_cannot_be_tuned_is_tested_as_it_is(world, digits, net):
     tuning = EvaluateSpec(batch=100, fine_tune=3)
     wild = evaluator(small, digits, evaluate=tuning, local=LocalOptions(lr=3e38))
     models = [Evaluated("m", net, small.state, (0, 1))]
-    found = wild(models, kept={}, round=1)
-    tuned, plain = found["models"]["m"], test(models, kept={}, round=1)["models"]["m"]
+    found = wild(models, private={}, round=1)
+    tuned, plain = found["models"]["m"], test(models, private={}, round=1)["models"]["m"]
     assert tuned["accuracy"] == plain["accuracy"] and tuned["local"] == plain["local"]
     assert [(who["client"], who["name"]) for who in found["untuned"]] == [(0, "m"), (1, "m")]
 
@@ -506,9 +508,9 @@ def test_a_program_before_a_test_is_isolated_like_a_clients(world, digits, net, 
     """It harms neither the test nor the process; the figures and the run's troubles say so."""
     small = world(clients=2)
     models = [Evaluated("m", net, small.state, (0, 1), program=program)]
-    found = evaluator(small, digits)(models, kept={}, round=1)
+    found = evaluator(small, digits)(models, private={}, round=1)
     plain = evaluator(small, digits)(
-        [dataclasses.replace(models[0], program=None)], kept={}, round=1
+        [dataclasses.replace(models[0], program=None)], private={}, round=1
     )
     assert found["local"] == plain["local"] and "untuned" not in plain
     assert torch.is_grad_enabled()
@@ -519,7 +521,7 @@ def test_a_program_before_a_test_is_isolated_like_a_clients(world, digits, net, 
 def test_an_interrupt_before_a_test_is_the_users(world, digits, net):
     model = Evaluated("m", net, world(clients=2).state, (0, 1), program=dies(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        evaluator(world(clients=2), digits)([model], kept={}, round=1)
+        evaluator(world(clients=2), digits)([model], private={}, round=1)
 
 
 @pytest.mark.parametrize("statistics", ["stored", "recompute"])
@@ -536,8 +538,8 @@ def test_one_clients_version_is_in_memory_at_a_time(world, digits, net, statisti
         return {**state, "1.num_batches_tracked": small.state["1.num_batches_tracked"]}
 
     evaluator(small, digits)(
-        [Evaluated("own", net, small.state, (0, 1, 2), statistics, kept=True, states=states)],
-        kept={0: KeptByClient({"5.bias": torch.ones(10)})},
+        [Evaluated("own", net, small.state, (0, 1, 2), statistics, private=True, states=states)],
+        private={0: ClientState({"5.bias": torch.ones(10)})},
         round=1,
     )
     assert alive == [0, 0, 0]
@@ -546,8 +548,8 @@ def test_one_clients_version_is_in_memory_at_a_time(world, digits, net, statisti
 def test_static_statistics_in_a_run(experiment, mean):
     """Statistics of the untrained state are useless; recomputed ones are not."""
     names = frozenset({"1.running_mean", "1.running_var", "1.num_batches_tracked"})
-    stored = execute(experiment(mean(kept=names), rounds=3))
-    static = execute(experiment(mean(kept=names, statistics="recompute"), rounds=3))
+    stored = execute(experiment(mean(private=names), rounds=3))
+    static = execute(experiment(mean(private=names, statistics="recompute"), rounds=3))
     assert static.evaluation["global"]["loss"] < stored.evaluation["global"]["loss"]
 
 
@@ -573,7 +575,7 @@ def test_shard_draws_a_new_order_from_the_generator(digits):
 
 
 def test_kept_entries_of_another_shape_are_not_laid_over():
-    kept = KeptByClient({"w": torch.ones(3), "b": torch.ones(2)})
+    kept = ClientState({"w": torch.ones(3), "b": torch.ones(2)})
     sent = {"w": torch.zeros(2), "b": torch.zeros(2)}
     assert kept.over(sent)["w"].tolist() == [0, 0]
     assert kept.over(sent)["b"].tolist() == [1, 1]
@@ -646,7 +648,7 @@ def test_a_tier_whose_figure_is_not_a_number_is_the_worst(world, digits, net):
     for names in (["even", "odd"], ["odd", "even"]):
         states = {"even": broken, "odd": initial_state(net, 2)}
         tests = [Evaluated(name, net, states[name]) for name in names]
-        found = evaluator(small, digits)(tests, kept={}, round=1)
+        found = evaluator(small, digits)(tests, private={}, round=1)
         assert found["worst"]["name"] == "even"
 
 

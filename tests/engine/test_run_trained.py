@@ -7,9 +7,9 @@ import torch
 
 from archgraph.engine.trained import versions
 from archgraph.federation import Evaluated, Train
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 
-KEPT = {1: KeptByClient({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
+KEPT = {1: ClientState({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
 
 
 def own(client: int) -> dict[str, torch.Tensor]:
@@ -22,10 +22,10 @@ def own(client: int) -> dict[str, torch.Tensor]:
         ({}, {"m": (5, 0)}),
         # Tuning is not left behind, so that all clients' weights are the same.
         ({"program": Train()}, {"m": (5, 0)}),
-        ({"kept": True}, {"m/0": (5, 0), "m/1": (5, 1)}),
+        ({"private": True}, {"m/0": (5, 0), "m/1": (5, 1)}),
         ({"states": own}, {"m/0": (10, 0), "m/1": (11, 0)}),
-        ({"states": own, "kept": True}, {"m/0": (10, 0), "m/1": (11, 1)}),
-        ({"states": own, "kept": True, "clients": ()}, {"m": (5, 0)}),
+        ({"states": own, "private": True}, {"m/0": (10, 0), "m/1": (11, 1)}),
+        ({"states": own, "private": True, "clients": ()}, {"m": (5, 0)}),
     ],
 )
 def test_clients_versions_are_named_by_their_clients(net, options, expected):

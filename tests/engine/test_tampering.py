@@ -47,7 +47,7 @@ def dying(work: Work) -> Outcome:
 @pytest.fixture(scope="module")
 def make(experiment: Any, mean: Any) -> Callable[..., Experiment]:
     def made(program: Any = remembering, **changes: Any) -> Experiment:
-        strategy = mean(kept=KEPT, program=program)
+        strategy = mean(private=KEPT, program=program)
         return experiment(strategy, clients=5, rounds=4, sampled=3, **changes)
 
     return made

@@ -133,7 +133,7 @@ MISTAKES = (
         NUMBERS,
         1,
         "e.yaml:5: task.output: changes nothing: each model gives a single result, in training, "
-        "too; found prediction; leave it out",
+        "too; found prediction",
     ),
 )
 

@@ -134,7 +134,7 @@ def test_what_is_better_comes_from_the_metric():
         (
             "classification",
             {"f1": {"average": None}},
-            "is not one number; found F1Score, (4,); expected a metric with one value; choose an",
+            "is not one number; found F1Score, (4,); choose an",
         ),
         ("segmentation", "auroc", "would hold the predictions of all targets; found AUROC"),
         ("regression", "auroc", "unknown metric; found 'auroc'; expected one of mse, rmse, mae"),

@@ -23,10 +23,10 @@ from archgraph.errors import RunError
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from archgraph.flower.deployment import deployed_client, serve
-from archgraph.flower.process import ProcessGrid
 from archgraph.flower.starter import write_app
 
 from .fleet import Fleet, running, until
+from .process_grid import ProcessGrid
 
 FAMILY = {"model": "model.yaml", "clients": [{"name": "half", "take": 0.5}, {"name": "whole"}]}
 ALIKE = {"model": "model.yaml", "clients": [{"name": "all", "count": 2}]}
@@ -41,7 +41,7 @@ import torch
 from flwr.clientapp import ClientApp
 
 from archgraph.flower.deployment import deployed_client
-from archgraph.flower.records import packed, unpacked
+from archgraph.flower.records import as_record, of_record
 
 here = Path(__file__)
 honest = deployed_client(here.with_name("experiment.yaml"))
@@ -52,8 +52,8 @@ class Faulty(ClientApp):
         reply = honest(message, context)
         if message.metadata.message_type != "train" or context.node_config["partition-id"] != 1:
             return reply
-        number, returned = int(message.metadata.group_id), unpacked(reply.content["body"])
-        state = dict(returned.state)
+        number, returned = int(message.metadata.group_id), of_record(reply.content["body"])
+        state = dict(returned.outcome.state)
         name = next(iter(state))
         if number == 1:
             state[name] = state[name] * torch.nan
@@ -64,7 +64,8 @@ class Faulty(ClientApp):
         else:
             Path("MARKER").touch()
             time.sleep(600)
-        reply.content["body"] = packed(dataclasses.replace(returned, state=state))
+        outcome = dataclasses.replace(returned.outcome, state=state)
+        reply.content["body"] = as_record(dataclasses.replace(returned, outcome=outcome))
         return reply
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +20,11 @@ from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Model, Outcome, Task
 from archgraph.flower.client import client_app
-from archgraph.flower.process import ProcessGrid
-from archgraph.flower.records import BODY, packed, unpacked
+from archgraph.flower.records import BODY, as_record, of_record
 from archgraph.flower.server import Nodes
 
 from .conftest import METHODS
+from .process_grid import ProcessGrid
 
 
 def bits(run: Run) -> dict[str, Any]:
@@ -79,7 +79,8 @@ def outcome(change: Callable[[Outcome], Any]) -> Callable[[Message], None]:
     """Change the outcome in a reply."""
 
     def changed(reply: Message) -> None:
-        reply.content["body"] = packed(change(unpacked(reply.content["body"])))
+        came = of_record(reply.content["body"])
+        reply.content["body"] = as_record(replace(came, outcome=change(came.outcome)))
 
     return changed
 
@@ -89,7 +90,7 @@ def entry(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message],
 
     def changed(returned: Outcome) -> Outcome:
         name, tensor = next(iter(returned.state.items()))
-        return dataclasses.replace(returned, state={**returned.state, name: change(tensor)})
+        return replace(returned, state={**returned.state, name: change(tensor)})
 
     return outcome(changed)
 
@@ -100,6 +101,10 @@ def garbage(reply: Message) -> None:
 
 def without_body(reply: Message) -> None:
     del reply.content["body"]
+
+
+def another_value(reply: Message) -> None:
+    reply.content["body"] = as_record({"state": {}})
 
 
 def of_another(reply: Message) -> None:
@@ -116,9 +121,10 @@ FAULTS = {
     ),
     "bytes": (garbage, "damaged message; found"),
     "half a reply": (without_body, "not a reply to a task; found KeyError"),
+    "value": (another_value, "not a reply to a task; found dict"),
     "client": (of_another, "the reply of another client; found 0; expected 1"),
     "further model": (
-        outcome(lambda returned: dataclasses.replace(returned, others={"teacher": {}})),
+        outcome(lambda returned: replace(returned, others={"teacher": {}})),
         "other models than the task's; found teacher; expected none",
     ),
 }
@@ -136,9 +142,9 @@ def test_a_reply_that_does_not_answer_its_task_is_refused_by_name(write, fault):
 
 def told(reply: Message) -> None:
     """What the server computes itself, as a client would like it."""
-    returned = unpacked(reply.content["body"])
-    norms = {name: torch.tensor(1e-9, dtype=torch.float64) for name in returned.state}
-    reply.content["findings"] = packed(norms)
+    came = of_record(reply.content["body"])
+    norms = {name: torch.tensor(1e-9, dtype=torch.float64) for name in came.outcome.state}
+    reply.content["body"] = as_record(replace(came, findings=norms))
 
 
 def test_what_a_node_says_of_its_own_update_is_not_read(write):
@@ -188,8 +194,8 @@ def test_a_killed_server_resumes_to_the_bits_of_the_whole_run(write, tmp_path, p
     grid = ProcessGrid(client_app(lambda context: setup), 4)
 
     class Dying(Nodes):
-        def __call__(self, round: int, tasks: Any, kept: Any) -> Any:
-            for number, working in enumerate(super().__call__(round, tasks, kept)):
+        def __call__(self, round: int, tasks: Any, private: Any) -> Any:
+            for number, working in enumerate(super().__call__(round, tasks, private)):
                 if round == 2 and number == 2:
                     raise KeyboardInterrupt
                 yield working
@@ -222,7 +228,7 @@ def test_models_that_need_what_nodes_keep_are_not_tested(write):
 def test_a_reply_without_a_model_of_its_task_is_refused(write):
     setup = prepare(write("fedavg"))
     task = setup.strategy.send(setup.world, setup.strategy.init(setup.world), 0, 1)
-    both = dataclasses.replace(task, others={"small": Model(task.graph, task.state)})
+    both = replace(task, others={"small": Model(task.graph, task.state)})
     work = ClientWork(setup)
 
     def refused(task: Task, outcome: Outcome) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from archgraph.errors import RunError
 from archgraph.federation import TaskLoss, Train
 from archgraph.flower.programs import as_plain, as_program
-from archgraph.flower.records import packed, unpacked
+from archgraph.flower.records import as_record, of_record
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -66,7 +66,7 @@ def test_every_type_of_number_travels():
         str(dtype): torch.tensor([[0, 1], [1, 0]]).to(dtype)
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
     } | {"scalar": torch.tensor(3), "empty": torch.zeros(0, 2)}
-    back = unpacked(packed(state))
+    back = of_record(as_record(state))
     assert list(back) == list(state)
     for name, tensor in state.items():
         assert back[name].dtype == tensor.dtype

@@ -59,7 +59,8 @@ def test_a_simulation_waits_for_nodes_that_come_late(write, monkeypatch):
     from flwr.app import Context, RecordDict
 
     from archgraph.flower import server, simulation
-    from archgraph.flower.process import ProcessGrid
+
+    from .process_grid import ProcessGrid
 
     class Late(ProcessGrid):
         known = 0

@@ -48,7 +48,7 @@ def test_the_bits_are_those_of_one_process_for_three_too(experiment, mean) -> No
     runs = [
         execute(
             experiment(
-                mean(kept=frozenset({"5.weight"}), program=counting),
+                mean(private=frozenset({"5.weight"}), program=counting),
                 clients=5,
                 engine=EngineSpec(workers=workers),
             )
@@ -182,7 +182,7 @@ def test_items_are_taken_as_workers_become_free_and_none_twice_at_a_time() -> No
     assert next(calls)[0] == 0 and len(taken) <= 5
     assert [done for _, done in calls] == list(range(1, 12))
     times: dict[int, float] = {}
-    alike = Workers(2, always=True).calls(
+    alike: Any = Workers(2, always=True).calls(
         lambda seen, tell: seen,
         [0, 0],
         key=lambda item: item,
@@ -290,7 +290,9 @@ def test_a_process_that_is_killed_in_a_further_call_costs_that_call() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    calls = Workers(2, always=True).calls(killed_by_one, range(3), begin=made, key=lambda item: 0)
+    calls: Any = Workers(2, always=True).calls(
+        killed_by_one, range(3), begin=made, key=lambda item: 0
+    )
     first, second, third = (done for _, done in calls)
     assert (first, second.reason, third) == (0, "its process was ended by SIGKILL", 2)
     assert begun == [0, 1, 2]
@@ -384,10 +386,12 @@ def test_no_process_is_left_when_the_calls_are_over_and_those_that_wait_end_with
     def who(item: int, tell: Any) -> int:
         return os.getpid()
 
-    first = {pid for _, pid in workers.calls(who, range(4), again=True)}
-    again = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    first: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    again: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
     assert again <= first and all(map(running, first))
-    other = {pid for _, pid in workers.calls(lambda item, tell: os.getpid(), range(4), again=True)}
+    other: set[Any] = {
+        pid for _, pid in workers.calls(lambda item, tell: os.getpid(), range(4), again=True)
+    }
     assert not other & first and not any(map(running, first))
     workers.close()
     assert not any(map(running, other))
@@ -400,16 +404,18 @@ def test_a_process_that_is_killed_while_it_waits_costs_nobody_anything() -> None
     def who(item: int, tell: Any) -> int:
         return os.getpid()
 
-    first = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    first: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
     for pid in first:
         os.kill(pid, signal.SIGKILL)
-    again = [pid for _, pid in workers.calls(who, range(4))]
+    again: list[Any] = [pid for _, pid in workers.calls(who, range(4))]
     assert not first & set(again) and all(isinstance(pid, int) for pid in again)
 
 
 def test_processes_that_wait_end_when_nobody_can_call_them() -> None:
     workers = Workers(2, always=True)
-    pids = {pid for _, pid in workers.calls(lambda i, tell: os.getpid(), range(4), again=True)}
+    pids: set[Any] = {
+        pid for _, pid in workers.calls(lambda i, tell: os.getpid(), range(4), again=True)
+    }
     assert all(map(running, pids))
     del workers
     assert not any(map(running, pids))
@@ -501,7 +507,7 @@ class Broken:
 
 def test_an_item_that_a_process_cannot_read_costs_that_call() -> None:
     workers = Workers(2, always=True)
-    calls = workers.calls(
+    calls: Any = workers.calls(
         lambda item, tell: type(item).__name__, [0, Broken(), 1], key=lambda item: 0
     )
     first, broken, last = (done for _, done in calls)
@@ -516,7 +522,7 @@ def test_the_same_tensor_arrives_as_the_same_and_single_values_whatever_their_st
             item[0].add_(1)
         return item, odd
 
-    calls = Workers(2, always=True).calls(told, [[], [one, {"same": one}]], key=lambda item: 0)
+    calls: Any = Workers(2, always=True).calls(told, [[], [one, {"same": one}]], key=lambda item: 0)
     assert [done for _, done in calls][1][0][1]["same"].tolist() == [1.0, 1.0, 1.0]
     assert wire.decode(wire.encode({"odd": odd}))["odd"].tolist() == [0.0]
 
@@ -532,7 +538,9 @@ def test_tensors_that_nobody_keeps_arrive_each_as_its_own() -> None:
     def told(item: Any, tell: Any) -> Any:
         return {} if not item else {name: float(one[0]) for name, one in dict.items(item)}
 
-    calls = Workers(2, always=True).calls(told, [Made(), Made(a=torch.ones(1))], key=lambda item: 0)
+    calls: Any = Workers(2, always=True).calls(
+        told, [Made(), Made(a=torch.ones(1))], key=lambda item: 0
+    )
     assert [done for _, done in calls][1] == {str(number): float(number) for number in range(4)}
 
 

@@ -40,7 +40,7 @@ evaluate: {every: 4}
 
 
 def given(many: Rewritten, client: int, skip: frozenset[str] = frozenset()) -> Result:
-    return Result(client, {}, 1, skip=skip, transfer=many.transfer)
+    return Result(client, {}, 1, unmerged=skip, transfer=many.transfer)
 
 
 def line(changes: Changes, results: list[Result], state: ServerState) -> RoundChange:
@@ -156,7 +156,7 @@ def test_lines_after_a_checkpoint_and_damaged_ones_are_written_again(experiment,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"round": 1, "norm": [1.0]}', "tells of another model; found 1 parameters; expected 6"),
+        ('{"round": 1, "norm": [1.0]}', "describes another model; found 1 parameters; expected 6"),
         ('{"round": 1, "norm": [0.0, 0.0], "coverage": [1.0]}', "damaged line; found Value error"),
         ("[]", "damaged line"),
         ('{"round": 1, "norm": [1e999]}', "damaged line; found Input should be a finite number"),

@@ -72,10 +72,10 @@ KEPT = frozenset({"1.running_mean", "1.running_var", "5.weight", "5.bias"})
 
 
 def test_resumed_run_ends_with_the_same_bits(experiment, mean, tmp_path):
-    whole = execute(experiment(mean(kept=KEPT), rounds=4, sampled=None), out=tmp_path / "whole")
-    broken = experiment(mean(kept=KEPT), rounds=4, sampled=None)
+    whole = execute(experiment(mean(private=KEPT), rounds=4, sampled=None), out=tmp_path / "whole")
+    broken = experiment(mean(private=KEPT), rounds=4, sampled=None)
     interrupted(broken, tmp_path / "broken", client=2, round=4)
-    again = experiment(mean(kept=KEPT), rounds=4, sampled=None)
+    again = experiment(mean(private=KEPT), rounds=4, sampled=None)
     resumed = execute(again, out=tmp_path / "broken", resume=True)
     assert bits(resumed.server.tensors) == bits(whole.server.tensors)
     assert resumed.server.values == whole.server.values
@@ -453,7 +453,7 @@ def test_checkpoint_round_trip(tmp_path):
     for name, tensor in tensors.items():
         assert found.tensors[name].dtype == tensor.dtype
         assert torch.equal(found.tensors[name], tensor)
-    assert {c: list(k) for c, k in found.kept.items()} == {7: ["state/w"], 1234567: ["keep/m"]}
+    assert {c: list(k) for c, k in found.private.items()} == {7: ["state/w"], 1234567: ["keep/m"]}
 
 
 def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path):
@@ -470,7 +470,7 @@ def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path
     record, found, _ = RunRecord.resume(tmp_path, "", FACTS)
     record.close()
     assert found is not None
-    assert torch.equal(found.kept[2]["state/w"], torch.zeros(2))
+    assert torch.equal(found.private[2]["state/w"], torch.zeros(2))
 
 
 def files(folder: Path, round: int) -> dict[str, int]:
@@ -591,7 +591,7 @@ def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
         record.save(Checkpoint(2, {"b/w": torch.ones(1)}, {}, {1: {"state/w": torch.zeros(1)}}))
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000002"]
     assert found.tensors["a/w"].tolist() == [0, 1, 2]
-    assert found.kept[1]["state/w"].tolist() == [1]
+    assert found.private[1]["state/w"].tolist() == [1]
 
 
 def test_loading_maps_files_and_saving_copies_none(tmp_path):
@@ -627,7 +627,7 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
             record.save(Checkpoint(round, weights, {}, {4: {"state/w": torch.ones(1)}}))
     assert files(tmp_path, 2) != files(tmp_path, 3)
     found = resumed(tmp_path)
-    assert (bits(found.tensors), list(found.kept)) == (bits(weights), [4])
+    assert (bits(found.tensors), list(found.private)) == (bits(weights), [4])
 
 
 def test_drafts_of_a_crash_are_swept(tmp_path):

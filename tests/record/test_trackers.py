@@ -202,7 +202,7 @@ def test_a_run_that_goes_on_has_all_its_rounds_there(run, monkeypatch, tmp_path,
     [
         ("tensorbord", "e.yaml:8: trackers: unknown tracker; found 'tensorbord'; expected one of"),
         ("{csv: {paht: a}}", "e.yaml:8: trackers: has other options; found csv: "),
-        ("csv", "trackers: csv: has no file to write to; found a run without a folder; expected"),
+        ("csv", "trackers: csv: has nowhere to write to: the run has no folder; name a run"),
         ("mlflow", "e.yaml:8: trackers: mlflow: needs the package mlflow; found"),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
     ],

@@ -12,7 +12,7 @@ from archgraph.engine.local import execute
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Outcome, Result, Task, Train, Work
 from archgraph.language.experiment import AttackSpec
-from archgraph.record.client import KeptByClient
+from archgraph.record.client import ClientState
 from archgraph.record.points import points
 from archgraph.record.traffic import back, sent
 
@@ -22,7 +22,7 @@ STATISTICS = frozenset({"1.running_mean", "1.running_var"})
 
 
 def test_bytes_are_those_of_the_tensors_by_hand(experiment, mean, tmp_path):
-    run = execute(experiment(mean(kept=STATISTICS), rounds=2, sampled=None), out=tmp_path / "r")
+    run = execute(experiment(mean(private=STATISTICS), rounds=2, sampled=None), out=tmp_path / "r")
     first, second = ([row["bytes_down"] for row in line["clients"]] for line in run.rounds)
     # What a client has kept is not sent to it again, and never comes back.
     assert (first, second) == ([WHOLE] * 4, [WHOLE - 32] * 4)
@@ -35,7 +35,7 @@ def test_further_models_and_tensors_count_both_ways(net):
     half, other = torch.zeros(3, dtype=torch.float16), {"w": torch.zeros(5)}
     task = Task(0, net, {"a": torch.zeros(2)}, Train(), others={"big": Model(net, other)})
     task = Task(**{**vars(task), "extras": {"x": half}})
-    assert sent(task, KeptByClient()) == 8 + 20 + 6
+    assert sent(task, ClientState()) == 8 + 20 + 6
     outcome = Outcome({"a": torch.zeros(2)}, others={"big": other}, extras={"x": half})
     assert back(task.result(outcome, 1)) == 8 + 20 + 6
 

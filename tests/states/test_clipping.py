@@ -32,7 +32,7 @@ def test_a_clipped_update_has_the_factor_times_the_norm_and_overshoots_nowhere(s
     part = clipped(sent, after, factor)
     assert part.keys() == after.keys()
     # bfloat16 rounds at 2⁻⁹ of values up to 3 or so.
-    full, less = (change(sent, s, skip={"half"}).norm for s in (after, part))
+    full, less = (change(sent, s, unmerged={"half"}).norm for s in (after, part))
     assert less == pytest.approx(factor * full, rel=1e-5, abs=1e-6)
     for name in ("w", "var", "half"):
         low, high = torch.minimum(sent[name], after[name]), torch.maximum(sent[name], after[name])
@@ -49,9 +49,9 @@ def test_from_factor_one_on_the_update_itself_is_returned():
 
 def test_what_is_left_out_neither_counts_nor_moves():
     sent, after = states(1)
-    part = clipped(sent, after, 0.0, skip={"w"})
+    part = clipped(sent, after, 0.0, unmerged={"w"})
     assert torch.equal(part["w"], after["w"]) and torch.equal(part["var"], sent["var"])
-    whole, less = change(sent, after), change(sent, after, skip={"w"})
+    whole, less = change(sent, after), change(sent, after, unmerged={"w"})
     assert whole.values - less.values == 12 and less.norm < whole.norm
     assert whole.values == 12 + 5 + 2 + 4
 

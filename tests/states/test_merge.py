@@ -302,7 +302,7 @@ def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight)
         merger.add(*client("full", 7))
         for state in states:
             sent = state if through else grow.pull(state)
-            merger.accumulate(Update(FULL, sent, weight, skip=["fc.weight"]), through=through)
+            merger.accumulate(Update(FULL, sent, weight, unmerged=["fc.weight"]), through=through)
         results.append(merger.result()[0])
     assert all(same_bits(results[0][name], results[1][name]) for name in results[0])
 
@@ -391,8 +391,8 @@ def test_rows_of_some_and_whole_entries_of_others_mix():
 def test_skipped_entries_are_not_given():
     old = random(SLOTS, 0)
     merger = Merger(SLOTS, old)
-    merger.add(*client("full", 1), skip={"norm.mean", "norm.steps"})
-    merger.add(*client("full", 9), skip={"norm.steps"})
+    merger.add(*client("full", 1), unmerged={"norm.mean", "norm.steps"})
+    merger.add(*client("full", 9), unmerged={"norm.steps"})
     new, _ = merger.result()
     assert torch.equal(new["norm.mean"], random(SLOTS, 9)["norm.mean"])
     assert new["norm.steps"] == 0
@@ -406,14 +406,14 @@ def test_skipped_entries_may_be_missing():
         merger = Merger(SLOTS, old)
         for kind, seed in (("prefix", 1), ("scattered", 2)):
             transfer, state, weight = client(kind, seed, 3.0)
-            merger.add(transfer, {s.name: state[s.name] for s in sent}, weight, skip=private)
+            merger.add(transfer, {s.name: state[s.name] for s in sent}, weight, unmerged=private)
         results.append(merger.result()[0])
     whole, part = results
     assert all(torch.equal(part[name], whole[name]) for name in old)
     assert all(torch.equal(part[name], old[name]) for name in private)
     del state["norm.mean"]
     with pytest.raises(RejectedUpdate, match=r"norm.mean: missing entry"):
-        Merger(SLOTS, old).add(transfer, state, skip={"norm.steps"})
+        Merger(SLOTS, old).add(transfer, state, unmerged={"norm.steps"})
 
 
 def test_integers_take_the_maximum_of_those_who_have_them():
@@ -749,7 +749,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weight is not between 1e-24 and 1e24; found 1e-25": {"weight": 1e-25},
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
-    "fc: skip of an unknown entry": {"skip": ["fc"]},
+    "fc: unmerged of an unknown entry": {"unmerged": ["fc"]},
     r"fc.weight: row mask of another length; found \[4\]; expected \[5\]": {
         "rows": {"fc.weight": torch.ones(4)}
     },

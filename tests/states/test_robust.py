@@ -257,7 +257,7 @@ def test_rows_skip_scales_and_factors_are_honoured():
             {k: v for k, v in state.items() if k != "norm.mean"},
             scales={"conv.weight": 0.5},
             rows={"fc.weight": owned if number else 1 - owned},
-            skip={"norm.mean"},
+            unmerged={"norm.mean"},
         )
         pool.add(number, update)
     found = pool.middle(NOTHING, multiply={"conv.weight": 4.0})

@@ -44,9 +44,9 @@ def test_with_one_architecture_it_is_fedavg_bit_for_bit(lab, norm, seed, counts)
         assert one[0].keys() == two[0].keys()
         assert all(torch.equal(two[0][k], v) for k, v in one[0].items())
         for mine, theirs in zip(one[1].values(), two[1].values(), strict=True):
-            assert (mine.graph, mine.kept, mine.program) == (
+            assert (mine.graph, mine.private, mine.program) == (
                 theirs.graph,
-                theirs.kept,
+                theirs.private,
                 theirs.program,
             )
 
@@ -140,7 +140,7 @@ def test_strong_and_weak_are_tested_apart_on_the_same_model(lab, tiers, norm):
     assert [(m.name, m.clients) for m in models] == [("full", (0, 2)), ("slim", (1,))]
     for model in models:
         assert model.graph == tiers["slim"].graph
-        assert model.kept == (norm == "local")
+        assert model.private == (norm == "local")
         assert model.statistics == ("recompute" if norm == "static" else "stored")
         assert model.program is None
         ag.build(model.graph, model.state)(torch.zeros(2, 1, 8, 8))

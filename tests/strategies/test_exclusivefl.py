@@ -236,11 +236,11 @@ def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
     for name, model in found.items():
         assert model.graph == tiers[name].graph
         assert same(model.state, state.group(model.graph.digest))
-        assert model.kept == (norm == "local")
+        assert model.private == (norm == "local")
         assert model.statistics == ("recompute" if norm == "static" else "stored")
         assert model.program is None
     held = {k for k in lab.state if "running" in k or "tracked" in k}
-    assert strategy.send(world, state, 1, 2).kept == (held if norm == "local" else set())
+    assert strategy.send(world, state, 1, 2).private == (held if norm == "local" else set())
 
 
 @pytest.mark.parametrize(("make", "groups"), [(ExclusiveFL, 2), (AllSmall, 1)])

@@ -341,7 +341,7 @@ def test_zico_is_asked_of_those_that_are_not_limited(lab, tiers):
     results = []
     for task in tasks:
         assert task.program == ZiCo(TaskLoss(mask_absent=True))
-        assert not task.kept  # else it would overlay what the client is sent later
+        assert not task.private  # else it would overlay what the client is sent later
         outcome = task.program(lab.work_of(task, lab.toy(task.client)))
         assert set(outcome.metrics) == {f"zico/{name}" for name in tiers}
         assert len(set(outcome.metrics.values())) == 4

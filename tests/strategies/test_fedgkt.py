@@ -64,7 +64,7 @@ def test_the_first_round_is_the_clients_alone(lab, world):
     strategy = FedGKT(after="1")
     task = strategy.send(world, strategy.init(world), 0, 1)
     assert not task.extras and task.program == Group(1.0, 3.0)
-    assert task.kept == set(task.graph.state_names)
+    assert task.private == set(task.graph.state_names)
     data = lab.toy(0, 6)
     outcome = task.program(lab.work_of(task, data, ONE_STEP))
     assert outcome.metrics["loss"] == pytest.approx(
@@ -131,7 +131,7 @@ def test_two_models_of_each_client_are_tested(lab, world):
     strategy = FedGKT(after="1")
     state = strategy.init(world)
     models = {m.name: m for m in strategy.evaluated(world, state)}
-    assert set(models) == {"edge", "edge+server"} and all(m.kept for m in models.values())
+    assert set(models) == {"edge", "edge+server"} and all(m.private for m in models.values())
     whole = models["edge+server"]
     assert whole.clients == (0, 1)
     x = torch.randn(3, 1, 8, 8)

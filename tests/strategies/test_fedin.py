@@ -503,7 +503,7 @@ def answer(task: Task, scale: float, rows: int = 3) -> Result:
             getattr(torch, split.graph.param[k].dtype)
         )
         for k in task.graph.state_names
-        if k not in task.kept
+        if k not in task.private
     }
     extras = {
         k: torch.full((rows, *shape), scale, dtype=dtype)
@@ -569,7 +569,7 @@ def test_intermediate_layers_never_leave_and_are_sent_only_once(nets):
     _, (first, second) = play(FedIN(), world, 2)
     for client in (0, 1):
         own = own_of(first[client])
-        assert first[client].kept == own == second[client].kept and own
+        assert first[client].private == own == second[client].private and own
         assert own <= set(first[client].state)
         assert not own & set(second[client].state)
         assert set(second[client].state) == set(model_parts(first[client].graph).ends)
@@ -707,7 +707,7 @@ def test_local_statistics_of_the_ends_stay_with_the_client(nets):
     assert not [k for k in state.group("shared") if "running" in k or "tracked" in k]
     task = strategy.send(world, state, 1, 1)
     held = {k for k in task.graph.state_names if "running" in k or "tracked" in k}
-    assert task.kept == own_of(task) | held and held
+    assert task.private == own_of(task) | held and held
 
 
 # ---------------------------------------------------------------- ablations
@@ -727,7 +727,7 @@ def test_ablations_differ_as_they_should(nets):
         assert bool(second[0].extras) == extras
         assert bool(state.group("shared")) == shared
         assert bool(state.group("store/0")) == extras
-        assert (second[0].kept == frozenset(nets["two"][0].state_names)) == (not shared)
+        assert (second[0].private == frozenset(nets["two"][0].state_names)) == (not shared)
         assert bool(second[0].state) == shared
         program = second[0].program
         assert isinstance(program, InTraining)
@@ -768,11 +768,11 @@ def test_each_client_is_tested_with_its_own_intermediate_layers(nets):
     loop.round()
     line = loop.round()
     (model,) = (m for m in setup.strategy.evaluated(world, loop.server) if m.clients)
-    assert isinstance(model, Evaluated) and model.kept and model.clients == (0, 1)
+    assert isinstance(model, Evaluated) and model.private and model.clients == (0, 1)
     split = setup.data.test
     losses, accuracies = [], []
     for client in model.clients:
-        mine = loop.kept[client].over(model.state)
+        mine = loop.private[client].over(model.state)
         logits = ag.build(model.graph, mine).eval()(split.inputs).detach()
         losses.append(float(nn.functional.cross_entropy(logits, split.targets)))
         accuracies.append(float((logits.argmax(1) == split.targets).float().mean()))
@@ -1031,7 +1031,7 @@ def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs
         task = dataclasses.replace(task, state={**task.state, **kept})
         local = LocalOptions(lr=1e-3, optimiser="adam", batch=4)
         outcome = task.program(lab.work_of(task, data, local))
-        kept = {k: outcome.state[k] for k in task.kept}
+        kept = {k: outcome.state[k] for k in task.private}
         state = strategy.receive(world, state, iter([task.result(outcome, 4)]), 1)
         assert ("in_loss" in outcome.metrics) == (round == 2)
 

@@ -226,7 +226,7 @@ def test_a_round_gives_each_layer_the_mean_over_those_that_share_it(sharing, cho
         assert sum(map(len, names)) == len(again.state)
         for place, entries in enumerate(names):
             who = shared.get((i, place))
-            assert (who is None) == (set(entries) <= tasks[i].kept)
+            assert (who is None) == (set(entries) <= tasks[i].private)
             for slot, name in enumerate(entries):
                 if who is None:
                     assert torch.equal(again.state[name], traced(word)[1][name])
@@ -283,13 +283,13 @@ def test_equal_architectures_are_fedavg_bit_for_bit(lab, sharing, norm, weights)
     strategy = FlexiFed(sharing=sharing, norm=norm, weights=weights)
     after, own, _ = play(strategy, world, update)
     sent = strategy.send(world, after, 0, 2)
-    assert sent.kept == tasks[0].kept == own[0].kept
+    assert sent.private == tasks[0].private == own[0].private
     assert set(sent.state) == set(whole)
-    for name in whole.keys() - sent.kept:
+    for name in whole.keys() - sent.private:
         assert torch.equal(sent.state[name], whole[name])
     (model,) = strategy.evaluated(world, after)
     assert model.statistics == ("recompute" if norm == "static" else "stored")
-    assert model.kept is (norm == "local")
+    assert model.private is (norm == "local")
     assert model.clients == (0, 1, 2)
 
 
@@ -302,7 +302,7 @@ def test_without_a_common_first_layer_each_architecture_is_alone(sharing):
     alone = Standalone()
     for client in range(3):
         if sharing == "basic":
-            assert tasks[client].kept == alone.send(world, ServerState(), client, 1).kept
+            assert tasks[client].private == alone.send(world, ServerState(), client, 1).private
             assert not after.tensors
         else:
             sent = strategy.send(world, after, client, 2).state
@@ -471,10 +471,10 @@ def test_vgg_chains_share_the_layers_before_their_depths_differ():
             expected = [all_clients] * 6 + [alike] * 7
         else:
             expected = [all_clients] * 6 + weights[6:]
-            assert {k for k in sent.state if "head" in k} <= sent.kept
+            assert {k for k in sent.state if "head" in k} <= sent.private
         assert weights == pytest.approx(expected)
         assert len(weights) == 13
-        own = sum(k in tasks[1].kept for k, v in sent.state.items() if v.dim() == 4)
+        own = sum(k in tasks[1].private for k, v in sent.state.items() if v.dim() == 4)
         assert own == (7 if sharing == "basic" else 0)
 
 
@@ -508,8 +508,8 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
     loop.start(setup.strategy.init(world))
     losses = [loop.round()["evaluation"]["local"]["loss"] for _ in range(4)]
     assert losses[-1] < losses[0]
-    assert loop.kept.keys() == ({0, 1, 2} if sharing == "basic" else set())
-    for client, kept in loop.kept.items():
+    assert loop.private.keys() == ({0, 1, 2} if sharing == "basic" else set())
+    for client, kept in loop.private.items():
         graph = world.tier_of(client).graph
         base = {name for layer in ag.layers(graph)[:3] for name in layer.entries}
         assert kept.state.keys() == set(graph.state_names) - base
@@ -519,7 +519,7 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
     assert torch.equal(sent[0]["0.weight"], sent[1]["0.weight"])
     models_ = {e.name: e for e in setup.strategy.evaluated(world, loop.server)}
     assert {name: e.clients for name, e in models_.items()} == {"0": (0,), "1": (1, 2)}
-    assert all(e.kept is (sharing == "basic") for e in models_.values())
+    assert all(e.private is (sharing == "basic") for e in models_.values())
 
 
 class Encoder(nn.Module):
@@ -547,6 +547,8 @@ def test_blocks_are_compared_as_wholes():
     common = {}
     for unit in ("layer", "block"):
         strategy = FlexiFed(sharing="basic", unit=unit)
-        common[unit] = set(models["d2"][1]) - strategy.send(world, strategy.init(world), 0, 1).kept
+        common[unit] = (
+            set(models["d2"][1]) - strategy.send(world, strategy.init(world), 0, 1).private
+        )
     assert common["layer"] - common["block"] == {"norm.weight", "norm.bias"}
     assert common["block"] == {k for k in models["d2"][1] if k.startswith("layers.")}

@@ -61,4 +61,4 @@ def test_static_statistics_are_recomputed_for_tests(lab, name: str):
 def test_local_statistics_stay_with_the_client(lab, name: str):
     world, strategy = lab.uniform(1), METHODS[name](norm="local")
     task = strategy.send(world, strategy.init(world), 0, 1)
-    assert task.kept >= NormPolicy("local").kept(world.graph) > frozenset()
+    assert task.private >= NormPolicy("local").private(world.graph) > frozenset()

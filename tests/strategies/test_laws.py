@@ -79,7 +79,7 @@ def test_one_client_that_runs_everything_is_the_global(lab, norm):
     """FedAvg of one client is that client, except what its norm policy holds back."""
     world = lab.uniform(1)
     update = lab.random_state(lab.state, 3)
-    held = NormPolicy(norm).left_out(lab.graph)
+    held = NormPolicy(norm).unmerged(lab.graph)
     for strategy in (*plain(norm), FedFA(norm=norm)):
         after, _ = lab.one_round(strategy, world, lambda _: update)
         for name, value in after.items():
@@ -174,8 +174,8 @@ def test_results_are_taken_one_at_a_time(lab, make):
 def test_local_statistics_never_leave_the_client(lab, make):
     world, strategy = lab.uniform(2), make(norm="local")
     task = strategy.send(world, strategy.init(world), 0, 1)
-    assert task.kept == {k for k in lab.state if "running" in k or "tracked" in k}
-    assert all(e.kept for e in strategy.evaluated(world, strategy.init(world)) if e.clients)
+    assert task.private == {k for k in lab.state if "running" in k or "tracked" in k}
+    assert all(e.private for e in strategy.evaluated(world, strategy.init(world)) if e.clients)
 
 
 @pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed])

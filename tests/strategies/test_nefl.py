@@ -506,7 +506,7 @@ def test_every_submodel_is_evaluated_with_its_own_parameters(lab, family):
         assert (model.state["layer1.0.bn1.running_mean"] == value).all()
         assert model.state["layer1.0.step_size"].item() == value
         assert (model.state["fc.bias"] == 2).all()
-        assert model.statistics == "stored" and not model.kept
+        assert model.statistics == "stored" and not model.private
         assert list(model.state) == list(model.graph.state_names)
     assert models["small"].clients == (0, 3)
     assert models["global"].graph == models["full"].graph
@@ -523,9 +523,9 @@ def test_running_statistics_can_be_shared_recomputed_or_kept(lab, family):
         assert not any(k in running for k in start.group("submodel/full"))
         assert "layer1.0.bn1.weight" in start.group("submodel/full")
         tasks = [strategy.send(world, start, c, 1) for c in (0, 1)]
-        assert tasks[1].kept == (running if norm == "local" else set())
+        assert tasks[1].private == (running if norm == "local" else set())
         updates = [
-            (t.client, {k: v for k, v in returned(t, t.client + 1).items() if k not in t.kept})
+            (t.client, {k: v for k, v in returned(t, t.client + 1).items() if k not in t.private})
             for t in tasks
         ]
         after = finish(strategy, world, start, updates).group("global")
@@ -537,7 +537,7 @@ def test_running_statistics_can_be_shared_recomputed_or_kept(lab, family):
                 assert torch.equal(value, lab.state[f"layer1.0.bn1.{name}"])
         evaluated = list(strategy.evaluated(world, start))
         assert {m.statistics for m in evaluated} == {"recompute" if norm == "static" else "stored"}
-        assert [m.kept for m in evaluated] == [False] + [norm == "local"] * 3
+        assert [m.private for m in evaluated] == [False] + [norm == "local"] * 3
 
 
 # ---------------------------------------------------------------- who trains what

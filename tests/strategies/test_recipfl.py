@@ -91,7 +91,7 @@ def moved(state, by: float = 0.1) -> dict[str, Tensor]:
 
 def returned(task: Task, by: float = 0.1) -> Result:
     """Every entry moved by the same."""
-    own = {k: v for k, v in moved(task.state, by).items() if k not in task.kept}
+    own = {k: v for k, v in moved(task.state, by).items() if k not in task.private}
     return Result(task.client, own, 10, {k: moved(m.state, by) for k, m in task.others.items()})
 
 
@@ -121,7 +121,7 @@ def test_clients_get_what_the_hypernetwork_makes_of_their_graph_and_classes(worl
         for name, tensor in task.state.items():
             expected = made[name].detach() if name in made else t.state[name]
             assert torch.equal(tensor, expected), name
-        assert task.kept == set(t.graph.state_names) - made.keys()
+        assert task.private == set(t.graph.state_names) - made.keys()
         assert {"buffer"} == set(network.unset(t.graph).values())
     weak = [method.send(world, state, c, 1).state for c in (1, 2)]
     assert not torch.equal(weak[0]["a.weight"], weak[1]["a.weight"])  # other classes
@@ -158,13 +158,15 @@ def test_statistics_are_sent_once(world):
     before = method.init(world)
     values = {name: tensor.clone() for name, tensor in before.tensors.items()}
     first = method.send(world, before, 0, 1)
-    assert first.kept <= first.state.keys()
+    assert first.private <= first.state.keys()
     after = method.receive(world, before, [returned(first)], 1)
     # The state is a value: the one before stays what it was.
     assert all(torch.equal(before.tensors[name], value) for name, value in values.items())
-    assert not method.send(world, after, 0, 2).kept & method.send(world, after, 0, 2).state.keys()
+    assert (
+        not method.send(world, after, 0, 2).private & method.send(world, after, 0, 2).state.keys()
+    )
     other = method.send(world, after, 1, 2)
-    assert other.kept <= other.state.keys()
+    assert other.private <= other.state.keys()
 
 
 # ---------------------------------------------------------------- what the server learns
@@ -211,14 +213,14 @@ def test_what_is_generated_comes_nearer_to_what_was_trained(world):
         return sum(
             float((m[k] - target[c][k]).square().sum())
             for c, m in zip((1, 2), made, strict=True)
-            for k in m.keys() - method.send(world, state, c, 1).kept
+            for k in m.keys() - method.send(world, state, c, 1).private
         )
 
     gaps = [distance(state)]
     for number in range(1, 9):
         results = []
         for c in (1, 2):
-            kept = method.send(world, state, c, number).kept
+            kept = method.send(world, state, c, number).private
             results.append(Result(c, {k: v for k, v in target[c].items() if k not in kept}, 10))
         state = method.receive(world, state, results, number)
         gaps.append(distance(state))
@@ -320,7 +322,7 @@ def test_official_describes_the_head_only_and_leaves_shifts_of_norms(world):
     one, two = (method.send(world, state, c, 1) for c in (1, 2))
     differ = {k for k, v in one.state.items() if not torch.equal(v, two.state[k])}
     assert differ == {"c.weight", "c.bias"}
-    assert "norm.bias" in one.kept and "norm.weight" not in one.kept
+    assert "norm.bias" in one.private and "norm.weight" not in one.private
     server = Server.of(method, world, state)
     assert server.network.unset(world.tier("weak").graph)["norm.bias"] == "shift"
     given = configure("recipfl", {"preset": "official", "described": "all"})
@@ -443,7 +445,7 @@ def test_every_client_is_tested_with_its_own_version(world):
     models = {m.name: m for m in method.evaluated(world, state)}
     assert set(models) == {"strong", "weak"} and models["weak"].clients == (1, 2)
     for client, model in ((0, models["strong"]), (1, models["weak"]), (2, models["weak"])):
-        assert model.states is not None and model.personal and model.kept
+        assert model.states is not None and model.personal and model.private
         version = model.states(client)
         sent = method.send(world, state, client, 2).state
         assert version.keys() == world.tier(model.name).state.keys()
@@ -488,8 +490,8 @@ def test_frozen_tensors_come_with_every_task_and_are_never_stored(world):
     state = rounds(method, given, 1)
     task = method.send(given, state, 0, 2)
     assert set(state.group("last-0/own")) == {"head.weight", "head.bias"}
-    assert "hidden.weight" in task.kept and "hidden.weight" in task.state
-    assert not {n for n in task.kept & task.state.keys() if "running" in n}
+    assert "hidden.weight" in task.private and "hidden.weight" in task.state
+    assert not {n for n in task.private & task.state.keys() if "running" in n}
     assert isinstance(task.program, Teach) and all("norm." in n for n in task.program.local)
 
 

@@ -73,7 +73,7 @@ def test_the_server_neither_holds_nor_gets_anything(tiers, data):
     state = strategy.init(world)
     assert not state.tensors
     task = strategy.send(world, state, 0, 1)
-    assert task.kept == set(tiers["conv"].graph.state_names) == set(task.state)
+    assert task.private == set(tiers["conv"].graph.state_names) == set(task.state)
     worked = []
 
     def stream():
@@ -89,10 +89,10 @@ def test_what_others_have_changes_no_bit_of_a_clients_model(tiers, data):
     shares = list(allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0))
     one = finished(experiment(tiers, data, shares))
     other = finished(experiment(tiers, data, [shares[0], shares[2][:-5], shares[1]]))
-    mine, same = one.kept[0].state, other.kept[0].state
+    mine, same = one.private[0].state, other.private[0].state
     assert mine.keys() == set(tiers["conv"].graph.state_names)
     assert all(torch.equal(same[k], v) for k, v in mine.items())
-    assert not torch.equal(other.kept[2].state["0.weight"], one.kept[2].state["0.weight"])
+    assert not torch.equal(other.private[2].state["0.weight"], one.private[2].state["0.weight"])
     assert int(mine["1.num_batches_tracked"]) == sum(
         line["clients"][0]["steps"] for line in one.lines
     ), "every round goes on where the one before ended"
@@ -103,7 +103,7 @@ def test_tiers_are_the_mean_of_their_clients_own_models(tiers, data):
     loop = finished(experiment(tiers, data, shares))
     accuracy = []
     for client, name in enumerate(("conv", "flat", "conv")):
-        module = ag.build(tiers[name].graph, loop.kept[client].state)
+        module = ag.build(tiers[name].graph, loop.private[client].state)
         accuracy.append(answers(module, data.test)[0].summary()["accuracy"])
     found = loop.lines[-1]["evaluation"]["models"]
     assert set(found) == {"conv", "flat"}
@@ -117,4 +117,4 @@ def test_architectures_without_clients_are_not_tested(tiers, data):
     world = experiment(tiers, data, shares).world
     few = dataclasses.replace(world, clients=world.clients[1:2])
     (model,) = Standalone().evaluated(few, Standalone().init(few))
-    assert (model.name, model.clients, model.kept) == ("flat", (1,), True)
+    assert (model.name, model.clients, model.private) == ("flat", (1,), True)

@@ -360,8 +360,8 @@ def test_norm_policies(lab):
     }
     for name, (kept, left_out, evaluation) in cases.items():
         policy = NormPolicy(name)  # type: ignore[arg-type]  # names as in a spec
-        assert policy.kept(lab.graph) == kept
-        assert policy.left_out(lab.graph) == left_out
+        assert policy.private(lab.graph) == kept
+        assert policy.unmerged(lab.graph) == left_out
         assert policy.evaluation == evaluation
 
 
@@ -369,12 +369,12 @@ def test_a_result_is_what_does_not_stay_with_the_client(lab):
     """What stays and what is not merged are known once: the task says it, the result repeats it."""
     world = lab.uniform(1)
     state = ServerState().with_group("global", world.state)
-    statistics = NormPolicy("static").left_out(lab.graph)
+    statistics = NormPolicy("static").unmerged(lab.graph)
     for norm, kept in (("averaged", set()), ("static", set()), ("local", statistics)):
         task = part(world, state, 0, norm=norm)  # type: ignore[arg-type]  # names as in a spec
         result = task.result(Outcome(state=lab.state), 7)
         assert result.state.keys() == lab.state.keys() - kept
-        assert result.skip == (set() if norm == "averaged" else statistics)
+        assert result.unmerged == (set() if norm == "averaged" else statistics)
         assert (result.transfer, result.tier) == (world.tiers[0].transfer, "all")
         assert (result.weight("examples"), result.weight("uniform")) == (7, 1)
 

@@ -202,7 +202,7 @@ EQUIVALENT = {
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
     "archgraph/record/folder.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
-    "archgraph/record/folder.py saved: 1 → 0": "a record that only reads removes nothing",
+    "archgraph/record/folder.py saved_rounds: 1 → 0": "a record that only reads removes nothing",
     "archgraph/rewrites/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
     ),

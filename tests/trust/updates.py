@@ -164,7 +164,7 @@ def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
                 case 2:
                     options["rows"] = {_name(rng, update): _mask(rng, update)}
                 case 3:
-                    options["skip"] = rng.choice(({_name(rng, update)}, [3], "x", {None}))
+                    options["unmerged"] = rng.choice(({_name(rng, update)}, [3], "x", {None}))
                 case 4:
                     update.pop(rng.choice([*update]), None)
                 case 5:
@@ -177,7 +177,7 @@ def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
             update = rng.choice((None, [], "x", 3, torch.ones(2), {}))
         stage("add")
         try:
-            check_update(transfer.target, update, optional=options.get("skip", ()))
+            check_update(transfer.target, update, optional=options.get("unmerged", ()))
             add(client, transfer, update, weight, **options)
         except ag.ArchGraphError:
             if rng.random() < 0.3:

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from archgraph.flower.client import PARTITION
 
 
-class ProcessGrid(Grid):
+class ProcessGrid(Grid):  # type: ignore[misc]  # flwr is not followed
     """Nodes of this process, one for each client; a node works when its reply is asked for.
 
     Args:
