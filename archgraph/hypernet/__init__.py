@@ -5,7 +5,7 @@ archgraph imports this package.
 """
 
 from archgraph.hypernet.decoders import Decoder, LowRank, Tiled
-from archgraph.hypernet.encoder import ParameterEncoder, summary
+from archgraph.hypernet.encoder import ParameterEncoder, bin_means
 from archgraph.hypernet.gnn import GatedGNN
 from archgraph.hypernet.graphs import (
     DecoderSlot,
@@ -19,7 +19,7 @@ from archgraph.hypernet.graphs import (
 )
 from archgraph.hypernet.network import GraphHypernetwork
 from archgraph.hypernet.report import beyond_tiles, block_mean
-from archgraph.hypernet.server import on_disk, optimiser_state, step, with_state
+from archgraph.hypernet.server import follow_gradients, on_disk, optimiser_state, with_state
 
 __all__ = [
     "Decoder",
@@ -32,13 +32,13 @@ __all__ = [
     "Tiled",
     "Vocabulary",
     "beyond_tiles",
+    "bin_means",
     "block_mean",
     "entries",
+    "follow_gradients",
     "local",
     "on_disk",
     "optimiser_state",
-    "step",
-    "summary",
     "sweeps",
     "to_batch",
     "to_data",
