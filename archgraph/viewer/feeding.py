@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from archgraph.analysis.axes import axes
 from archgraph.display.cover import coverage
@@ -11,13 +10,14 @@ from archgraph.display.labels import count_parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.layout.layouts import AxisRef
+from archgraph.plain import Json
 from archgraph.states.widths import widths
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
 
-def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
+def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
     """Return the shares of every part, and positions of every leaf and axis, by kind of client.
 
     A part's row holds the number of clients that have any of it, the share of its weights that such
@@ -27,6 +27,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
+        # Each leaf once, though several operators may use it.
         sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
@@ -36,7 +37,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     def of(nodes: Iterable[str]) -> int:
         return row(leaf for name in nodes for leaf in graph.node[name].leaves())
 
-    entries = [_taken(member) for member in family.clients]
+    entries = [_slices(member) for member in family.clients]
     return {
         "clients": [[member.name, member.count] for member in family.clients],
         **by_part(parts, of),
@@ -50,7 +51,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     }
 
 
-def _taken(member: Tier) -> dict[str, str]:
+def _slices(member: Tier) -> dict[str, str]:
     """Write what a client takes of each global leaf; a leaf that it copies has two entries."""
     sources: dict[str, list[str]] = {}
     for entry in member.transfer.entries.values():
@@ -63,6 +64,7 @@ def _taken(member: Tier) -> dict[str, str]:
 def _axes(family: Family) -> Iterable[tuple[str, ...]]:
     """Yield each client's positions per axis: how many, and which if a leaf tells."""
     solved = axes(family.graph)
+    # Leaves of which a dimension is the axis alone: their maps are the axis's positions.
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
         for number, layout in enumerate(dims):
