@@ -139,9 +139,9 @@ def _read(
         document.fail((), "is not a model", expected="keys and values")
     if is_onnx(document.file):
         # Its packages take a second, and are an extra.
-        from archgraph.onnx.read import read
+        from archgraph.onnx.read import read_onnx
 
-        return read(document.file, choices)
+        return read_onnx(document.file, choices)
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None
