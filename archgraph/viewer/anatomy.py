@@ -6,7 +6,6 @@ else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
+from archgraph.display.facts import OperatorFact, Saving, plain_fact
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
@@ -70,6 +69,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
     outside = [node.name for node in graph.nodes if node.name not in within]
     return Anatomy(
         graph,
+        # The page folds by itself, and draws what is opened.
         scene(graph, framing, detail="block", fold=False),
         tuple(section for section in sections if section[2]),
         folds(graph, inside, grouped.feeds, cover.parts if cover else None),
@@ -185,25 +185,22 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
 def _axes(parts: Anatomy) -> list[list[Json]]:
     """List axes: name, size, role, block, what runs over them, savings or why pinned."""
     block = numbered(name for name, _ in parts.blocks)
-
-    def row(axis: AxisFact) -> list[Json]:
-        saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
-        pin = None if axis.pin is None else plain_fact(axis.pin)
-        home, spans = block.get(axis.block, -1), list(axis.spans)
-        return [axis.name, axis.size, axis.role, home, spans, axis.halved, saving, pin]
-
-    return [row(axis) for axis in facts(parts.graph).axes.values()]
+    return [
+        [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
+         _saving(axis.saving), None if axis.pin is None else plain_fact(axis.pin)]
+        for axis in facts(parts.graph).axes.values()
+    ]  # fmt: skip
 
 
 def _blocks(parts: Anatomy) -> list[list[Json]]:
     """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
     about = facts(parts.graph).blocks
+    blocks = [(about[name], nodes) for name, nodes in parts.blocks]
+    return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
 
-    def row(fact: BlockFact, nodes: Sequence[str]) -> list[Json]:
-        saving = None if fact.saving is None else [fact.saving.parameters, fact.saving.macs]
-        return [fact.name, fact.kind, len(nodes), fact.reason, saving]
 
-    return [row(about[name], nodes) for name, nodes in parts.blocks]
+def _saving(saving: Saving | None) -> list[int] | None:
+    return None if saving is None else [saving.parameters, saving.macs]
 
 
 def _folds(parts: Anatomy) -> list[list[Json]]:

@@ -35,6 +35,7 @@ def script() -> str:
 def style() -> str:
     """Return the page's style sheet in the colours of all pictures, light and dark."""
     light, dark = (colours.variables(dark=one) for one in (False, True))
+    # Dark by the browser's preference, but never on paper.
     themes = (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -42,6 +42,7 @@ class Overlay:
 
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
     """Evaluate a function for each operator of the graph and for each of its parts, in columns."""
+    # For parts, too: a mean or a cosine is not a sum, which the page could add up itself.
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),

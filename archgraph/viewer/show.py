@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from archgraph.display import colours
 from archgraph.display.cover import coverage
@@ -85,6 +85,7 @@ def view(
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
+    # Distinct names first: weights are given by them.
     graphs = _distinctly_named([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
     overlays: dict[str, Overlay] = {}
@@ -153,9 +154,7 @@ def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) ->
     return {key: [one.name, one.colours, one.low, one.high] for key, one in overlays.items()}
 
 
-def _listed(
-    subject: Subject | Mapping[str, GraphLike] | Iterable[Subject],
-) -> list[tuple[str | None, Subject]]:
+def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
     """List the subjects, with the names that the user assigned."""
     if isinstance(subject, Mapping):
         return list(subject.items())
