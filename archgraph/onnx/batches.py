@@ -67,7 +67,7 @@ def check_batches(
                 same = _apart(graph, built, large, _computed(built, large, where), where)
     if not same:
         raise SpecError(
-            "is a file for one batch size, and its examples meet: two do not give what each gives",
+            "is a file for one batch size, and its examples meet: two give other results than one",
             where=where,
             hint="export it with an open batch, and without sizes of a batch in reshapes",
         )

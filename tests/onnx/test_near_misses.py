@@ -292,3 +292,21 @@ def test_a_weight_whose_name_goes_on_behind_that_of_another(tmp_path: Path):
     path = written(tmp_path / "k.onnx", nodes, ["N", 4], weights)
     assert_like_onnxruntime(path, torch.randn(3, 4))
     assert [*ag.load(path).state] == ["k", "k_x"]
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_a_region_that_is_resized_to_one_position(mode: str, tmp_path: Path):
+    at = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "axes": [2, 3]}
+    constants = {"r": np.array([0.1, 0.2, 0.8, 0.9], np.float32), "s": np.array([1, 5])}
+    nodes = [node("Resize", ["x", "r", "", "s"], ["y"], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
+    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
+
+
+def test_neither_infinity_is_looked_for(tmp_path: Path):
+    nodes = [
+        node("IsInf", ["x"], ["i"], detect_positive=0, detect_negative=0),
+        node("Cast", ["i"], ["y"], to=FLOAT),
+    ]
+    path = written(tmp_path / "i.onnx", nodes, ["N", 3])
+    assert_like_onnxruntime(path, torch.tensor([[1.0, torch.inf, -torch.inf], [0, -1, torch.inf]]))
