@@ -20,11 +20,11 @@ from archgraph.rewrites.laws import outputs, random_inputs
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxModule
 
-Inputs: TypeAlias = Mapping[str, Tensor]
+TensorsByName: TypeAlias = Mapping[str, Tensor]
 
 
 def check_batches(
-    graph: ArchGraph, state: Inputs, module: OnnxModule, where: str, *, stated: bool
+    graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, *, stated: bool
 ) -> None:
     """Refuse a graph that computes for two examples something else than the file says.
 
@@ -73,7 +73,7 @@ def check_batches(
         )
 
 
-def _computed(module: torch.nn.Module, inputs: Inputs, where: str) -> list[Tensor]:
+def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> list[Tensor]:
     """Compute the results of a graph.
 
     Raises:
@@ -85,7 +85,9 @@ def _computed(module: torch.nn.Module, inputs: Inputs, where: str) -> list[Tenso
         raise SpecError("cannot be computed", where=where, found=str(error)[:200]) from error
 
 
-def _computed_by_nodes(module: OnnxModule, inputs: Inputs, where: str) -> list[Tensor] | None:
+def _computed_by_nodes(
+    module: OnnxModule, inputs: TensorsByName, where: str
+) -> list[Tensor] | None:
     """Compute what the file's nodes give for the sizes as they are; None if they reject them.
 
     Raises:
@@ -99,7 +101,7 @@ def _computed_by_nodes(module: OnnxModule, inputs: Inputs, where: str) -> list[T
 
 
 def _apart(
-    graph: ArchGraph, built: torch.nn.Module, both: Inputs, results: list[Tensor], where: str
+    graph: ArchGraph, built: torch.nn.Module, both: TensorsByName, results: list[Tensor], where: str
 ) -> bool:
     """Return whether two examples together give what each of them gives alone."""
     parts = [_computed(built, one, where) for one in _halves(graph, both)]
@@ -110,7 +112,7 @@ def _apart(
     )
 
 
-def _large(inputs: Inputs) -> dict[str, Tensor]:
+def _large(inputs: TensorsByName) -> dict[str, Tensor]:
     """Return other inputs, a hundred times as large, and whole numbers up to seven; {} if none."""
     generator = torch.Generator().manual_seed(1)
     large = {
@@ -132,7 +134,7 @@ def _batch_axes(type_: object) -> list[int]:
     return [axis for axis, size in enumerate(shape) if isinstance(size, Batch)]
 
 
-def _halves(graph: ArchGraph, both: Inputs) -> Iterator[dict[str, Tensor]]:
+def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:
     """Yield the inputs of each example alone; an input without a batch axis goes with both."""
     axes = [_batch_axes(node.type) for node in _inputs(graph)]
     for half in range(2):

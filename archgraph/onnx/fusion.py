@@ -17,7 +17,7 @@ from torch import Tensor
 
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
-from archgraph.onnx.operators.row import Known, Setting
+from archgraph.onnx.operators.row import Known, OnnxSetting
 from archgraph.onnx.operators.spelt import SPELT
 from archgraph.onnx.patterns import Matched, OnnxReader, Pattern, Variable, either, op
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
 
 # What the variables of a pattern stand for: names of values, numbers, attributes.
-Bindings: TypeAlias = Mapping[str, Setting]
-Options: TypeAlias = dict[str, Setting]
+Bindings: TypeAlias = Mapping[str, OnnxSetting]
+Options: TypeAlias = dict[str, OnnxSetting]
 
 
 class SpeltForm(NamedTuple):

@@ -24,7 +24,7 @@ from archgraph.limits import LIMITS
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, known_tensor
-from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, Setting
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxSetting
 from archgraph.onnx.patterns import as_array
 from archgraph.onnx.tensors import stored_tensor
 
@@ -62,7 +62,7 @@ class OnnxStep:
     name: str
     kind: str
     row: OnnxRow | None
-    attributes: Mapping[str, Setting]
+    attributes: Mapping[str, OnnxSetting]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     module: str
@@ -336,7 +336,7 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     )
 
 
-def _setting(item: onnx.AttributeProto, where: str) -> Setting:
+def _setting(item: onnx.AttributeProto, where: str) -> OnnxSetting:
     """Return the value of an attribute."""
     import onnx
 

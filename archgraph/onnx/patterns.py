@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.onnx.operators.row import Known, Setting
+from archgraph.onnx.operators.row import Known, OnnxSetting
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
@@ -26,7 +26,7 @@ CLOSE = 1e-6  # constants are written in single precision
 COMMUTATIVE = frozenset({"Add", "Mul"})
 # Attributes that newer opsets have as inputs, in the order of these, behind the others.
 AS_INPUTS = {"ReduceMean": ("axes",), "Clip": ("min", "max")}
-DEFAULTS: Mapping[tuple[str, str], Setting] = {
+DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
     ("ReduceMean", "keepdims"): 1,
     ("ReduceMean", "noop_with_empty_axes"): 0,
     ("Reshape", "allowzero"): 0,
@@ -72,7 +72,7 @@ class Applied:
 
     kind: str
     inputs: tuple[Pattern, ...]
-    options: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, OnnxSetting] = field(default_factory=dict)
 
 
 Pattern: TypeAlias = "str | float | tuple[int, ...] | Variable | Either | Applied"
@@ -97,10 +97,10 @@ def either(*ways: Pattern) -> Either:
 class Matched:
     """What a pattern matched: its variables, and the steps that it covers, by their results."""
 
-    values: Mapping[str, Setting] = field(default_factory=dict)
+    values: Mapping[str, OnnxSetting] = field(default_factory=dict)
     steps: Mapping[str, OnnxStep] = field(default_factory=dict)
 
-    def bound(self, name: str, value: Setting) -> Iterator[Matched]:
+    def bound(self, name: str, value: OnnxSetting) -> Iterator[Matched]:
         """Yield the match with a variable, unless it stands for something else already."""
         if name not in self.values:
             yield dataclasses.replace(self, values={**self.values, name: value})
@@ -130,7 +130,9 @@ class OnnxReader:
     derived: Collection[str]
     opset: int
 
-    def matches(self, pattern: Pattern, operand: Setting, matched: Matched) -> Iterator[Matched]:
+    def matches(
+        self, pattern: Pattern, operand: OnnxSetting, matched: Matched
+    ) -> Iterator[Matched]:
         """Yield the ways in which a value is what a pattern says.
 
         Args:
@@ -144,7 +146,7 @@ class OnnxReader:
             case Variable(name, "tensor"):
                 yield from matched.bound(name, operand) if operand in self.stored else ()
             case Variable(name, kind):
-                number: Setting = self.number(operand)
+                number: OnnxSetting = self.number(operand)
                 if number is None and kind == "derived" and operand in self.derived:
                     number = operand
                 yield from () if number is None else matched.bound(name, number)
@@ -160,7 +162,9 @@ class OnnxReader:
                 same = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
                 yield from [matched] if same else ()
 
-    def _applied(self, pattern: Applied, operand: Setting, matched: Matched) -> Iterator[Matched]:
+    def _applied(
+        self, pattern: Applied, operand: OnnxSetting, matched: Matched
+    ) -> Iterator[Matched]:
         step = self.producer.get(operand) if isinstance(operand, str) else None
         if step is None or step.kind != pattern.kind:
             return
@@ -180,13 +184,13 @@ class OnnxReader:
             yield from self._all(pattern.inputs, operands[::-1], ways)
 
     def _all(
-        self, patterns: Sequence[Pattern], operands: Sequence[Setting], ways: list[Matched]
+        self, patterns: Sequence[Pattern], operands: Sequence[OnnxSetting], ways: list[Matched]
     ) -> list[Matched]:
         for pattern, operand in zip(patterns, operands, strict=True):
             ways = [new for way in ways for new in self.matches(pattern, operand, way)]
         return ways
 
-    def numbers(self, operand: Setting) -> list[float] | None:
+    def numbers(self, operand: OnnxSetting) -> list[float] | None:
         """Return the numbers of a constant of at most one axis; None if the value is not known."""
         array = self._constant(operand)
         if array is None or array.ndim > 1:
@@ -194,7 +198,7 @@ class OnnxReader:
         # 1e-5 for the number of single precision next to it
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
-    def number(self, operand: Setting) -> float | None:
+    def number(self, operand: OnnxSetting) -> float | None:
         """Return the number of a constant that has only one, or None.
 
         A constant of more axes could add axes to the other operand, so it does not count.
@@ -202,7 +206,7 @@ class OnnxReader:
         numbers = self.numbers(operand)
         return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
 
-    def _constant(self, operand: Setting) -> Known | None:
+    def _constant(self, operand: OnnxSetting) -> Known | None:
         if not isinstance(operand, str):
             return np.asarray(operand)
         value = self.known.get(operand)
@@ -217,7 +221,7 @@ def as_array(tensor: Tensor) -> Known:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _option(expected: Setting, value: Setting, matched: Matched) -> Iterator[Matched]:
+def _option(expected: OnnxSetting, value: OnnxSetting, matched: Matched) -> Iterator[Matched]:
     if isinstance(expected, str):
         yield from matched.bound(expected, value)
     elif value == expected or (

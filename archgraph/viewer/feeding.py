@@ -18,7 +18,7 @@ from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
 # By global leaf: the positions of each of its dimensions, once for every copy of it.
-Positions: TypeAlias = dict[str, list[list[str]]]
+LeafPositions: TypeAlias = dict[str, list[list[str]]]
 
 
 def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
@@ -56,9 +56,9 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
     }
 
 
-def _positions(member: Tier) -> Positions:
+def _positions(member: Tier) -> LeafPositions:
     """Write what a client takes of each dimension of a global leaf; it may copy one twice."""
-    positions: Positions = {}
+    positions: LeafPositions = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
             dims = [":" if one is None else str(one) for one in entry.dims]
@@ -70,7 +70,7 @@ def _slices(copies: Iterable[Sequence[str]]) -> str:
     return " and ".join(f"[{', '.join(dims)}]" for dims in copies)
 
 
-def _axes(family: Family, positions: Sequence[Positions]) -> Iterable[tuple[str, ...]]:
+def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[str, ...]]:
     """Yield each client's positions per axis: how many, and which if a leaf tells."""
     solved = axes(family.graph)
     # Leaves of which a dimension is the axis alone: their maps are the axis's positions.
@@ -81,7 +81,7 @@ def _axes(family: Family, positions: Sequence[Positions]) -> Iterable[tuple[str,
                 plain.setdefault(layout.name, []).append((leaf, number))
     sizes = [widths(family.graph, one.transfer) for one in family.clients]
 
-    def text(axis: Axis, size: int | None, dims: Positions) -> str:
+    def text(axis: Axis, size: int | None, dims: LeafPositions) -> str:
         """Write `32 of 64 [:32]`; empty for an axis without positions."""
         which = next(
             (dims[leaf][-1][i] for leaf, i in plain.get(axis.name, ()) if leaf in dims), ""

@@ -15,23 +15,23 @@ from archgraph.errors import SpecError
 # What is known while a file is read: sizes (which may be those of a batch) and constants.
 Known: TypeAlias = "np.ndarray[Any, Any]"
 # A number, a text, a tensor or a list of these: which one, the operator's definition says.
-Setting: TypeAlias = Any
+OnnxSetting: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class Attributes:
     """Attributes of an operator, and what a row may ask about it beside its inputs."""
 
-    values: Mapping[str, Setting]
+    values: Mapping[str, OnnxSetting]
     opset: int
     outputs: int
     training: bool = False
 
-    def get(self, name: str, default: object = None) -> Setting:
+    def get(self, name: str, default: object = None) -> OnnxSetting:
         """Return an attribute, or its default."""
         return self.values.get(name, default)
 
-    def need(self, name: str) -> Setting:
+    def need(self, name: str) -> OnnxSetting:
         """Return an attribute that has no default.
 
         Raises:
