@@ -33,9 +33,9 @@ def _onnx(path: Path) -> Any:
 
 
 def _onnxruntime(path: Path) -> Any:
-    from archgraph.onnx.session import session
+    from archgraph.onnx.session import open_session
 
-    return session(path)
+    return open_session(path)
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 import archgraph as ag
 from archgraph.errors import ArchGraphError
-from archgraph.onnx.session import TOLERANCES, distance, run, session
+from archgraph.onnx.session import TOLERANCES, distance, open_session, run_session
 from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
 
@@ -96,12 +96,12 @@ def _read(path: Path) -> tuple[ag.ArchGraph, State]:
 
 
 def _compared(path: Path, graph: ag.ArchGraph, state: State) -> str:
-    module, running = ag.build(graph, state).eval(), session(path)
+    module, running = ag.build(graph, state).eval(), open_session(path)
     gaps = []
     for batch in (1, 3):
         inputs = pytree.tree_map(_varied, random_inputs(graph, batch))
         tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-        gaps.append(distance(run(running, tensors), outputs(module, inputs), ALLOWED))
+        gaps.append(distance(run_session(running, tensors), outputs(module, inputs), ALLOWED))
     verdict = "equal" if max(gaps) <= ALLOWED else "**differs**"
     return f"{verdict} ({max(gaps):.0e})"
 

@@ -29,7 +29,13 @@ from torch.nn import functional
 
 import archgraph as ag
 from archgraph import federation as fl
-from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
+from archgraph.hypernet import (
+    GraphHypernetwork,
+    follow_gradients,
+    on_disk,
+    optimiser_state,
+    with_state,
+)
 
 Divergence = Literal["small_large", "large_small"]
 OWN, SMALL = "own", "small"
@@ -207,7 +213,7 @@ class RecipFL(fl.Masking):
         # Without results Adam must not step either: its moments would move φ.
         if all(parameter.grad is None for parameter in network.parameters()):
             return state
-        step(network, optimiser, self.clip)
+        follow_gradients(network, optimiser, self.clip)
         return (
             fl.ServerState(tensors, state.values)
             .with_group("hypernet", _phi(network))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archgraph.errors import GraphError
 
 
-def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
+def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
     """Reduce every tensor to at most ``bins`` means over equally long runs of its values.
 
     Args:
@@ -22,7 +22,7 @@ def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]
         Means [tensors, bins], 0 beyond a tensor's own runs, and the number of runs [tensors].
 
     Example:
-        >>> means, counts = summary([torch.tensor([1.0, 3, 5, 7, 9]), torch.ones(1)], bins=4)
+        >>> means, counts = bin_means([torch.tensor([1.0, 3, 5, 7, 9]), torch.ones(1)], bins=4)
         >>> means.tolist(), counts.tolist()
         ([[2.0, 6.0, 9.0, 0.0], [1.0, 0.0, 0.0, 0.0]], [3, 1])
     """
@@ -43,7 +43,7 @@ def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]
 
 
 class ParameterEncoder(nn.Module):
-    """Transformer over a tensor's :func:`summary`, cut into pieces; the mean of its pieces.
+    """Transformer over a tensor's :func:`bin_means`, cut into pieces; the mean of its pieces.
 
     Args:
         slots: Number of places that tensors fill; each has a vector of its own, by which a weight
@@ -70,11 +70,7 @@ class ParameterEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if piece < 1 or bins < 1 or bins % piece:
-            raise GraphError(
-                "a summary is not whole pieces",
-                found=f"{bins} numbers, {piece} each",
-                expected="a positive multiple of a piece of 1 or more",
-            )
+            raise GraphError(f"{bins} bins are not whole pieces of {piece}")
         self.bins, self.piece = bins, piece
         self.embed = nn.Linear(piece, width)
         self.position = nn.Parameter(torch.randn(bins // piece, width) * 0.02)
@@ -93,7 +89,7 @@ class ParameterEncoder(nn.Module):
             [tensors, width]. No gradient reaches the tensors.
         """
         weight = self.embed.weight
-        means, counts = summary([t.to(weight.dtype) for t in tensors], self.bins)
+        means, counts = bin_means([t.to(weight.dtype) for t in tensors], self.bins)
         # The first piece is always there, even of a tensor without values.
         lengths = (-(-counts // self.piece)).clamp(min=1)
         codes, order = [], []

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SimpleConv
 
-from archgraph.errors import GraphError
 from archgraph.hypernet.graphs import Messages, Sweep
 
 
@@ -45,19 +44,7 @@ class GatedGNN(nn.Module):
 
         Returns:
             [nodes, width], in the order of the features.
-
-        Raises:
-            GraphError: If only one of the network and the plans knows virtual edges.
         """
-        for plan in (there, back):
-            planned, known = len(plan.levels[0].messages) > 1, self.virtual is not None
-            if planned != known:
-                raise GraphError(
-                    "plan and network differ in virtual edges",
-                    found="a plan with them" if planned else "a plan without",
-                    expected="one with them" if known else "one without",
-                    hint="make both for one reach",
-                )
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)
         return features
@@ -72,29 +59,31 @@ class GatedGNN(nn.Module):
         kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
         sent: list[list[Tensor]] = [[] for _ in kinds]
         for level, h, recurrent in zip(plan.levels, before.split(sizes), recurrents, strict=True):
-            heard = [
-                self._heard(messages, values, level.size)
+            sums = [
+                self._summed(messages, values, level.size)
                 for messages, values in zip(level.messages, sent, strict=True)
                 if messages.sources
             ]
-            if heard:
-                total = sum(heard[1:], heard[0])
+            if sums:
+                total = sum(sums[1:], sums[0])
                 incoming = functional.linear(total, self.cell.weight_ih, self.cell.bias_ih)
-            else:
+            else:  # the first level: a sum of nothing is 0, whose product is the bias alone
                 incoming = self.cell.bias_ih.expand(level.size, -1)
             after.append(_gates(h, incoming, recurrent))
+            # Once per node, not per edge: its message is the same to all that hear it.
             for values, mlp in zip(sent, kinds, strict=True):
                 values.append(mlp(after[-1]))
         return torch.cat(after)[plan.position]
 
-    def _heard(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
+    def _summed(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
         """Sum the messages [size, width] of earlier levels."""
         parts = [sent[k] if rows is None else sent[k][rows] for k, rows in messages.sources]
         senders = parts[0] if len(parts) == 1 else torch.cat(parts)
+        # GHN-2, Eq. 4: a message over a path of s edges counts as 1 / s.
         share = None if messages.distance is None else messages.distance.to(senders).reciprocal()
-        both = (len(senders), size)
-        sums: Tensor = self.sum((senders, None), messages.edge_index, share, size=both)
-        return sums
+        sizes = (len(senders), size)
+        total: Tensor = self.sum((senders, None), messages.edge_index, share, size=sizes)
+        return total
 
 
 def _mlp(width: int) -> nn.Sequential:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -21,6 +21,9 @@ from archgraph.ops.table import base, initialiser, row
 # Why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its numbers
 # are not real ones. Every other tensor is generated.
 LocalRule = Literal["buffer", "frozen", "unused", "not real"]
+
+# A Data or a Batch of PyG, whose attributes are set by name; the library is not typed.
+PygGraph: TypeAlias = Data
 
 # How a decoder's output p becomes a tensor: 2·scale·σ(p/2), tanh(p/5), scale·p.
 StartForm = Literal["factor", "shift", "weight"]
@@ -110,22 +113,19 @@ def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
         >>> [(e.name, str(e.slot), e.form) for e in entries(graph)]
         [('weight', 'linear.weight:2', 'weight'), ('bias', 'linear.bias:1', 'shift')]
     """
-    index = {node.name: i for i, node in enumerate(graph.nodes)}
-    stay = local(graph)
-    generated = []
-    for name in graph.state_names:
-        if name in stay:
-            continue
-        param = graph.param[name]
-        owner = graph.leaf_users[name][0]
-        slot = DecoderSlot(
-            base(graph.node[owner].op), _argument(graph, owner, name), len(param.shape)
-        )
-        dtype = torch_dtype(param.dtype)
-        generated.append(
-            GeneratedTensor(name, slot, index[owner], param.shape, dtype, *_form(graph, param))
-        )
-    return tuple(generated)
+    index = _positions(graph)
+
+    def entry(name: str) -> GeneratedTensor:
+        param, owner = graph.param[name], graph.leaf_users[name][0]
+        operator, argument = base(graph.node[owner].op), _argument(graph, owner, name)
+        slot, dtype = DecoderSlot(operator, argument, len(param.shape)), torch_dtype(param.dtype)
+        return GeneratedTensor(name, slot, index[owner], param.shape, dtype, *_form(graph, param))
+
+    return tuple(entry(name) for name in graph.state_names if name not in local(graph))
+
+
+def _positions(graph: ArchGraph) -> dict[str, int]:
+    return {node.name: i for i, node in enumerate(graph.nodes)}
 
 
 def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
@@ -140,12 +140,14 @@ def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
 def _form(graph: ArchGraph, param: Param) -> tuple[StartForm, float]:
     """Return the form of a tensor, with the scale of the operator table's fresh weights."""
     how = initialiser(graph, param)
+    # Scales start as in training from scratch: factors around their mean, shifts around 0.
     if how is not None and how.kind == "ones":
         return "factor", how.scale
     if how is None or how.kind == "zeros" or len(param.shape) < 2:
         return "shift", 1.0
     if how.kind == "normal":
         return "weight", how.scale
+    # He et al.: with ReLU, the variance of the values stays from layer to layer.
     return "weight", math.sqrt(2 / max(math.prod(param.shape[1:]), 1))
 
 
@@ -196,7 +198,7 @@ class Vocabulary:
 @per_graph
 def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
     """Return edges, and every node's level from either end: its longest path from there."""
-    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    index = _positions(graph)
     pairs = [(index[a], index[b]) for a, b in graph.nx.edges]
     edges = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.contiguous()
     levels = []
@@ -211,7 +213,7 @@ def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
 @per_graph
 def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
     """Return pairs [2, pairs] of nodes 2 to ``reach`` edges apart, and their distance [pairs]."""
-    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    index = _positions(graph)
     distant = [
         (index[a], index[b], length)
         for a, lengths in nx.all_pairs_shortest_path_length(graph.nx, cutoff=reach)
@@ -222,7 +224,7 @@ def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
     return listed[:, :2].T.contiguous(), listed[:, 2].clone()
 
 
-def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
+def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> PygGraph:
     """Convert a graph to ``torch_geometric.data.Data``, a node per operator in graph order.
 
     Args:
@@ -262,7 +264,7 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
     )
 
 
-def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1) -> Any:
+def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1) -> PygGraph:
     """Combine several graphs into one ``torch_geometric.data.Batch``.
 
     Raises:
@@ -392,7 +394,7 @@ def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
     return sweeps(to_data(graph, Vocabulary(()), reach))
 
 
-def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
+def sweeps(batch: PygGraph) -> tuple[Sweep, Sweep]:
     """Plan the forward and the backward traversal of a graph or a batch of graphs."""
     kinds: list[Edges] = [(batch.edge_index, None)]
     if "virtual_index" in batch:

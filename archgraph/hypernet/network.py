@@ -147,8 +147,8 @@ class GraphHypernetwork(nn.Module):
         """
         generated = self.entries(graph)
         for entry in generated:
-            self._number(entry)
-        rules = dict(local(graph))
+            self._number(entry)  # refuses a tensor without a decoder
+        rules: dict[str, LocalRule | Literal["shift"]] = {**local(graph)}
         return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
     def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
@@ -176,6 +176,7 @@ class GraphHypernetwork(nn.Module):
             GraphError: If a tensor has no decoder, or a state or descriptor does not fit.
         """
         codes = self._codes(graphs, states, descriptor)
+        # The codes of a key are in the order of clients and entries: each takes the next one.
         rows = {key: iter(code.unbind()) for key, code in codes.items()}
         return [
             {
@@ -233,6 +234,7 @@ class GraphHypernetwork(nn.Module):
                 [1.0 if weights is None else weights[m] for m in clients], dtype=torch.float64
             )
             total += float(share @ _squares(gap).cpu()) / 2
+            # The gap is the gradient of half its square; the graph of these tensors ends here.
             value.backward(gap.mul_(share.to(gap).view(-1, *[1] * (gap.dim() - 1))).to(value))
             gradients[key[0]][at] = cast(Tensor, code.grad)
         # One pass back through the network for all clients, from the gradients of their codes.
@@ -256,12 +258,9 @@ class GraphHypernetwork(nn.Module):
         places: dict[CodeKey, list[int]] = {}
         largest: dict[CodeKey, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
-            last = head(graph)
-            ends = (
-                weight_operands(graph)[last[0]] | set(graph.node[last[0]].leaves())
-                if last
-                else set()
-            )
+            ends: set[str] = set()  # tensors of the last operator with a weight
+            if last := head(graph):
+                ends = weight_operands(graph)[last[0]] | set(graph.node[last[0]].leaves())
             for entry in self.entries(graph):
                 informed.append(self.described == "all" or entry.name in ends)
                 key = self._key(entry)
@@ -272,7 +271,7 @@ class GraphHypernetwork(nn.Module):
                 nodes.append(starts[m] + entry.node)
                 clients.append(m)
         words = self.word(batch.word)
-        known = torch.zeros_like(words)
+        current = torch.zeros_like(words)
         slot, node, client = (
             torch.tensor(x, dtype=torch.long, device=words.device) for x in (slots, nodes, clients)
         )
@@ -281,12 +280,13 @@ class GraphHypernetwork(nn.Module):
             # A node's tensors are averaged: features do not grow with their number.
             number = torch.tensor(nodes)  # of positions: known without the device's values
             share = 1 / torch.bincount(number)[number].to(codes)
-            known = known.index_add(0, node, codes * share[:, None])
+            current = current.index_add(0, node, codes * share[:, None])
         if self.join is not None:
-            features = self.join(torch.cat([words, known], 1))
+            features = self.join(torch.cat([words, current], 1))
         else:
             assert self.shape is not None
-            features = words + known + self.shape(tensors, nodes, len(words))
+            features = words + current + self.shape(tensors, nodes, len(words))
+        # A plan is cached per graph, on the CPU.
         alone = len(graphs) == 1 and words.device.type in ("cpu", "meta")
         plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
         features = self.norm(self.gnn(features, *plans))
@@ -314,12 +314,9 @@ class GraphHypernetwork(nn.Module):
     def _number(self, entry: GeneratedTensor) -> int:
         number = self.slots.get(entry.slot)
         if number is None:
+            hint = "size the hypernetwork for this graph too (for_graphs)"
             raise GraphError(
-                "tensor without a decoder",
-                where=entry.name,
-                found=entry.slot,
-                expected=", ".join(map(str, self.slots)),
-                hint="size the hypernetwork for this graph too (for_graphs)",
+                "tensor without a decoder", where=entry.name, found=entry.slot, hint=hint
             )
         return number
 
@@ -339,7 +336,10 @@ class GraphHypernetwork(nn.Module):
                     )
 
     def _key(self, entry: GeneratedTensor) -> CodeKey:
-        """Return the slot and kernel whose tensors are decoded together."""
+        """Return the slot and kernel whose tensors are decoded together.
+
+        Kernels apart: beside ones of 3 × 3, a convolution of 1 × 1 needs a ninth of the code.
+        """
         return self._number(entry), entry.shape[2:]
 
     def _alike(
@@ -358,6 +358,7 @@ class GraphHypernetwork(nn.Module):
                 key, way = self._key(entry), (entry.shape, entry.dtype, entry.form, entry.scale)
                 size = math.prod(entry.shape)
                 lot = before[key, way] // max(AT_ONCE // max(size, 1), 1)
+                # A tensor without values has a code, but nothing to pull back.
                 if size:
                     alike.setdefault((key, way, lot), []).append((row[key], m, entry))
                 row[key] += 1
@@ -401,8 +402,9 @@ class ShapeEncoder(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        # As equal parts of the width as possible, the larger ones first.
         self.sizes = nn.ModuleList(
-            nn.Embedding(QUARTERS, part) for part in _parts(width, DIMENSIONS)
+            nn.Embedding(QUARTERS, (width + i) // DIMENSIONS) for i in reversed(range(DIMENSIONS))
         )
 
     def forward(self, tensors: Sequence[Tensor], node: Sequence[int], nodes: int) -> Tensor:
@@ -437,8 +439,3 @@ DIMENSIONS, QUARTERS = 4, 128
 def _quarters(size: int) -> int:
     """Return four times a size's logarithm to base 2, rounded: 1 → 0, 2 → 4, 3 → 6."""
     return min(round(4 * math.log2(max(size, 1))), QUARTERS - 1)
-
-
-def _parts(width: int, count: int) -> list[int]:
-    """Divide a width into parts, as equal as possible."""
-    return [width // count + (i < width % count) for i in range(count)]

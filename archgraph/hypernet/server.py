@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from archgraph.states import State
 
 
-def step(network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0) -> float:
+def follow_gradients(
+    network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0
+) -> float:
     """Follow the gradients that one or several calls of ``pull_back`` have left.
 
     Source: RecipFL, Eq. 4 with descent's sign; Adam and the bound are those of the authors' code.
@@ -40,11 +42,8 @@ def step(network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.
     # In double precision: squares of large gradients leave the range of float32.
     norm = float(sum(g.double().square().sum() for g in gradients)) ** 0.5
     if not math.isfinite(norm):
-        raise RunError(
-            "the hypernetwork's gradient is not finite",
-            found=norm,
-            hint="lower the clients' learning rate, or bound what they may return",
-        )
+        hint = "lower the clients' learning rate, or bound what they may return"
+        raise RunError("the hypernetwork's gradient is not finite", found=norm, hint=hint)
     if norm > clip:
         for gradient in gradients:
             gradient.mul_(clip / norm)
@@ -79,8 +78,8 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
         key, _, name = path.partition("/")
         parameter = parameters[name]
         # A count of steps is a number on the CPU, whatever the device.
-        where = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
-        optimiser.state[parameter][key] = where
+        device = value.device if value.dim() == 0 else parameter.device
+        optimiser.state[parameter][key] = value.to(device, copy=True)
 
 
 def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[str, Tensor]:

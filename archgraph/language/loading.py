@@ -132,7 +132,7 @@ def _read(
         document.fail((), "is not a model", expected="keys and values")
     if is_onnx(document.file):
         # Its packages take a second, and are an extra.
-        from archgraph.onnx.read import read
+        from archgraph.onnx.read import read_onnx
 
         return read(document.file, choices)
     # The other two forms have `sections`, too: lists of the names of blocks.

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
-from archgraph.capture.export import export_program as captured
+from archgraph.capture.export import export_program
 from archgraph.capture.surroundings import quiet
 from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Record, Ref, Value
 from archgraph.graph.passes import specialise
 from archgraph.module.build import build, state_of
+from archgraph.onnx import require_packages
 from archgraph.onnx.mark import marks
 from archgraph.onnx.names import name_all
-from archgraph.onnx.needed import needed
-from archgraph.onnx.session import compare
-from archgraph.onnx.translations import translations
+from archgraph.onnx.session import check_file
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
 CONTROL = ("If", "Loop", "Scan")
-PLACES = ("inside", "beside")
+WeightsIn = Literal["inside", "beside"]
+# A value of onnxscript. PyTorch reads the annotations of translations: others would bind types.
+OnnxValue: TypeAlias = Any
 
 
 @takes_graph
@@ -40,7 +42,7 @@ def export(
     state: State,
     path: str | os.PathLike[str],
     *,
-    weights: Literal["inside", "beside"] = "inside",
+    weights: WeightsIn = "inside",
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
@@ -73,41 +75,33 @@ def export(
         >>> ag.load("linear.onnx").graph == graph  # doctest: +SKIP
         True
     """
-    if Path(path).suffix.lower() != ".onnx":
-        raise SpecError(
-            "is written as ONNX",
-            where=str(path),
-            found=Path(path).suffix or "no ending",
-            expected=".onnx",
-            hint="for weights alone: `archgraph export MODEL -o FILE.safetensors`",
-        )
-    needed("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
-    if weights not in PLACES:
-        raise GraphError("weights stand elsewhere", found=weights, expected=" or ".join(PLACES))
+    target = Path(path)
+    if target.suffix.lower() != ".onnx":
+        hint = "for weights alone: `archgraph export MODEL -o FILE.safetensors`"
+        raise SpecError("must end in .onnx", where=str(path), hint=hint)
+    require_packages("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
+    if weights not in get_args(WeightsIn):
+        raise GraphError("weights stand elsewhere", found=weights, expected="inside or beside")
     if any(tensor.is_meta for tensor in state.values()):
-        raise GraphError(
-            "the state has no values to export",
-            found="meta device",
-            hint="load weights into the model before tracing it",
-        )
+        hint = "load weights into the model before tracing it"
+        raise GraphError("the state has no values to export", found="meta device", hint=hint)
     module = build(graph, state).eval()
     model = _converted(_evaluated(graph), state, optimize)
     if not optimize:
         _complete(model, graph, state_of(module))
-    target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".draft-{target.name}-") as at:
             draft = Path(at) / target.name
             _write(model, draft, graph, beside=weights == "beside", mark=not optimize)
             if verify:
-                compare(draft, module, str(target))
+                check_file(draft, module, str(target))
+            # The weights first: a model in place never lacks them.
             for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
-                file.replace(target.parent / file.name)  # the weights first
+                file.replace(target.parent / file.name)
     except OSError as error:
-        raise RunError(
-            "cannot write the file", where=str(target), found=error.strerror or str(error)
-        ) from error
+        reason = error.strerror or str(error)
+        raise RunError("cannot write the file", where=str(target), found=reason) from error
     return target
 
 
@@ -119,12 +113,8 @@ def _evaluated(graph: ArchGraph) -> ArchGraph:
     """
     graph = specialise(graph, training=False)
     if graph.updates:
-        raise GraphError(
-            "cannot be expressed in ONNX: evaluation writes into buffers",
-            where=graph.name or None,
-            found=", ".join(name for name, _ in graph.updates[:3]),
-            expected="a graph that keeps nothing between calls",
-        )
+        names = ", ".join(name for name, _ in graph.updates[:3])
+        raise GraphError("cannot be expressed in ONNX: evaluation writes into buffers", found=names)
     return graph.replace(outputs=_tensors(graph.outputs))
 
 
@@ -143,32 +133,53 @@ def _tensors(value: Value) -> Value:
 
 def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
     """Convert a graph in evaluation to a model with PyTorch's exporter."""
-    program = captured(build(graph, state).eval(), (), random_inputs(graph))
+    program = export_program(build(graph, state).eval(), (), random_inputs(graph))
     if program.batch is None and any(Batch() in n.shape for n in graph.nodes if n.op == "input"):
         raise GraphError("cannot be exported with a free batch size", found=program.fixed)
+    where = graph.name or None
     try:
         with quiet(), torch.no_grad():  # else attention changes its strides on the way
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program.program,
                 dynamo=True,
                 optimize=optimize,
                 verbose=False,
-                custom_translation_table=translations(),
+                custom_translation_table=_translations(),
             )
     except Exception as error:  # of many kinds, for whatever an operator lacks
-        raise GraphError(
-            "cannot be expressed in ONNX", where=graph.name or None, found=_cause(error)
-        ) from error
-    assert made is not None
-    for node in made.model.graph:
+        raise GraphError("cannot be expressed in ONNX", where=where, found=_cause(error)) from error
+    assert exported is not None
+    for node in exported.model.graph:
         if node.op_type in CONTROL:  # of which onnxruntime may end the process
-            raise GraphError(
-                "cannot be expressed in ONNX",
-                where=graph.name or None,
-                found=f"{node.op_type}, control flow, which would not be read again",
-            )
-    name_all(made.model, graph, program.batch)
-    return made.model
+            reason = f"{node.op_type}, control flow, which would not be read again"
+            raise GraphError("cannot be expressed in ONNX", where=where, found=reason)
+    name_all(exported.model, graph, program.batch)
+    return exported.model
+
+
+def _translations() -> dict[Callable[..., object], Callable[..., object]]:
+    """Return what takes the place of wrong translations of PyTorch's exporter, by operator.
+
+    onnxscript 0.7 gives a three-dimensional convolution without a bias one of two dimensions
+    (microsoft/onnxscript issue 2931).
+    """
+    from onnxscript import opset18 as op
+
+    def conv3d(
+        x: OnnxValue,
+        weight: OnnxValue,
+        bias: OnnxValue | None = None,
+        stride: Sequence[int] = (1,),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        groups: int = 1,
+    ) -> OnnxValue:
+        strides, pads, dilations = ([*v] * (3 // len(v)) for v in (stride, padding, dilation))
+        tensors = (x, weight) if bias is None else (x, weight, bias)
+        sizes = {"strides": strides, "pads": pads * 2, "dilations": dilations}
+        return op.Conv(*tensors, group=groups, **sizes)
+
+    return {torch.ops.aten.conv3d.default: conv3d}
 
 
 def _cause(error: BaseException) -> str:
@@ -197,7 +208,7 @@ def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
             )
 
 
-def _write(model: Any, path: Path, graph: ArchGraph, *, beside: bool, mark: bool) -> None:
+def _write(model: onnx_ir.Model, path: Path, graph: ArchGraph, *, beside: bool, mark: bool) -> None:
     """Write and check a model."""
     import onnx
     import onnx_ir

@@ -11,40 +11,22 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import torch
+from torch import Tensor
 
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
+from archgraph.onnx.operators.row import Known, OnnxSetting
 from archgraph.onnx.operators.spelt import SPELT
-from archgraph.onnx.patterns import (
-    DerivedVariable,
-    Found,
-    NumberVariable,
-    OnnxReader,
-    Pattern,
-    TensorVariable,
-    either,
-    operator,
-)
-from archgraph.onnx.singles import singles
+from archgraph.onnx.patterns import Matched, OnnxReader, Pattern, Variable, either, op
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
 
-Add, Sub, Mul, Div, Pow = map(operator, ("Add", "Sub", "Mul", "Div", "Pow"))
-Sqrt, Reciprocal, Erf, Tanh, Sigmoid = map(
-    operator, ("Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid")
-)
-Clip, HardSigmoid, MatMul, Softmax = map(operator, ("Clip", "HardSigmoid", "MatMul", "Softmax"))
-Reshape, Transpose, Concat, Shape, Slice = map(
-    operator, ("Reshape", "Transpose", "Concat", "Shape", "Slice")
-)
-ReduceMean, InstanceNormalization = map(operator, ("ReduceMean", "InstanceNormalization"))
-IsNaN, Where = map(operator, ("IsNaN", "Where"))
-
-AttributesOf: TypeAlias = "Callable[[Found, OnnxReader], dict[str, Any] | None]"
+# What the variables of a pattern stand for: names of values, numbers, attributes.
+Bindings: TypeAlias = Mapping[str, OnnxSetting]
+Options: TypeAlias = dict[str, OnnxSetting]
 
 
 class SpeltForm(NamedTuple):
@@ -61,7 +43,7 @@ class SpeltForm(NamedTuple):
     kind: str
     pattern: Pattern
     inputs: tuple[str, ...] = ("x",)
-    attributes: AttributesOf = lambda found, reader: {}
+    attributes: Callable[[Bindings, OnnxReader], Options | None] = lambda values, reader: {}
     flat: tuple[str, ...] = ()
 
 
@@ -69,64 +51,62 @@ class SpeltForm(NamedTuple):
 
 
 def _square(x: Pattern) -> Pattern:
-    return either(Pow(x, 2.0), Mul(x, x))
+    return either(op.Pow(x, 2.0), op.Mul(x, x))
 
 
 def _divided(x: Pattern, by: Pattern) -> Pattern:
-    return either(Div(x, by), Mul(x, either(Reciprocal(by), Div(1.0, by))))
+    return either(op.Div(x, by), op.Mul(x, either(op.Reciprocal(by), op.Div(1.0, by))))
 
 
 def _mean(x: Pattern) -> Pattern:
-    return ReduceMean(x, (-1,))
+    return op.ReduceMean(x, (-1,))
 
 
 def _moved(x: Pattern) -> Pattern:
-    """Scaled by a weight and moved by a bias, if at all."""
-    return either(
-        Add(Mul(x, TensorVariable("w")), TensorVariable("b")), Mul(x, TensorVariable("w")), x
-    )
+    """Return a pattern scaled by a weight and moved by a bias, if at all."""
+    scaled = op.Mul(x, Variable("w"))
+    return either(op.Add(scaled, Variable("b")), scaled, x)
 
 
-def _along_last(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
+def _along_last(values: Bindings, reader: OnnxReader) -> Options | None:
     """Return the options of a norm whose weights lie along the last axis, or None."""
-    weights = [reader.stored[found.values[name]] for name in ("w", "b") if name in found.values]
+    weights = [reader.stored[values[name]] for name in ("w", "b") if name in values]
     if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
         return None
-    return {"epsilon": found.values["eps"], "axis": -1}
+    return {"epsilon": values["eps"], "axis": -1}
 
 
-def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
+def _groups(values: Bindings, reader: OnnxReader) -> Options | None:
     """Return the options of a group norm, or None if it is not one.
 
     The norm of each group must not scale or shift by itself, and the weights must lie along the
     second axis.
     """
-    shape, ones, zeros = (reader.numbers(found.values[n]) for n in ("shape", "ones", "zeros"))
-    w, b = (reader.stored[found.values[n]] for n in ("w", "b"))
-    plain = ones is not None and {*ones} == {1.0} and zeros == [0.0] * len(ones)
+    shape, ones, zeros = (reader.numbers(values[name]) for name in ("shape", "ones", "zeros"))
+    w, b = (reader.stored[values[name]] for name in ("w", "b"))
     channels = 1 < w.dim() and w.shape == b.shape and w.shape[0] == w.numel()
-    if ones is None or not plain or shape != [0, len(ones), -1] or not channels:
+    if not channels or not ones or {*ones} != {1.0} or zeros != [0.0] * len(ones):
         return None
-    eps, trailing = found.values["eps"], w.dim() - 1
-    return {"num_groups": len(ones), "epsilon": eps, "trailing": trailing}
+    if shape != [0, len(ones), -1]:
+        return None
+    return {"num_groups": len(ones), "epsilon": values["eps"], "trailing": w.dim() - 1}
 
 
-def _matrix(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
+def _matrix(values: Bindings, reader: OnnxReader) -> Options | None:
     """Return no options, or None if there is a bias without one number for each output."""
-    outputs = reader.stored[found.values["w"]].shape[:1]
-    return (
-        {} if "b" not in found.values or reader.stored[found.values["b"]].shape == outputs else None
-    )
+    outputs = reader.stored[values["w"]].shape[:1]
+    return {} if "b" not in values or reader.stored[values["b"]].shape == outputs else None
 
 
-_product = MatMul("x", Transpose(TensorVariable("w"), perm=[1, 0]))
-_linear = either(Add(_product, TensorVariable("b")), _product)
-_centred = Sub("x", _mean("x"))
-_layer_norm = _divided(_centred, Sqrt(Add(_mean(_square(_centred)), NumberVariable("eps"))))
-_rms_norm = _divided("x", Sqrt(Add(_mean(_square("x")), NumberVariable("eps"))))
-_grouped = InstanceNormalization(Reshape("x", "shape"), "ones", "zeros", epsilon="eps")
-_group_norm = Add(
-    Mul(Reshape(_grouped, Shape("x"), allowzero="any"), TensorVariable("w")), TensorVariable("b")
+_eps = Variable("eps", "number")
+_product = op.MatMul("x", op.Transpose(Variable("w"), perm=[1, 0]))
+_linear = either(op.Add(_product, Variable("b")), _product)
+_centred = op.Sub("x", _mean("x"))
+_layer_norm = _divided(_centred, op.Sqrt(op.Add(_mean(_square(_centred)), _eps)))
+_rms_norm = _divided("x", op.Sqrt(op.Add(_mean(_square("x")), _eps)))
+_grouped = op.InstanceNormalization(op.Reshape("x", "shape"), "ones", "zeros", epsilon="eps")
+_group_norm = op.Add(
+    op.Mul(op.Reshape(_grouped, op.Shape("x"), allowzero="any"), Variable("w")), Variable("b")
 )
 
 # -- activations ------------------------------------------------------------------------------
@@ -134,98 +114,96 @@ _group_norm = Add(
 
 def _half(x: Pattern, gate: Pattern) -> Pattern:
     """Half of a product, wherever the half stands."""
-    return either(Mul(Mul(x, gate), 0.5), Mul(Mul(x, 0.5), gate), Mul(x, Mul(gate, 0.5)))
+    return either(
+        op.Mul(op.Mul(x, gate), 0.5), op.Mul(op.Mul(x, 0.5), gate), op.Mul(x, op.Mul(gate, 0.5))
+    )
 
 
-_erf = Erf(either(Div("x", math.sqrt(2)), Mul("x", math.sqrt(0.5))))
-_cube = either(Pow("x", 3.0), Mul(Mul("x", "x"), "x"))
-_tanh = Tanh(Mul(Add("x", Mul(_cube, 0.044715)), math.sqrt(2 / math.pi)))
-_clipped = Clip(Add("x", 3.0), 0.0, 6.0)
+_erf = op.Erf(either(op.Div("x", math.sqrt(2)), op.Mul("x", math.sqrt(0.5))))
+_cube = either(op.Pow("x", 3.0), op.Mul(op.Mul("x", "x"), "x"))
+_tanh = op.Tanh(op.Mul(op.Add("x", op.Mul(_cube, 0.044715)), math.sqrt(2 / math.pi)))
+_clipped = op.Clip(op.Add("x", 3.0), 0.0, 6.0)
 _hard_swish = either(
-    Mul("x", HardSigmoid("x", alpha=1 / 6, beta=0.5)),
-    Div(Mul("x", _clipped), 6.0),
-    Mul("x", Div(_clipped, 6.0)),
-    Mul(Mul("x", _clipped), 1 / 6),
+    op.Mul("x", op.HardSigmoid("x", alpha=1 / 6, beta=0.5)),
+    op.Div(op.Mul("x", _clipped), 6.0),
+    op.Mul("x", op.Div(_clipped, 6.0)),
+    op.Mul(op.Mul("x", _clipped), 1 / 6),
 )
 
 # -- attention --------------------------------------------------------------------------------
 
 
-def _scores(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
+def _scores(values: Bindings, reader: OnnxReader) -> Options | None:
     """Return the options of attention scores, their constant factors merged into one scale.
 
     None unless the softmax runs over the last axis and no divisor is 0.
     """
-    values, order = found.values, found.values.get("perm")
+    order = values.get("perm")
     axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
-    if order is None and ("perm" in values or axis != -1):
+    if order is None:
+        if "perm" in values or axis != -1:  # a Transpose without an order turns all axes around
+            return None
+    elif axis not in (-1, len(order) - 1):
         return None
-    if order is not None and axis not in (-1, len(order) - 1):
-        return None
-    numbers = {name: values.get(name, 1.0) for name in ("times", "times of k", "over")}
-    first, second, over = (v if isinstance(v, float) else 1.0 for v in numbers.values())
-    if not over:
+    # What is not a number yet is an input of the row, which multiplies by it.
+    numbers = [v if isinstance(v := values.get(name), float) else 1.0 for name in _factors]
+    divisor = math.prod(numbers[3:])
+    if not divisor:
         return None
     if order is not None:
+        # The row turns the last two axes itself: what is left of the order comes before.
         order = [*order[:-2], order[-1], order[-2]]
         order = None if order == [*range(len(order))] else order
-    return {"scale": first * second / over, "perm": order, "axis": axis, "flat": reader.opset < 13}
+    scale, flat = math.prod(numbers[:3]) / divisor, reader.opset < 13
+    return {"scale": scale, "perm": order, "axis": axis, "flat": flat}
 
 
-_keys = Shape("k")
-_size, _length = Slice(_keys, (-1,), (2**63 - 1,)), Slice(_keys, (-2,), (-1,))
+def _scores_or_zero(values: Bindings, reader: OnnxReader) -> Options | None:
+    options = _scores(values, reader)
+    return None if options is None else options | {"or_zero": 1}
+
+
+_keys = op.Shape("k")
+_size, _length = op.Slice(_keys, (-1,), (2**63 - 1,)), op.Slice(_keys, (-2,), (-1,))
 _turned = either(
-    Transpose("k", perm="perm"),
-    Reshape(  # so PyTorch's exporter writes it, for any rank
-        Transpose(Reshape("k", Concat((-1,), _length, _size, axis=0)), perm=[0, 2, 1]),
-        Concat(Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
+    op.Transpose("k", perm="perm"),
+    op.Reshape(  # so PyTorch's exporter writes it, for any rank
+        op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=[0, 2, 1]),
+        op.Concat(op.Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
     ),
 )
-_times, _times_of_k, _over = map(DerivedVariable, ("times", "times of k", "over"))
+_factors = ("q times", "k times", "scores times", "q over", "scores over")
+_of_q, _of_k, _of_scores, _over_q, _over_scores = (Variable(name, "derived") for name in _factors)
 _products = either(
-    MatMul(Mul("q", _times), Mul(_turned, _times_of_k)),
-    MatMul(Mul("q", _times), _turned),
-    MatMul(Div("q", _over), _turned),
-    Mul(MatMul("q", _turned), _times),
-    Div(MatMul("q", _turned), _over),
-    MatMul("q", _turned),
+    op.MatMul(op.Mul("q", _of_q), op.Mul(_turned, _of_k)),
+    op.MatMul(op.Mul("q", _of_q), _turned),
+    op.MatMul(op.Div("q", _over_q), _turned),
+    op.Mul(op.MatMul("q", _turned), _of_scores),
+    op.Div(op.MatMul("q", _turned), _over_scores),
+    op.MatMul("q", _turned),
 )
-_shares = Softmax(either(_products, Add(_products, "mask")), axis="axis")
-_attention = MatMul(_shares, "v")
-_attention_or_zero = MatMul(Where(IsNaN(_shares), 0.0, _shares), "v")
+_shares = op.Softmax(either(_products, op.Add(_products, "mask")), axis="axis")
+_attention = op.MatMul(_shares, "v")
+_attention_or_zero = op.MatMul(op.Where(op.IsNaN(_shares), 0.0, _shares), "v")
+
+_operands = ("q", "k", "v", "mask", *_factors)
 
 SPELLINGS = (
     SpeltForm("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
     SpeltForm(
         "RMSNormalization",
-        either(Mul(_rms_norm, TensorVariable("w")), _rms_norm),
+        either(op.Mul(_rms_norm, Variable("w")), _rms_norm),
         ("x", "w"),
         _along_last,
     ),
     SpeltForm("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
     SpeltForm("spelt Linear", _linear, ("x", "w", "b"), _matrix),
-    SpeltForm("Gelu", _half("x", Add(_erf, 1.0))),
-    SpeltForm(
-        "Gelu",
-        _half("x", Add(_tanh, 1.0)),
-        attributes=lambda found, reader: {"approximate": "tanh"},
-    ),
-    SpeltForm("Swish", Mul("x", Sigmoid("x"))),
+    SpeltForm("Gelu", _half("x", op.Add(_erf, 1.0))),
+    SpeltForm("Gelu", _half("x", op.Add(_tanh, 1.0)), ("x",), lambda *_: {"approximate": "tanh"}),
+    SpeltForm("Swish", op.Mul("x", op.Sigmoid("x"))),
     SpeltForm("HardSwish", _hard_swish),
-    SpeltForm(
-        "spelt Attention",
-        _attention,
-        ("q", "k", "v", "mask", "times", "times of k", "over"),
-        _scores,
-    ),
-    SpeltForm(
-        "spelt Attention",
-        _attention_or_zero,
-        ("q", "k", "v", "mask", "times", "times of k", "over"),
-        lambda found, reader: (
-            None if (at := _scores(found, reader)) is None else at | {"or_zero": 1}
-        ),
-    ),
+    SpeltForm("spelt Attention", _attention, _operands, _scores),
+    SpeltForm("spelt Attention", _attention_or_zero, _operands, _scores_or_zero),
 )
 
 # ---------------------------------------------------------------------------------------------
@@ -234,8 +212,8 @@ SPELLINGS = (
 def fuse(
     steps: Sequence[OnnxStep],
     results: Collection[str],
-    known: Mapping[str, Any],
-    stored: dict[str, torch.Tensor],
+    known: Mapping[str, Known],
+    stored: dict[str, Tensor],
     opset: int,
 ) -> list[OnnxStep]:
     """Replace the steps in which an operator is spelt out by one step of that operator.
@@ -247,56 +225,60 @@ def fuse(
         stored: Tensors; those that nothing reads any more are removed.
         opset: The file's.
     """
-    made = {name: step for step in steps for name in step.outputs}
-    reader = OnnxReader(made, known, stored, _derived(steps, known), singles(steps, known), opset)
+    producer = {name: step for step in steps for name in step.outputs}
+    reader = OnnxReader(producer, known, stored, _derived(steps, known), opset)
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
     gone: set[str] = set()  # first results of steps
     fused: dict[str, OnnxStep] = {}
+    # From behind: the largest spelling that ends in a step is seen before the parts of it.
     for step in reversed(steps):
-        if step.outputs[0] in gone:
+        last = step.outputs[0]
+        if last in gone:
             continue
-        for spelling, found, at in _spelt(step, reader, reads):
-            gone |= {*found.steps} - {step.outputs[0], *reader.derived}
-            fused[step.outputs[0]] = _replaced(step, spelling, found, at)
+        for spelling, matched, options in _spelt(step, reader, reads):
+            # What follows from shapes stays: others may read it.
+            gone |= {*matched.steps} - {last, *reader.derived}
+            fused[last] = _replaced(step, spelling, matched.values, options)
             for name in spelling.flat:
-                stored[found.values[name]] = stored[found.values[name]].flatten()
+                stored[matched.values[name]] = stored[matched.values[name]].flatten()
             break
     left = [fused.get(s.outputs[0], s) for s in steps if s.outputs[0] not in gone]
-    still = {name for step in left for name in step.inputs} | {*results}
-    for name in reads.keys() - still:
+    for name in reads.keys() - {name for step in left for name in step.inputs} - {*results}:
         stored.pop(name, None)
     return left
 
 
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
-) -> Iterator[tuple[SpeltForm, Found, Mapping[str, Any]]]:
-    """Spellings of which a step is the last, what they match, and the operator's attributes."""
+) -> Iterator[tuple[SpeltForm, Matched, Options]]:
+    """Yield spellings of which a step is the last, what they match, and the operator's options."""
     for spelling in SPELLINGS:
-        for found in reader.matches(spelling.pattern, step.outputs[0], Found()):
-            at = spelling.attributes(found, reader) if _alone(step, found, reader, reads) else None
-            if at is not None and all(reads[found.values[n]] == 1 for n in spelling.flat):
-                yield spelling, found, at
+        for matched in reader.matches(spelling.pattern, step.outputs[0], Matched()):
+            if not _alone(step, matched, reader, reads):
+                continue
+            options = spelling.attributes(matched.values, reader)
+            if options is not None and all(reads[matched.values[n]] == 1 for n in spelling.flat):
+                yield spelling, matched, options
 
 
-def _replaced(step: OnnxStep, spelling: SpeltForm, found: Found, at: Mapping[str, Any]) -> OnnxStep:
-    values = [found.values.get(name) for name in spelling.inputs]
-    inputs = tuple(v if isinstance(v, str) else "" for v in values)
+def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Options) -> OnnxStep:
+    operands = [values.get(name) for name in spelling.inputs]
+    inputs = tuple(v if isinstance(v, str) else "" for v in operands)  # numbers are in the options
     row = (ROWS | SPELT)[spelling.kind]
-    return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=at, inputs=inputs)
+    return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=options, inputs=inputs)
 
 
-def _alone(step: OnnxStep, found: Found, reader: OnnxReader, reads: Mapping[str, int]) -> bool:
+def _alone(step: OnnxStep, matched: Matched, reader: OnnxReader, reads: Mapping[str, int]) -> bool:
     """Return whether nothing else reads inner results, except those that follow from shapes."""
-    inside = Counter(name for s in found.steps.values() for name in s.inputs)
+    inside = Counter(name for s in matched.steps.values() for name in s.inputs)
     return all(
         reads[name] == inside[name]
-        for name in found.steps
+        for name in matched.steps
         if name != step.outputs[0] and name not in reader.derived
     )
 
 
-def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Any]) -> set[str]:
+def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Known]) -> set[str]:
     """Return the names of what follows from shapes and constants as the nodes are computed."""
     names = {"", *constants}
     for step in steps:
@@ -305,4 +287,4 @@ def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Any]) -> set[str
         known = step.kind in FOLDS and names.issuperset(numbers)
         if known or step.kind in ("Shape", "Size"):
             names.update(step.outputs)
-    return names
+    return names - {"", *constants}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import keyword
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,16 +19,15 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.limits import LIMITS
 from archgraph.onnx.batches import check_batches
 from archgraph.onnx.network import STEP, OnnxModule
-from archgraph.onnx.tensors import DTYPES
-from archgraph.ops.schema import torch_dtype
+from archgraph.onnx.tensors import dtype_of
 
 if TYPE_CHECKING:
     import onnx
 
-EXAMPLES = 2  # the batch of a capture
+EXAMPLES = 2  # the batch of a capture: a size of 1 would be taken for one that broadcasts
 
 
-def imported(
+def capture_file(
     proto: onnx.ModelProto, folder: Path, where: str, sizes: Mapping[str, int]
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of a file that another program wrote.
@@ -41,40 +41,26 @@ def imported(
     Raises:
         SpecError: If a node has no row, or a size is missing; names it.
     """
-    import onnx
-
     if proto.functions:
         import onnx.inliner
 
         _check_functions(proto, where)
         proto = onnx.inliner.inline_local_functions(proto)
     module = OnnxModule(proto, folder, where)
-    stored = {*module.leaves, *module.known}
-    given = [item for item in proto.graph.input if item.name not in stored]
-    for dim in (d for item in given for d in item.type.tensor_type.shape.dim):
+    # Older files list their weights among the inputs, too.
+    inputs = [i for i in proto.graph.input if i.name not in {*module.leaves, *module.known}]
+    for dim in (d for item in inputs for d in item.type.tensor_type.shape.dim):
         if dim.dim_value < 0:  # so PaddlePaddle writes what is free
             dim.ClearField("dim_value")
-    names = _names([item.name for item in given])
-    module.inputs = tuple(item.name for item in given)
-    free = _free(given, where, sizes)
-    examples = {name: _example(i, free, where) for name, i in zip(names, given, strict=True)}
+    module.inputs = tuple(item.name for item in inputs)
+    free = _free_sizes(inputs, where, sizes)
+    names = _argument_names(module.inputs)
+    examples = {name: _example(i, free, where) for name, i in zip(names, inputs, strict=True)}
     try:
         traced = trace_own(module, examples, proto.graph.name or "OnnxModule")
     except TraceError as error:
-        step = ""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, SpecError):  # of a node
-                raise cause from None
-            notes = getattr(cause, "__notes__", ())
-            step = next((n.removeprefix(STEP) for n in notes if n.startswith(STEP)), step)
-            cause = cause.__cause__ or cause.__context__
-        # The node says more to who has the file than the line of ours that computes it.
-        place = f"{where}: {step}" if step else where
-        said = error.message.removeprefix(f"{type(module).__name__} cannot be captured: ")
-        found = said if step or not error.found else f"{said}, {error.found}"
-        raise SpecError("cannot be captured", where=place, found=found[:500]) from error
-    first = [*given[0].type.tensor_type.shape.dim] if given else []
+        raise _cause(error, module, where) from error
+    first = [*inputs[0].type.tensor_type.shape.dim] if inputs else []
     stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
     check_batches(traced.graph, traced.state, module, where, stated=stated)
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
@@ -82,15 +68,38 @@ def imported(
     return traced.graph.replace(nodes=nodes), traced.state
 
 
+def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
+    """Return the error of the node behind a failed capture.
+
+    The node says more to who has the file than the line of ours that computes it.
+    """
+    step = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SpecError):
+            return copy.copy(cause)  # the same one would be its own cause
+        notes = getattr(cause, "__notes__", ())
+        step = next((n.removeprefix(STEP) for n in notes if n.startswith(STEP)), step)
+        cause = cause.__cause__ or cause.__context__
+    reason = error.message.removeprefix(f"{type(module).__name__} cannot be captured: ")
+    if error.found and not step:
+        reason += f", {error.found}"
+    where = f"{where}: {step}" if step else where
+    return SpecError("cannot be captured", where=where, found=reason[:500])
+
+
 def _check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse functions that call functions for more nodes than a graph may have."""
+    """Refuse functions that call functions for more nodes than a graph may have.
+
+    Each that calls the next one twice doubles the nodes: a small file would fill the memory.
+    """
     bodies = {(f.domain, f.name): f for f in proto.functions}
     sizes: dict[tuple[str, str], float] = {}
 
     def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> float:
         if key not in bodies:
             return 1
-        if key in above or len(above) > LIMITS.value_depth:
+        if key in above or len(above) > LIMITS.value_depth:  # it calls itself, or many others
             return math.inf
         if key not in sizes:
             inside = above | {key}
@@ -99,71 +108,61 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
 
     nodes = sum(size((n.domain, n.op_type), frozenset()) for n in proto.graph.node)
     if nodes > LIMITS.nodes:
+        limit = f"at most {LIMITS.nodes:,}"
         raise SpecError(
-            "has functions of too many nodes",
-            where=where,
-            found=f"{nodes:,}",
-            expected=f"at most {LIMITS.nodes:,}",
+            "has functions of too many nodes", where=where, found=f"{nodes:,}", expected=limit
         )
 
 
-def _names(names: list[str]) -> list[str]:
-    """Names of inputs as names of Python's arguments."""
-    made: list[str] = []
+def _argument_names(names: tuple[str, ...]) -> list[str]:
+    """Convert names of inputs to distinct names of Python's arguments."""
+    words: list[str] = []
     for name in names:
         word = re.sub(r"\W", "_", name) or "_"
         word = f"_{word}" if word[0].isdigit() or keyword.iskeyword(word) else word
-        while word in made:
+        while word in words:
             word += "_"
-        made.append(word)
-    return made
+        words.append(word)
+    return words
 
 
-def _free(given: list[Any], where: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of the free dimensions, by name; the batch is the first input's first."""
-    batch = ""
-    asked: list[str] = []
-    for item in given:
-        for place, dim in enumerate(item.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value"):
-                continue
-            name = dim.dim_param or f"{item.name}.{place}"
-            if place == 0 and (not batch or not dim.dim_param):
-                batch = batch or name
-                asked.append(name)
-                continue
-            asked.append(name)
-    lacking = [
-        n for n in dict.fromkeys(asked) if n != batch and n not in sizes and not n.endswith(".0")
+def _free_sizes(
+    inputs: list[onnx.ValueInfoProto], where: str, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the sizes of the free dimensions, by name; the batch is the first input's first."""
+    free = [
+        (dim.dim_param or f"{item.name}.{axis}", axis)
+        for item in inputs
+        for axis, dim in enumerate(item.type.tensor_type.shape.dim)
+        if not dim.HasField("dim_value")
     ]
-    if lacking:
-        raise SpecError(
-            "leaves sizes open beside the batch",
-            where=where,
-            found=", ".join(lacking),
-            hint="say them: " + ", ".join(f"{name}=N" for name in lacking),
-        )
-    return {**dict.fromkeys(asked, EXAMPLES), **sizes}
+    batch = next((name for name, axis in free if axis == 0), "")
+    names = dict.fromkeys(name for name, _ in free)
+    # A first dimension without a name is the batch, too.
+    missing = [n for n in names if n != batch and n not in sizes and not n.endswith(".0")]
+    if missing:
+        hint = "say them: " + ", ".join(f"{name}=N" for name in missing)
+        raise SpecError("leaves sizes open beside the batch", where=where, hint=hint)
+    return dict.fromkeys(names, EXAMPLES) | dict(sizes)
 
 
-def _example(item: Any, free: Mapping[str, int], where: str) -> torch.Tensor:
+def _example(item: onnx.ValueInfoProto, free: Mapping[str, int], where: str) -> torch.Tensor:
     """Create an example input of the type that the file states."""
-    kind = item.type.tensor_type
-    dtype = DTYPES.get(kind.elem_type)
-    if item.type.WhichOneof("value") != "tensor_type" or dtype is None:
-        raise SpecError("is not a tensor that PyTorch has", where=f"{where}: input {item.name}")
+    where, kind = f"{where}: input {item.name}", item.type.tensor_type
+    if item.type.WhichOneof("value") != "tensor_type":
+        raise SpecError("is not a tensor", where=where)
+    try:
+        dtype = dtype_of(kind.elem_type)
+    except SpecError as error:
+        raise error.within(where) from error
     shape = [
         dim.dim_value if dim.HasField("dim_value") else free[dim.dim_param or f"{item.name}.{i}"]
         for i, dim in enumerate(kind.shape.dim)
     ]
     elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:
-        raise SpecError(
-            "has no size to capture",
-            where=f"{where}: input {item.name}",
-            found=shape,
-            expected=f"1 to {LIMITS.onnx_example_elements:,} elements",
-        )
-    if torch_dtype(dtype).is_floating_point:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch_dtype(dtype))
-    return torch.ones(shape, dtype=torch_dtype(dtype))
+        limit = f"1 to {LIMITS.onnx_example_elements:,} elements"
+        raise SpecError("has no size to capture", where=where, found=shape, expected=limit)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.ones(shape, dtype=dtype)

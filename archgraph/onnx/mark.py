@@ -17,7 +17,7 @@ import torch
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.text import parse
-from archgraph.onnx.tensors import tensor
+from archgraph.onnx.tensors import stored_tensor
 from archgraph.ops.check import check
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def marks(graph: ArchGraph, proto: onnx.ModelProto, where: str) -> dict[str, str
     return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names, where)}
 
 
-def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
+def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
     """Return the graph that a file was exported from; None if archgraph did not write it.
 
     Raises:
@@ -65,6 +65,7 @@ def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -
     for item in main.initializer:
         digest.update(repr((item.name, item.data_type, [*item.dims])).encode())
         if item.name not in names:
-            value = tensor(item, Path(where).parent, where)
+            # In the bytes that it has here: the file may store them in another field, or beside it.
+            value = stored_tensor(item, Path(where).parent, where)
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

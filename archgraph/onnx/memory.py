@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +17,7 @@ from archgraph.limits import LIMITS
 
 
 def check_memory(
-    module: torch.nn.Module, inputs: Mapping[str, Any], where: Callable[[], str]
+    module: torch.nn.Module, inputs: Mapping[str, object], where: Callable[[], str]
 ) -> None:
     """Refuse a module that holds too much at once, inside an operator or between two.
 
@@ -32,23 +31,24 @@ def check_memory(
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         # What the module has is there already; a view of it (a weight transposed) takes nothing.
-        own = [mode.from_tensor(tensor) for tensor in (*module.parameters(), *module.buffers())]
-        counted = _Counted([tensor.untyped_storage() for tensor in own])
-        given = {k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in inputs.items()}
+        leaves = [mode.from_tensor(tensor) for tensor in (*module.parameters(), *module.buffers())]
+        counted = _Counted([tensor.untyped_storage() for tensor in leaves])
+        fake = {
+            k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()
+        }
         try:
             with torch.no_grad(), _Attention(), counted:
-                module(**given)
+                module(**fake)
         except _TooLarge as error:
-            found, most, of = error.args
+            size, most, unit = error.args
             raise SpecError(
                 "has results that are too large for a comparison of two examples",
                 where=where(),
-                found=f"{found:,} {of}",
+                found=f"{size:,} {unit}",
                 expected=f"at most {most:,}",
-                hint="export the network for smaller inputs",
             ) from None
         except (IndexError, RuntimeError, SpecError, TypeError, ValueError):
-            return
+            return  # the run on numbers says what is wrong
 
 
 _FUSED = (
@@ -65,13 +65,17 @@ class _TooLarge(Exception):
 class _Counted(TorchDispatchMode):
     """Counts the elements of results as they are made, and of those that are still there."""
 
-    def __init__(self, own: Sequence[torch.UntypedStorage]) -> None:
+    def __init__(self, present: Sequence[torch.UntypedStorage]) -> None:
         super().__init__()
-        self.live: dict[StorageWeakRef, int] = {StorageWeakRef(storage): 0 for storage in own}
+        self.live: dict[StorageWeakRef, int] = {StorageWeakRef(storage): 0 for storage in present}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         results = func(*args, **(kwargs or {}))
         for result in pytree.tree_leaves(results):
             if isinstance(result, torch.Tensor):
@@ -81,26 +85,28 @@ class _Counted(TorchDispatchMode):
     def count(self, result: torch.Tensor) -> None:
         """Count memory that is new; a view keeps what it is of."""
         storage = result.untyped_storage()
-        place = StorageWeakRef(storage)
-        if place in self.live:
+        reference = StorageWeakRef(storage)
+        if reference in self.live:
             return
         elements = int(storage.nbytes()) // result.element_size()
         self.live = {one: size for one, size in self.live.items() if not one.expired()}
-        self.live[place] = elements
-        for found, most, of in (
-            (elements, LIMITS.onnx_result_elements, "elements"),
-            (sum(self.live.values()), LIMITS.onnx_live_elements, "elements at once"),
-        ):
-            if found > most:
-                raise _TooLarge(found, most, of)
+        self.live[reference] = elements
+        if elements > LIMITS.onnx_result_elements:
+            raise _TooLarge(elements, LIMITS.onnx_result_elements, "elements")
+        if (total := sum(self.live.values())) > LIMITS.onnx_live_elements:
+            raise _TooLarge(total, LIMITS.onnx_live_elements, "elements at once")
 
 
 class _Attention(TorchFunctionMode):
     """Attention holds no scores where the CPU's fused kernel takes it."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[torch.Tensor] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func in _FUSED:
             q, k, v = args[:3]
             if q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == v.shape[-1]:

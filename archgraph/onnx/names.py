@@ -15,15 +15,15 @@ BATCH = "batch"
 LINES_OF_CODE = "pkg.torch.onnx.stack_trace"  # with paths of the machine that exports
 
 
-def named(key: str, value: Value) -> Iterator[str]:
-    """Names of the tensors of an argument or result: ``x``, or ``x.0`` and ``x.mask`` inside."""
+def tensor_names(key: str, value: Value) -> Iterator[str]:
+    """Yield names of an argument's or a result's tensors: ``x``, or ``x.0`` and ``x.mask``."""
     match value:
         case tuple():
             for index, item in enumerate(value):
-                yield from named(f"{key}.{index}", item)
+                yield from tensor_names(f"{key}.{index}", item)
         case Record():
             for name, item in value.fields:
-                yield from named(f"{key}.{name}" if key else name, item)
+                yield from tensor_names(f"{key}.{name}" if key else name, item)
         case Ref() | Leaf():
             yield key
 
@@ -41,28 +41,26 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, batch: str | None) -> None:
     """
     _sizes(model, batch)
     _weights(model, graph)
-    inputs = [name for key, value in graph.inputs for name in named(key, value)]
-    outputs = [*named("" if isinstance(graph.outputs, Record) else "output", graph.outputs)]
-    results = _own_results(model)
-    ends = {id(v) for v in (*model.graph.inputs, *results)}
-    values = [v for n in model.graph for v in n.outputs] + [*model.graph.initializers.values()]
-    taken = {v.name for v in values if id(v) not in ends} | set(graph.state_names)
-    for value in (v for n in model.graph for v in n.outputs if id(v) not in ends):
-        while value.name in graph.state_names:  # a name of the exporter's own for a weight
-            value.name = _free(f"{value.name}_", taken)
-            taken.add(value.name)
-    for value, name in zip([*model.graph.inputs, *results], [*inputs, *outputs], strict=True):
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        value.name = name
+    inputs = [name for key, value in graph.inputs for name in tensor_names(key, value)]
+    root = "" if isinstance(graph.outputs, Record) else "output"
+    ends = [*model.graph.inputs, *_distinct_results(model)]
+    is_end = {id(value) for value in ends}
+    inner = [v for node in model.graph for v in node.outputs if id(v) not in is_end]
+    used = {v.name for v in (*inner, *model.graph.initializers.values())} | {*graph.state_names}
+    for value in inner:
+        if value.name in graph.state_names:  # a name of the exporter's own for a weight
+            value.name = _unused(f"{value.name}_", used)
+    for value, name in zip(ends, [*inputs, *tensor_names(root, graph.outputs)], strict=True):
+        value.name = _unused(name, used)
     for node in model.graph.all_nodes():
         node.metadata_props.pop(LINES_OF_CODE, None)
 
 
-def _free(name: str, taken: set[str | None]) -> str:
-    while name in taken:
+def _unused(name: str, used: set[str | None]) -> str:
+    """Return a name that is not used yet, and count it as used."""
+    while name in used:
         name += "_"
+    used.add(name)
     return name
 
 
@@ -72,10 +70,10 @@ def _sizes(model: onnx_ir.Model, batch: str | None) -> None:
 
     symbol = re.compile(rf"\b{re.escape(batch)}\b") if batch else None
 
-    def size(found: int | onnx_ir.SymbolicDim) -> int | str:
-        if isinstance(found, int):
-            return found
-        text = str(found.value)
+    def size(dim: int | onnx_ir.SymbolicDim) -> int | str:
+        if isinstance(dim, int):
+            return dim
+        text = str(dim.value)
         return int(text) if text.isdecimal() else symbol.sub(BATCH, text) if symbol else text
 
     for value in [*model.graph.inputs, *(v for n in model.graph.all_nodes() for v in n.outputs)]:
@@ -91,7 +89,7 @@ def _weights(model: onnx_ir.Model, graph: ArchGraph) -> None:
                 model.graph.initializers[alias].name = param.name
 
 
-def _own_results(model: onnx_ir.Model) -> list[onnx_ir.Value]:
+def _distinct_results(model: onnx_ir.Model) -> list[onnx_ir.Value]:
     """Return the results, copied where they are not computed by an operator or appear twice."""
     import onnx_ir
 

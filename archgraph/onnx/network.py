@@ -12,19 +12,21 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
 from archgraph.limits import LIMITS
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
-from archgraph.onnx.operators.known import FOLDS, tensor_of
-from archgraph.onnx.operators.row import Attributes, OnnxRow
-from archgraph.onnx.tensors import tensor
+from archgraph.onnx.operators.known import FOLDS, known_tensor
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxSetting
+from archgraph.onnx.patterns import as_array
+from archgraph.onnx.tensors import stored_tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -60,7 +62,7 @@ class OnnxStep:
     name: str
     kind: str
     row: OnnxRow | None
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, OnnxSetting]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     module: str
@@ -68,223 +70,226 @@ class OnnxStep:
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
 
+    def at(self, opset: int, training: bool = False) -> Attributes:
+        """Return what a row may ask about the node; results behind the last one with a name go."""
+        outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
+        return Attributes(self.attributes, opset, outputs, training)
+
+    def inputs_at(self, positions: Iterable[int]) -> list[str]:
+        """Return the names of the inputs at some positions; nodes may leave out the last ones."""
+        return [self.inputs[i] for i in positions if i < len(self.inputs)]
+
 
 class OnnxPart(torch.nn.Module):
     """A module of the file's hierarchy: it holds leaves, and calls what stands in it."""
 
-    def forward(self, compute: Callable[..., Any], at: Attributes, *inputs: Any) -> Any:
+    def forward(self, compute: Callable[..., object], at: Attributes, *inputs: object) -> object:
         """Compute a row."""
         return compute(at, *inputs)
 
 
 class OnnxModule(OnnxPart):
-    """The network of an ONNX file."""
+    """The network of an ONNX file.
+
+    Attributes:
+        inputs: Names of the file's inputs, in the order of ``forward``'s arguments.
+        steps: The nodes, without those that are folded, fused or read by nothing.
+        known: Constants that rows may need as NumPy's arrays.
+        leaves: Where the other tensors are, by name: paths of parameters and buffers.
+        current: The step that is computed.
+    """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
-        """Read a file's nodes and tensors; refuse what has no row."""
+        """Read a file's nodes and tensors; refuse what has no row.
+
+        1. Constant nodes and initializers are values; of the other nodes, those are steps that the
+           results are computed from.
+        2. Known is what is small and whole, of no axis, or needed as such by a node's row.
+        3. What follows from known values is folded.
+        4. Operators that are spelt out become one.
+        5. The stored values that are left are the network's leaves.
+        """
         super().__init__()
-        self.where = where
-        self.at = ""  # the step that is computed
         main = proto.graph
+        self.inputs: tuple[str, ...] = ()
+        self.where, self.current = where, ""
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
-        constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
-        self.steps = [
-            _step(node, where, i, self.opset)
-            for i, node in enumerate(main.node)
-            if node not in constants
-        ]
-        stored = {item.name: tensor(item, folder, where) for item in main.initializer}
-        for item in main.sparse_initializer:
-            raise SpecError(
-                "is sparse", where=f"{where}: {item.values.name}", expected="dense tensors"
-            )
-        self.known: dict[str, Any] = {}
-        for node in constants:
+        self.results = [item.name for item in main.output]
+        self.steps: list[OnnxStep] = []
+        self.known: dict[str, Known] = {}
+        self.leaves: dict[str, str] = {}
+        # 1.
+        stored = {item.name: stored_tensor(item, folder, where) for item in main.initializer}
+        if main.sparse_initializer:
+            raise SpecError("has sparse tensors", where=where, expected="dense ones")
+        for index, node in enumerate(main.node):
+            if node.op_type != "Constant" or node.domain not in DOMAINS:
+                self.steps.append(_step(node, where, index, self.opset))
+                continue
             value = _constant(node, folder, where)
-            if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1:
+            if isinstance(value, Tensor) and value.dim() and value.numel() > 1:
                 stored[node.output[0]] = value
             else:
                 self.known[node.output[0]] = np.asarray(value)
-        self.results = [item.name for item in main.output]
-        self.leaves: dict[str, str] = {}
-        asked = {s.inputs[i] for s in self.steps if s.row for i in s.row.known if i < len(s.inputs)}
-        asked |= {n for s in self.steps if s.row is None for n in s.inputs}
-        for name, value in stored.items():
-            small = not value.is_floating_point() and value.numel() <= KNOWN_ELEMENTS
-            if name in asked or small or not value.dim():
-                self.known[name] = (
-                    value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
-                )
-        self._fold(stored, asked)
-        self.steps = _read(self.steps, self.results)
+        self.steps = _read_steps(self.steps, self.results)
+        # 2.
+        needed = {n for s in self.steps for n in (s.inputs_at(s.row.known) if s.row else s.inputs)}
+        for name, tensor in stored.items():
+            small = not tensor.is_floating_point() and tensor.numel() <= KNOWN_ELEMENTS
+            if name in needed or small or not tensor.dim():
+                self.known[name] = as_array(tensor)
+        # 3.
+        self._fold(stored, needed)
+        # 4.
         self.steps = fuse(self.steps, self.results, self.known, stored, self.opset)
+        # 5.
         self._place({name: value for name, value in stored.items() if name not in self.known})
         for step in self.steps:
             self._part(step.module)
 
-    def _fold(self, stored: dict[str, torch.Tensor], asked: Collection[str]) -> None:
+    def _fold(self, stored: dict[str, Tensor], needed: Collection[str]) -> None:
         """Compute what follows from constants alone; tensors of numbers among it are weights."""
-        rest, held = [], 0
-        read = {name for step in self.steps for name in step.inputs} | {*self.results}
+        rest, total = [], 0
         for step in self.steps:
-            if step.kind in FOLDS and not read & {*step.outputs}:
-                continue
-            given = [self.known.get(name) for name in step.inputs]
-            at = Attributes(step.attributes, self.opset, len(step.outputs))
+            values = [self.known.get(name) for name in step.inputs]
             if step.kind == "Shape" and step.inputs[0] in stored:
-                given = [np.empty(tuple(stored[step.inputs[0]].shape), bool)]
-            elif step.kind not in FOLDS or any(v is None for v in given) or not given:
+                # Of a weight, only the shape is read.
+                values = [np.empty(tuple(stored[step.inputs[0]].shape), bool)]
+            elif step.kind not in FOLDS or any(v is None for v in values) or not values:
                 rest.append(step)
                 continue
+            where = f"{self.where}: {step}"
             try:
-                value = np.asarray(FOLDS[step.kind](at, *given))
+                value = np.asarray(FOLDS[step.kind](step.at(self.opset), *values))
             except ArchGraphError as error:
-                raise error.within(f"{self.where}: {step}") from error
+                raise error.within(where) from error
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                place, found = f"{self.where}: {step}", str(error)[:200]
-                raise SpecError("cannot be computed", where=place, found=found) from error
-            held += value.nbytes
-            if held > LIMITS.folded_bytes:
                 raise SpecError(
-                    "computes too much from constants",
-                    where=f"{self.where}: {step}",
-                    found=f"{held:,} bytes",
-                    expected=f"at most {LIMITS.folded_bytes:,}",
+                    "cannot be computed", where=where, found=str(error)[:200]
+                ) from error
+            total += value.nbytes
+            if total > LIMITS.folded_bytes:
+                size, most = f"{total:,} bytes", f"at most {LIMITS.folded_bytes:,}"
+                raise SpecError(
+                    "computes too much from constants", where=where, found=size, expected=most
                 )
             name = step.outputs[0]
-            if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in asked:
-                stored[name] = tensor_of(value)
+            # Zeros stay known: rows leave out biases of zeros.
+            if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in needed:
+                stored[name] = known_tensor(value)
             else:
                 self.known[name] = value
         self.steps = rest
 
-    def _place(self, stored: Mapping[str, torch.Tensor]) -> None:
+    def _place(self, stored: Mapping[str, Tensor]) -> None:
         """Make of each tensor a parameter, a buffer or a constant."""
-        buffers = {
-            s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)
-        }
+        buffers = {n for s in self.steps if s.row for n in s.inputs_at(s.row.buffers)}
+        leaves: set[str] = set()
+        modules: set[str] = set()
         for name, value in stored.items():
             path = _path(name)
-            while not self._free(path):
+            if leaves & _above(path):  # a leaf cannot hold another one
+                path = path.replace(".", "_")
+            while path in leaves | modules:
                 path += "_"
-            part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
-            if not value.is_floating_point():
-                part.register_buffer(last, value, persistent=False)
-            elif name in buffers:
-                part.register_buffer(last, value)
-            else:
-                part._parameters[last] = torch.nn.Parameter(value)
+            leaves.add(path)
+            modules |= _above(path)
             self.leaves[name] = path
-
-    def _free(self, path: str) -> bool:
-        *before, last = path.split(".")
-        at: torch.nn.Module = self
-        for part in before:
-            if part in at._parameters or part in at._buffers:
-                return False
-            if part not in at._modules:
-                return True
-            at = at._modules[part]  # type: ignore[assignment]  # Parts only
-        return not any(last in table for table in (at._parameters, at._buffers, at._modules))
+            part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
+            if value.is_floating_point() and name not in buffers:
+                # Not register_parameter, which refuses names of attributes of this class.
+                part._parameters[last] = torch.nn.Parameter(value)
+            else:
+                part.register_buffer(last, value, persistent=value.is_floating_point())
 
     def _part(self, path: str) -> OnnxPart:
+        """Return the module at a path, or the one around it where a leaf has its name."""
         at: OnnxPart = self
         for name in filter(None, path.split(".")):
             if name in at._parameters or name in at._buffers:
                 return at
-            if name not in at._modules:
-                at._modules[name] = OnnxPart()
-            at = at._modules[name]  # type: ignore[assignment]  # Parts only
+            at = cast(OnnxPart, at._modules.setdefault(name, OnnxPart()))
         return at
 
-    def _leaf(self, path: str) -> Any:
-        part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
-        return part._parameters[last] if last in part._parameters else part._buffers[last]
-
-    def forward(self, **inputs: torch.Tensor) -> Any:  # type: ignore[override]
-        """Results by name, or the only one."""
-        env: dict[str, Any] = {
-            "": None,
-            **self.known,
-            **dict(zip(self.inputs, inputs.values(), strict=True)),
-        }
-        env |= {name: self._leaf(path) for name, path in self.leaves.items()}
-        last = {name: at for at, step in enumerate(self.steps) for name in step.inputs if name}
-        for at, step in enumerate(self.steps):
-            self.at = str(step)
+    def forward(self, **inputs: Tensor) -> object:  # type: ignore[override]
+        """Return the results by name, or the only one."""
+        env: dict[str, object] = {"": None, **self.known}
+        env |= zip(self.inputs, inputs.values(), strict=True)
+        # Not getattr: a leaf may have the name of an attribute of this class.
+        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
+        env |= {name: tensors[path] for name, path in self.leaves.items()}
+        last = {name: i for i, step in enumerate(self.steps) for name in step.inputs if name}
+        for i, step in enumerate(self.steps):
+            self.current = str(step)
             try:
-                results = self._results(step, [env[name] for name in step.inputs])
+                results = self._compute(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
             except Exception as error:  # whatever torch raises; a capture may go on after it
                 error.add_note(f"{STEP}{step}")
                 raise
-            env |= dict(zip(step.outputs, results, strict=False))
-            for name in {*step.inputs}:  # what nobody reads again needs no memory
-                if last.get(name) == at and name not in self.results:
+            env |= zip(step.outputs, results, strict=False)
+            for name in {*step.inputs}:  # what nothing reads again needs no memory
+                if last.get(name) == i and name not in self.results:
                     del env[name]
-        made = {name: self._result(name, env[name]) for name in self.results}
-        return next(iter(made.values())) if len(made) == 1 else made
+        by_name = {name: self._result(name, env[name]) for name in self.results}
+        return next(iter(by_name.values())) if len(by_name) == 1 else by_name
 
-    def _result(self, name: str, value: Any) -> Any:
+    def _result(self, name: str, value: object) -> object:
         if isinstance(value, list):
             raise SpecError("is a sequence", where=f"{self.where}: {name}", expected="a tensor")
-        return tensor_of(value) if isinstance(value, np.ndarray) else value
+        return known_tensor(value) if isinstance(value, np.ndarray) else value
 
-    def _results(self, step: OnnxStep, given: list[Any]) -> tuple[Any, ...]:
-        outputs = max((i + 1 for i, name in enumerate(step.outputs) if name), default=0)
-        at = Attributes(step.attributes, self.opset, outputs, self.training)
-        fold = FOLDS.get(step.kind)
-        row = step.row
+    def _compute(self, step: OnnxStep, values: list[object]) -> Sequence[object]:
+        """Compute a step: fold what is known, else give its row the inputs as it takes them."""
+        row, at = step.row, step.at(self.opset, self.training)
         types = row.types if row else ()
-        if fold is not None and all(
-            v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(given)
+        if step.kind in FOLDS and all(
+            v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)
         ):
-            return (np.asarray(fold(at, *given)),)
-        assert row is not None
-        for i, value in enumerate(given):
-            if value is None:
-                continue
-            if i in row.zeros and isinstance(value, np.ndarray) and not np.any(value):
-                given[i] = None
-                continue
-            if i in row.known:
-                if isinstance(value, torch.Tensor):
-                    raise SpecError(
-                        "depends on numbers that are computed from the input",
-                        found=step.inputs[i],
-                        expected="constants, or what follows from shapes",
-                    )
-            elif isinstance(value, np.ndarray):
-                scalar = row.numbers and value.ndim == 0 and len(given) > 1
-                if scalar and step.kind != "Gather":
-                    value = value.item()
-                    given[i] = value
-                elif not (scalar and i == 1):
-                    given[i] = tensor_of(value)
-        results = (
-            self._part(step.module)(row.compute, at, *given)
-            if step.module
-            else row.compute(at, *given)
-        )
+            return (np.asarray(FOLDS[step.kind](at, *values)),)
+        assert row is not None  # operators without one are folded in full, or refused
+        inputs = [self._input(step, row, i, value, values) for i, value in enumerate(values)]
+        if step.module:
+            results = self._part(step.module)(row.compute, at, *inputs)
+        else:
+            results = row.compute(at, *inputs)
         return results if isinstance(results, tuple) else (results,)
 
-    inputs: tuple[str, ...] = ()
+    def _input(
+        self, step: OnnxStep, row: OnnxRow, i: int, value: object, values: Sequence[object]
+    ) -> object:
+        """Return an input as a row takes it: nothing, an array, a number or a tensor."""
+        if i in row.known and isinstance(value, Tensor):
+            name = step.inputs[i]
+            raise SpecError("depends on numbers that are computed from the input", found=name)
+        if not isinstance(value, np.ndarray):
+            return value
+        if i in row.zeros and not np.any(value):
+            return None
+        if i in row.known:
+            return value
+        if row.numbers and value.ndim == 0 and len(values) > 1:
+            if step.kind != "Gather":
+                return value.item()
+            if i == 1:  # one row or column: a selection, which is told from an index by its type
+                return value
+        return known_tensor(value)
 
 
-def _read(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
+def _read_steps(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
     """Return the steps that the results are computed from."""
-    read, kept = {*results}, []
+    read, needed = {*results}, []
     for step in reversed(steps):
         if read & {*step.outputs}:
             read |= {*step.inputs}
-            kept.append(step)
-    return kept[::-1]
+            needed.append(step)
+    return needed[::-1]
 
 
 @functools.cache
-def _taken() -> frozenset[str]:
-    """Attributes that every module has: no part of it can have their names."""
+def _reserved() -> frozenset[str]:
+    """Return the attributes that every module has: no part of it can have their names."""
     return frozenset(dir(OnnxPart()))
 
 
@@ -295,7 +300,17 @@ def _path(name: str) -> str:
     ('block.0_half', 'block.half_')
     """
     parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".", LIMITS.module_depth - 1)]
-    return ".".join(f"{part}_" if part in _taken() or not part else part for part in parts)
+    return ".".join(f"{part}_" if part in _reserved() or not part else part for part in parts)
+
+
+def _above(path: str) -> set[str]:
+    """Return the paths of the modules around a leaf.
+
+    >>> sorted(_above("layer1.0.weight"))
+    ['layer1', 'layer1.0']
+    """
+    parts = path.split(".")
+    return {".".join(parts[:i]) for i in range(1, len(parts))}
 
 
 def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
@@ -304,80 +319,64 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     Raises:
         SpecError: If not; says why.
     """
+    name = node.name or f"#{index}"
+    where = f"{where}: {node.op_type} {name}"
+    row = ROWS.get(node.op_type)
+    if node.domain not in DOMAINS:
+        raise SpecError(f"is an operator of another domain, {node.domain}", where=where)
+    if node.op_type in REFUSED:
+        raise SpecError(f"is {REFUSED[node.op_type]}", where=where)
+    if row is None and node.op_type not in FOLDS:
+        raise SpecError("is an operator without a row", where=where, **unknown(node.op_type, ROWS))
+    if row is not None and opset < row.since:
+        raise SpecError(f"is of opset {opset}: {row.since} and later ones are read", where=where)
+    attributes = {item.name: _setting(item, where) for item in node.attribute}
+    return OnnxStep(
+        node.name, node.op_type, row, attributes, (*node.input,), (*node.output,), _module_of(node)
+    )
+
+
+def _setting(item: onnx.AttributeProto, where: str) -> OnnxSetting:
+    """Return the value of an attribute."""
     import onnx
 
-    name = node.name or f"#{index}"
-    place = f"{where}: {node.op_type} {name}"
-    if node.domain not in DOMAINS:
-        raise SpecError(
-            "is an operator of another domain", where=place, found=node.domain, expected="ai.onnx"
-        )
-    row = ROWS.get(node.op_type)
-    if row is None and node.op_type not in FOLDS:
-        reason = REFUSED.get(node.op_type)
-        raise SpecError(
-            f"is {reason}" if reason else "is an operator without a row",
-            where=place,
-            **({} if reason else unknown(node.op_type, ROWS)),
-        )
-    if row is not None and opset < row.since:
-        raise SpecError(
-            "is of an opset before those that are read",
-            where=place,
-            found=opset,
-            expected=f"at least {row.since}",
-        )
-    attributes = {}
-    for item in node.attribute:
-        if item.type in (item.GRAPH, item.GRAPHS, item.SPARSE_TENSOR, item.TYPE_PROTO):
-            raise SpecError("has an attribute that is not read", where=place, found=item.name)
-        value = onnx.helper.get_attribute_value(item)
-        if item.type == item.TENSOR:
-            value = onnx.numpy_helper.to_array(value)
-        elif item.type == item.FLOAT:
-            value = float(str(np.float32(value)))  # 0.1, not 0.10000000149
-        elif item.type == item.STRING:
-            value = value.decode("utf-8", "replace")
-        elif item.type == item.STRINGS:
-            value = [v.decode("utf-8", "replace") for v in value]
-        attributes[item.name] = value
-    return OnnxStep(
-        node.name,
-        node.op_type,
-        row,
-        attributes,
-        tuple(node.input),
-        tuple(node.output),
-        _module_of(node),
-    )
+    if item.type in (item.GRAPH, item.GRAPHS, item.SPARSE_TENSOR, item.TYPE_PROTO):
+        raise SpecError("has an attribute that is not read", where=where, found=item.name)
+    value = onnx.helper.get_attribute_value(item)
+    if item.type == item.TENSOR:
+        return onnx.numpy_helper.to_array(value)
+    if item.type == item.FLOAT:
+        return float(str(np.float32(value)))  # 0.1, not 0.10000000149
+    if item.type == item.STRING:
+        return value.decode("utf-8", "replace")
+    if item.type == item.STRINGS:
+        return [v.decode("utf-8", "replace") for v in value]
+    return value
 
 
 def _module_of(node: onnx.NodeProto) -> str:
     """Return the module in which a node stands, according to what exporters write."""
     for entry in node.metadata_props:
         if entry.key == NAME_SCOPES:
-            scopes = re.findall(r"'([^']*)'", entry.value)
+            scopes = re.findall(r"'([^']*)'", entry.value)  # the last one is the node itself
             return _path(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ""
-    if "/" not in node.name:
-        return ""
     path = ""
     for part in node.name.strip("/").split("/")[:-1]:
+        # PyTorch's older exporter repeats what stands above: /layer1/layer1.0/conv1/Conv
         path = part if part.startswith(f"{path}.") or not path else f"{path}.{part}"
     return _path(path) if path else ""
 
 
-def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Any:
+def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Tensor | Known:
     """Return the value of a constant node."""
     import onnx
 
+    where = f"{where}: {node.output[0]}"
     for item in node.attribute:
         if item.name == "value":
-            return tensor(item.t, folder, f"{where}: {node.output[0]}")
-        if item.name in ("value_float", "value_floats"):
-            return np.asarray(onnx.helper.get_attribute_value(item), np.float32)
-        if item.name in ("value_int", "value_ints"):
-            return np.asarray(onnx.helper.get_attribute_value(item), np.int64)
+            return stored_tensor(item.t, folder, where)
+        if item.name.startswith(("value_float", "value_int")):
+            dtype = np.float32 if "float" in item.name else np.int64
+            return np.asarray(onnx.helper.get_attribute_value(item), dtype)
     kinds = ", ".join(item.name for item in node.attribute)
-    raise SpecError(
-        "is a constant of a kind that is not read", where=f"{where}: {node.output[0]}", found=kinds
-    )
+    raise SpecError("is a constant of a kind that is not read", where=where, found=kinds)

@@ -10,10 +10,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from archgraph.onnx.operators.row import Known, OnnxSetting
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
@@ -21,9 +24,9 @@ if TYPE_CHECKING:
 FEW = 4096  # numbers of a tensor that is compared
 CLOSE = 1e-6  # constants are written in single precision
 COMMUTATIVE = frozenset({"Add", "Mul"})
-# Attributes that newer opsets have as inputs; the place is that of the input.
-AS_INPUTS = {"ReduceMean": (("axes",),), "Clip": (("min",), ("max",))}
-DEFAULTS: Mapping[tuple[str, str], Any] = {
+# Attributes that newer opsets have as inputs, in the order of these, behind the others.
+AS_INPUTS = {"ReduceMean": ("axes",), "Clip": ("min", "max")}
+DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
     ("ReduceMean", "keepdims"): 1,
     ("ReduceMean", "noop_with_empty_axes"): 0,
     ("Reshape", "allowzero"): 0,
@@ -35,24 +38,18 @@ DEFAULTS: Mapping[tuple[str, str], Any] = {
 
 
 @dataclass(frozen=True)
-class NumberVariable:
-    """A variable for a constant of one number; it stands for the number."""
+class Variable:
+    """A variable for a value of one kind.
+
+    Attributes:
+        name: Its name.
+        kind: ``tensor``: a tensor of the file, by name. ``number``: a constant of one number, as
+            that number. ``derived``: what follows from shapes and constants, by name if it is not
+            a number yet. It may then be several numbers, which the row has to tell.
+    """
 
     name: str
-
-
-@dataclass(frozen=True)
-class DerivedVariable:
-    """A variable for one number of shapes and constants: the number, or the value's name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class TensorVariable:
-    """A variable for a tensor of the file."""
-
-    name: str
+    kind: Literal["tensor", "number", "derived"] = "tensor"
 
 
 @dataclass(frozen=True)
@@ -75,16 +72,20 @@ class Applied:
 
     kind: str
     inputs: tuple[Pattern, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, OnnxSetting] = field(default_factory=dict)
 
 
-VariableOf: TypeAlias = NumberVariable | DerivedVariable | TensorVariable
-Pattern: TypeAlias = "str | float | tuple[int, ...] | VariableOf | Either | Applied"
+Pattern: TypeAlias = "str | float | tuple[int, ...] | Variable | Either | Applied"
 
 
-def operator(kind: str) -> Callable[..., Applied]:
-    """Return a function that writes an operator in a pattern."""
-    return lambda *inputs, **options: Applied(kind, inputs, options)
+class Operators:
+    """Operators in patterns, by name: ``op.Add("x", 1.0)``."""
+
+    def __getattr__(self, kind: str) -> Callable[..., Applied]:
+        return lambda *inputs, **options: Applied(kind, inputs, options)
+
+
+op = Operators()
 
 
 def either(*ways: Pattern) -> Either:
@@ -93,21 +94,21 @@ def either(*ways: Pattern) -> Either:
 
 
 @dataclass(frozen=True)
-class Found:
+class Matched:
     """What a pattern matched: its variables, and the steps that it covers, by their results."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, OnnxSetting] = field(default_factory=dict)
     steps: Mapping[str, OnnxStep] = field(default_factory=dict)
 
-    def bound(self, name: str, value: Any) -> Iterator[Found]:
-        """With a variable, unless it stands for something else already."""
+    def bound(self, name: str, value: OnnxSetting) -> Iterator[Matched]:
+        """Yield the match with a variable, unless it stands for something else already."""
         if name not in self.values:
             yield dataclasses.replace(self, values={**self.values, name: value})
         elif self.values[name] == value:
             yield self
 
-    def covering(self, step: OnnxStep) -> Found:
-        """With a step more."""
+    def covering(self, step: OnnxStep) -> Matched:
+        """Return the match with a step more."""
         return dataclasses.replace(self, steps={**self.steps, step.outputs[0]: step})
 
 
@@ -116,83 +117,80 @@ class OnnxReader:
     """What is known of a file's values where patterns are matched.
 
     Attributes:
-        made: The step that computes a value.
+        producer: The step that computes a value.
         known: Constants.
         stored: Tensors.
-        derived: What follows from shapes and constants.
-        singles: What of that is one number.
+        derived: What follows from shapes and constants, without these.
         opset: The file's.
     """
 
-    made: Mapping[str, OnnxStep]
-    known: Mapping[str, Any]
-    stored: Mapping[str, torch.Tensor]
+    producer: Mapping[str, OnnxStep]
+    known: Mapping[str, Known]
+    stored: Mapping[str, Tensor]
     derived: Collection[str]
-    singles: Collection[str]
     opset: int
 
-    def matches(self, pattern: Pattern, operand: Any, found: Found) -> Iterator[Found]:
-        """Ways in which a value is what a pattern says.
+    def matches(
+        self, pattern: Pattern, operand: OnnxSetting, matched: Matched
+    ) -> Iterator[Matched]:
+        """Yield the ways in which a value is what a pattern says.
 
         Args:
             pattern: The pattern.
             operand: The value's name, or an attribute in place of it.
-            found: What matched so far.
+            matched: What matched so far.
         """
         match pattern:
             case str():
-                yield from found.bound(pattern, operand)
-            case NumberVariable(name):
-                number = self.number(operand)
-                yield from () if number is None else found.bound(name, number)
-            case DerivedVariable(name):
-                number = self.number(operand)
-                if number is not None or operand in self.singles:
-                    yield from found.bound(name, operand if number is None else number)
-            case TensorVariable(name):
-                yield from found.bound(name, operand) if operand in self.stored else ()
+                yield from matched.bound(pattern, operand)
+            case Variable(name, "tensor"):
+                yield from matched.bound(name, operand) if operand in self.stored else ()
+            case Variable(name, kind):
+                number: OnnxSetting = self.number(operand)
+                if number is None and kind == "derived" and operand in self.derived:
+                    number = operand
+                yield from () if number is None else matched.bound(name, number)
             case Either(ways):
                 for way in ways:
-                    yield from self.matches(way, operand, found)
+                    yield from self.matches(way, operand, matched)
             case Applied():
-                yield from self._applied(pattern, operand, found)
+                yield from self._applied(pattern, operand, matched)
             case tuple():
-                yield from [found] if self.numbers(operand) == [*pattern] else ()
+                yield from [matched] if self.numbers(operand) == [*pattern] else ()
             case _:
                 number = self.number(operand)
-                if number is not None and math.isclose(number, pattern, rel_tol=CLOSE):
-                    yield found
+                same = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
+                yield from [matched] if same else ()
 
-    def _applied(self, pattern: Applied, operand: Any, found: Found) -> Iterator[Found]:
-        step = self.made.get(operand) if isinstance(operand, str) else None
+    def _applied(
+        self, pattern: Applied, operand: OnnxSetting, matched: Matched
+    ) -> Iterator[Matched]:
+        step = self.producer.get(operand) if isinstance(operand, str) else None
         if step is None or step.kind != pattern.kind:
             return
-        operands: list[Any] = [*step.inputs]
         attributes = dict(step.attributes)
-        for names in AS_INPUTS.get(step.kind, ()):
-            operands += [attributes.pop(name) for name in names if name in attributes]
+        names = [name for name in AS_INPUTS.get(step.kind, ()) if name in attributes]
+        operands = [*step.inputs, *map(attributes.pop, names)]
         if len(operands) != len(pattern.inputs):
             return
-        ways = [found.covering(step)]
+        ways = [matched.covering(step)]
+        # An attribute that the pattern leaves out must have its default: it changes the operator.
         for name in {**attributes, **pattern.options}:
             default = DEFAULTS.get((step.kind, name))
-            value = attributes.get(name, default)
-            wanted = pattern.options.get(name, default)
-            ways = [new for way in ways for new in _option(wanted, value, way)]
-        orders = [operands]
+            value, expected = attributes.get(name, default), pattern.options.get(name, default)
+            ways = [new for way in ways for new in _option(expected, value, way)]
+        yield from self._all(pattern.inputs, operands, ways)
         if step.kind in COMMUTATIVE:
-            orders.append(operands[::-1])
-        for order in orders:
-            yield from self._all(pattern.inputs, order, ways)
+            yield from self._all(pattern.inputs, operands[::-1], ways)
 
     def _all(
-        self, patterns: Sequence[Pattern], operands: Sequence[Any], ways: list[Found]
-    ) -> list[Found]:
+        self, patterns: Sequence[Pattern], operands: Sequence[OnnxSetting], ways: list[Matched]
+    ) -> list[Matched]:
         for pattern, operand in zip(patterns, operands, strict=True):
             ways = [new for way in ways for new in self.matches(pattern, operand, way)]
         return ways
 
-    def numbers(self, operand: Any) -> list[Any] | None:
+    def numbers(self, operand: OnnxSetting) -> list[float] | None:
         """Return the numbers of a constant of at most one axis; None if the value is not known."""
         array = self._constant(operand)
         if array is None or array.ndim > 1:
@@ -200,7 +198,7 @@ class OnnxReader:
         # 1e-5 for the number of single precision next to it
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
-    def number(self, operand: Any) -> float | None:
+    def number(self, operand: OnnxSetting) -> float | None:
         """Return the number of a constant that has only one, or None.
 
         A constant of more axes could add axes to the other operand, so it does not count.
@@ -208,20 +206,25 @@ class OnnxReader:
         numbers = self.numbers(operand)
         return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
 
-    def _constant(self, operand: Any) -> np.ndarray[Any, Any] | None:
+    def _constant(self, operand: OnnxSetting) -> Known | None:
         if not isinstance(operand, str):
             return np.asarray(operand)
         value = self.known.get(operand)
         if value is None and operand in self.stored and self.stored[operand].numel() <= FEW:
-            tensor = self.stored[operand]
-            value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            value = as_array(self.stored[operand])
+        # An array of objects may hold the size of a batch, which is not a number yet.
         return None if value is None or value.dtype == object else value
 
 
-def _option(wanted: Any, value: Any, found: Found) -> Iterator[Found]:
-    if isinstance(wanted, str):
-        yield from found.bound(wanted, value)
-    elif value == wanted or (
-        isinstance(wanted, float) and math.isclose(value, wanted, rel_tol=1e-4)
+def as_array(tensor: Tensor) -> Known:
+    """Convert a tensor to an array; NumPy lacks bfloat16."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _option(expected: OnnxSetting, value: OnnxSetting, matched: Matched) -> Iterator[Matched]:
+    if isinstance(expected, str):
+        yield from matched.bound(expected, value)
+    elif value == expected or (
+        isinstance(expected, float) and math.isclose(value, expected, rel_tol=1e-4)
     ):
-        yield found
+        yield matched

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from archgraph.errors import GraphError, SpecError
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Param
 from archgraph.limits import LIMITS
-from archgraph.onnx.imported import imported
-from archgraph.onnx.mark import marked
-from archgraph.onnx.needed import needed
-from archgraph.onnx.tensors import tensor
+from archgraph.onnx import require_packages
+from archgraph.onnx.imported import capture_file
+from archgraph.onnx.mark import marked_graph
+from archgraph.onnx.tensors import stored_tensor
 
 if TYPE_CHECKING:
     import onnx
 
 
-def read(
+def read_onnx(
     path: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of an ONNX file.
@@ -34,37 +34,39 @@ def read(
         SpecError: If it cannot be understood, with the name of what is not.
         RunError: If the extra ``onnx`` is not installed.
     """
-    needed("onnx")
+    require_packages("onnx")
     where, folder = str(path), Path(path).parent
     proto = _proto(Path(path))
     try:
-        graph = marked(proto, where)
+        graph = marked_graph(proto, where)
     except GraphError as error:
-        raise SpecError(error.message, where=f"{where}: {error.where}", **error.facts) from error
+        raise error.within(where, kind=SpecError) from error
     if graph is None:
-        return imported(proto, folder, where, sizes or {})
+        return capture_file(proto, folder, where, sizes or {})
     if sizes:
         raise SpecError("has no choices", where=where, found=", ".join(sizes), expected="none")
     stored = {item.name: item for item in proto.graph.initializer}
-    state = {}
-    for param in graph.params:
-        if param.role == "constant":
-            continue
-        if param.name not in stored:
-            raise SpecError("lacks a weight", where=where, expected=param.name)
-        value = tensor(stored[param.name], folder, where)
-        if param.dtype.startswith("complex") and value.shape == (*param.shape, 2):
-            value = torch.view_as_complex(value)  # ONNX has no arithmetic of complex numbers
-        type_ = tuple(value.shape), str(value.dtype).removeprefix("torch.")
-        if type_ != (param.shape, param.dtype):
-            raise SpecError(
-                "has a weight of another type",
-                where=f"{where}: {param.name}",
-                found=f"{type_[1]}{[*type_[0]]}",
-                expected=str(param.type),
-            )
-        state[param.name] = value
-    return graph, state
+    # Constants are part of the graph's text.
+    params = [param for param in graph.params if param.role != "constant"]
+    if missing := [param.name for param in params if param.name not in stored]:
+        raise SpecError("lacks a weight", where=where, expected=missing[0])
+    return graph, {p.name: _weight(stored[p.name], p, folder, where) for p in params}
+
+
+def _weight(proto: onnx.TensorProto, param: Param, folder: Path, where: str) -> torch.Tensor:
+    """Read a weight of the type that the graph says."""
+    value = stored_tensor(proto, folder, where)
+    if param.dtype.startswith("complex") and value.shape == (*param.shape, 2):
+        value = torch.view_as_complex(value)  # ONNX has no arithmetic of complex numbers
+    dtype = str(value.dtype).removeprefix("torch.")
+    if (tuple(value.shape), dtype) != (param.shape, param.dtype):
+        raise SpecError(
+            "has a weight of another type",
+            where=f"{where}: {param.name}",
+            found=f"{dtype}{[*value.shape]}",
+            expected=param.type,
+        )
+    return value
 
 
 def _proto(path: Path) -> onnx.ModelProto:
@@ -73,18 +75,17 @@ def _proto(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
+        if not path.is_file():
             raise SpecError("is not a file", where=str(path))
-        if size > LIMITS.onnx_bytes:
-            raise SpecError(
-                "is too large", where=str(path), found=f"{size} bytes", expected=LIMITS.onnx_bytes
-            )
+        if (size := path.stat().st_size) > LIMITS.onnx_bytes:
+            limit = LIMITS.onnx_bytes
+            raise SpecError("is too large", where=str(path), found=f"{size} bytes", expected=limit)
+        # Weights beside the file are read one by one later, from its own folder only.
         proto = onnx.load(path, load_external_data=False)
         onnx.checker.check_model(path)
     except OSError as error:
         raise SpecError("cannot be read", where=str(path), found=error.strerror) from error
     except (DecodeError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        found = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
-        raise SpecError("is not an ONNX file", where=str(path), found=found) from error
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+        raise SpecError("is not an ONNX file", where=str(path), found=reason) from error
     return proto

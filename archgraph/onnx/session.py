@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,6 +14,9 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import ArchModule
 from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 # Relative to the largest value of each result, by the coarsest of a graph's types.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
@@ -26,7 +29,7 @@ def tolerance(graph: ArchGraph) -> float:
     return max((TOLERANCES[t] for t in types if t in TOLERANCES), default=TOLERANCES["float32"])
 
 
-def session(path: Path, name: str | None = None) -> Any:
+def open_session(path: Path, name: str | None = None) -> onnxruntime.InferenceSession:
     """Open a session of onnxruntime on one thread; it does not report what it optimises.
 
     Args:
@@ -40,34 +43,34 @@ def session(path: Path, name: str | None = None) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors only
     with _refusing(name or str(path)):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Convert what onnxruntime raises, classes of its own made in C++, to a GraphError."""
+    """Convert what onnxruntime raises to a GraphError."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # classes of its own, made in C++, without a common one
+        reason, hint = str(error).split("\n")[0], "verify=False writes it for other programs"
         raise GraphError(
-            "cannot be run by onnxruntime",
-            where=where,
-            found=str(error).split("\n")[0],
-            hint="verify=False writes it for other programs",
+            "cannot be run by onnxruntime", where=where, found=reason, hint=hint
         ) from error
 
 
-def run(running: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Results of a session on input tensors, both in the file's order."""
-    given = zip(running.get_inputs(), tensors, strict=True)
-    results = running.run(None, {put.name: tensor.numpy() for put, tensor in given})
+def run_session(
+    session: onnxruntime.InferenceSession, tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the results of a session on input tensors, both in the file's order."""
+    inputs = zip(session.get_inputs(), tensors, strict=True)
+    results = session.run(None, {item.name: tensor.numpy() for item, tensor in inputs})
     return [torch.from_numpy(result) for result in results]
 
 
 def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed: float) -> float:
-    """Largest difference, relative to the largest value of each result.
+    """Return the largest difference, relative to the largest value of each result.
 
     A hundredth of what is allowed counts as nothing, whatever the result's size: onnxruntime's
     sigmoid is exact to 1e-7, and a result may be as small everywhere.
@@ -75,42 +78,39 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
     gap = relative_difference(results, expected)
     if gap <= allowed:
         return gap
-    near: dict[str, Any] = {"rtol": 0.0, "atol": allowed / 100, "equal_nan": True}
     far = [
         (a, b)
         for a, b in zip(results, expected, strict=True)
-        if a.shape != b.shape or not torch.allclose(a.double(), b.double(), **near)
+        if a.shape != b.shape
+        or not torch.allclose(a.double(), b.double(), rtol=0.0, atol=allowed / 100, equal_nan=True)
     ]
     return relative_difference([a for a, _ in far], [b for _, b in far])
 
 
-def compare(path: Path, module: ArchModule, name: str) -> float:
+def check_file(path: Path, module: ArchModule, name: str) -> float:
     """Measure how far a file is from a module, for two batch sizes and random inputs.
 
     Raises:
         GraphError: If it is farther than rounding explains.
     """
-    running, allowed = session(path, name), tolerance(module.arch)
+    session, allowed = open_session(path, name), tolerance(module.arch)
     worst = 0.0
     for batch in BATCHES:
         inputs = random_inputs(module.arch, batch)
         tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
         expected = outputs(module, inputs)
         with _refusing(name):
-            results = run(running, tensors)
+            results = run_session(session, tensors)
         gap = distance(results, expected, allowed)
+        # The module against itself: what draws numbers anew differs from itself, too.
         if gap > allowed and distance(outputs(module, inputs), expected, allowed) > allowed:
             raise GraphError(
-                "draws random numbers in evaluation: a file cannot be compared with it",
-                where=name,
-                hint="verify=False writes it as it is",
+                "draws random numbers in evaluation; verify=False writes it uncompared", where=name
             )
         worst = max(worst, gap)
-    if not worst <= allowed:
+    if not worst <= allowed:  # NaN is not
+        gap_text, limit = f"relative difference {worst:.1e}", f"at most {allowed:.0e}"
         raise GraphError(
-            "computes something else in onnxruntime",
-            where=name,
-            found=f"relative difference {worst:.1e}",
-            expected=f"at most {allowed:.0e}",
+            "computes something else in onnxruntime", where=name, found=gap_text, expected=limit
         )
     return worst

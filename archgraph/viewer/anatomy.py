@@ -6,9 +6,7 @@ else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,13 +16,14 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
+from archgraph.display.facts import OperatorFact, Saving, plain_fact
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
-from archgraph.viewer.distinct import Distinct, stepping
+from archgraph.plain import Json
+from archgraph.viewer.distinct import Distinct, numbered, stepping
 
 # Shares whose cost the slider shows: sixteenths as papers take them, dense where models are used.
 SHARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
@@ -65,11 +64,12 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
         (name, kinds[name], tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
         for name, blocks in inside
     )
-    framed = {n for _, _, blocks in sections for _, nodes in blocks for n in nodes}
-    outside = [node.name for node in graph.nodes if node.name not in framed]
-    within = [n for _, _, blocks in sections for _, nodes in blocks for n in nodes]
+    # Block by block, so that the page can say what a block holds by its first and its number.
+    within = {n: None for _, _, blocks in sections for _, nodes in blocks for n in nodes}
+    outside = [node.name for node in graph.nodes if node.name not in within]
     return Anatomy(
         graph,
+        # The page folds by itself, and draws what is opened.
         scene(graph, framing, detail="block", fold=False),
         tuple(section for section in sections if section[2]),
         folds(graph, inside, grouped.feeds, cover.parts if cover else None),
@@ -77,7 +77,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
     )
 
 
-def described(parts: Anatomy) -> dict[str, Any]:
+def described(parts: Anatomy) -> dict[str, Json]:
     """Return all facts about a graph for its page."""
     graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
     return {
@@ -115,26 +115,25 @@ def _prices(graph: ArchGraph) -> list[list[float]]:
     return rows
 
 
-def _operators(parts: Anatomy) -> dict[str, Any]:
+def _operators(parts: Anatomy) -> dict[str, Json]:
     """Return the operators as columns, and the tables of what several of them share."""
     graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
-    number = {name: i for i, name in enumerate(parts.operators)}
-    leaf = {param.name: i for i, param in enumerate(graph.params)}
-    axis = {name: i for i, name in enumerate(about.axes)}
+    number = numbered(parts.operators)
+    leaf = numbered(param.name for param in graph.params)
+    axis = numbered(about.axes)
     box = {name: i for i, b in enumerate(parts.scene.boxes) for name in b.nodes}
     nodes = [graph.node[name] for name in parts.operators]
-    described_operators = [about.operators[name] for name in parts.operators]
+    known = [about.operators[name] for name in parts.operators]
     kinds, lists, places = Distinct(), Distinct(), Distinct()
+    # Distances, not numbers: repeated blocks then have equal rows, which are stored once.
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
-    leaves = stepping([leaf[k] for k in fact.leaves] for fact in described_operators)
-    within = stepping([axis[a] for a in fact.axes] for fact in described_operators)
+    leaves = stepping([leaf[k] for k in fact.leaves] for fact in known)
+    within = stepping([axis[a] for a in fact.axes] for fact in known)
     paid = [spent.nodes[node.name] for node in nodes]
     columns = {
         "name": list(parts.operators),
-        "kind": [
-            kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, described_operators, strict=True)
-        ],
-        "place": [places.add((fact.place, fact.source or "")) for fact in described_operators],
+        "kind": [kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, known, strict=True)],
+        "place": [places.add((fact.place, fact.source or "")) for fact in known],
         "box": [box.get(name, -1) for name in parts.operators],
         "feeds": [lists.add(one) for one in feeds],
         "leaves": [lists.add(one) for one in leaves],
@@ -143,15 +142,11 @@ def _operators(parts: Anatomy) -> dict[str, Any]:
         "macs": [one.macs for one in paid],
         "bytes": [one.bytes for one in paid],
     }
-    return {
-        "operators": columns,
-        "kinds": kinds.rows,
-        "lists": lists.rows,
-        "places": places.rows,
-    }
+    tables = {"kinds": kinds.rows, "lists": lists.rows, "places": places.rows}
+    return {"operators": columns, **tables}
 
 
-def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
+def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
     """Return what equal operators share: what they do, their words, shapes and attributes."""
     arguments = tuple(
         (name, show(value))
@@ -163,10 +158,10 @@ def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
     return fact.operator, label, flow, fact.shapes, arguments
 
 
-def _boxes(parts: Anatomy) -> dict[str, Any]:
+def _boxes(parts: Anatomy) -> dict[str, Json]:
     """Return the boxes and the links between them: places of operators that belong together."""
     labels, links = Distinct(), Distinct()
-    number = {box.name: i for i, box in enumerate(parts.scene.boxes)}
+    number = numbered(box.name for box in parts.scene.boxes)
     boxes = [
         [
             ("operator", "input", "output").index(box.kind),
@@ -187,41 +182,30 @@ def _boxes(parts: Anatomy) -> dict[str, Any]:
     }
 
 
-def _axes(parts: Anatomy) -> list[list[Any]]:
+def _axes(parts: Anatomy) -> list[list[Json]]:
     """List axes: name, size, role, block, what runs over them, savings or why pinned."""
-    block = {name: i for i, (name, _) in enumerate(parts.blocks)}
-
-    def row(axis: AxisFact) -> list[Any]:
-        saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
-        pin = None if axis.pin is None else plain_fact(axis.pin)
-        return [
-            axis.name,
-            axis.size,
-            axis.role,
-            block.get(axis.block, -1),
-            list(axis.spans),
-            axis.halved,
-            saving,
-            pin,
-        ]
-
-    return [row(axis) for axis in facts(parts.graph).axes.values()]
+    block = numbered(name for name, _ in parts.blocks)
+    return [
+        [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
+         _saving(axis.saving), None if axis.pin is None else plain_fact(axis.pin)]
+        for axis in facts(parts.graph).axes.values()
+    ]  # fmt: skip
 
 
-def _blocks(parts: Anatomy) -> list[list[Any]]:
+def _blocks(parts: Anatomy) -> list[list[Json]]:
     """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
     about = facts(parts.graph).blocks
-
-    def row(fact: BlockFact, nodes: Sequence[str]) -> list[Any]:
-        saving = None if fact.saving is None else [fact.saving.parameters, fact.saving.macs]
-        return [fact.name, fact.kind, len(nodes), fact.reason, saving]
-
-    return [row(about[name], nodes) for name, nodes in parts.blocks]
+    blocks = [(about[name], nodes) for name, nodes in parts.blocks]
+    return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
 
 
-def _folds(parts: Anatomy) -> list[list[Any]]:
+def _saving(saving: Saving | None) -> list[int] | None:
+    return None if saving is None else [saving.parameters, saving.macs]
+
+
+def _folds(parts: Anatomy) -> list[list[Json]]:
     """List folds: first block, blocks per repetition, repetitions, name, growing."""
-    block = {name: i for i, (name, _) in enumerate(parts.blocks)}
+    block = numbered(name for name, _ in parts.blocks)
     return [
         [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]
         for one in parts.folds

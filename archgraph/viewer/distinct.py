@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """Return the position of each name.
+
+    >>> numbered(["conv", "relu"])
+    {'conv': 0, 'relu': 1}
+    """
+    return {name: i for i, name in enumerate(names)}
+
+
 class Distinct:
     """Distinct rows in the order in which they came; a column holds their numbers.
 

@@ -15,28 +15,19 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from archgraph.display import colours
+from archgraph.plain import Json
 
 FOLDER = Path(__file__).parent / "page"
 # In the order in which they build on one another.
-SCRIPTS = (
-    "model.js",
-    "layout.js",
-    "canvas.js",
-    "panel.js",
-    "compare.js",
-    "overlays.js",
-    "rounds.js",
-    "main.js",
-)
+SCRIPTS = "model layout canvas panel compare overlays rounds main".split()
 
 
 @cache
 def script() -> str:
     """Return the page's script: its modules one after the other, in one function."""
-    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    parts = [(FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return '(function () {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
@@ -44,6 +35,7 @@ def script() -> str:
 def style() -> str:
     """Return the page's style sheet in the colours of all pictures, light and dark."""
     light, dark = (colours.variables(dark=one) for one in (False, True))
+    # Dark by the browser's preference, but never on paper.
     themes = (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
@@ -52,7 +44,7 @@ def style() -> str:
     return themes + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
-def document(title: str, data: Mapping[str, Any]) -> str:
+def document(title: str, data: Mapping[str, Json]) -> str:
     """Write a page as HTML text.
 
     >>> text = document("</title><script>", {"graphs": []})
@@ -60,13 +52,10 @@ def document(title: str, data: Mapping[str, Any]) -> str:
     (2, True)
     """
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src 'sha256-{digest}'",
-            "style-src 'unsafe-inline'",
-            "img-src data:",
-        )
+    # No request at all, and no script but this one, whatever the data hold.
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:"
     )
     body = (FOLDER / "body.html").read_text(encoding="utf-8")
     return (
@@ -75,22 +64,23 @@ def document(title: str, data: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>\n'
         f"<style>{style()}</style></head>\n<body>\n{body}"
-        f'<script type="application/gzip" id="data">{pack(data)}</script>\n'
+        f'<script type="application/gzip" id="data">{encode_data(data)}</script>\n'
         f"<script>{script()}</script>\n</body></html>\n"
     )
 
 
-def pack(data: Mapping[str, Any]) -> str:
+def encode_data(data: Mapping[str, Json]) -> str:
     """Encode data as text inside a page.
 
-    >>> unpack(f'<script type="application/gzip" id="data">{pack({"a": 1})}</script>')
+    >>> decode_data(f'<script type="application/gzip" id="data">{encode_data({"a": 1})}</script>')
     {'a': 1}
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    # Base64 has no `<`, and no time of writing: equal data are an equal page.
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def unpack(page: str) -> Any:
+def decode_data(page: str) -> Json:
     """Decode the data of a page."""
     text = page.split('id="data">', 1)[1].split("<", 1)[0]
     return json.loads(gzip.decompress(base64.b64decode(text)))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from archgraph.analysis.axes import axes
+from archgraph.analysis.axes import Axis, axes
 from archgraph.display.cover import coverage
 from archgraph.display.labels import count_parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.layout.layouts import AxisRef
+from archgraph.plain import Json
 from archgraph.states.widths import widths
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
+# By global leaf: the positions of each of its dimensions, once for every copy of it.
+LeafPositions: TypeAlias = dict[str, list[list[str]]]
 
-def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
+
+def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
     """Return the shares of every part, and positions of every leaf and axis, by kind of client.
 
     A part's row holds the number of clients that have any of it, the share of its weights that such
@@ -27,6 +31,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
+        # Each leaf once, though several operators may use it.
         sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
@@ -36,62 +41,53 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Any]:
     def of(nodes: Iterable[str]) -> int:
         return row(leaf for name in nodes for leaf in graph.node[name].leaves())
 
-    entries = [_taken(member) for member in family.clients]
+    positions = [_positions(member) for member in family.clients]
     return {
         "clients": [[member.name, member.count] for member in family.clients],
         **by_part(parts, of),
         "leaves": [row([param.name]) for param in graph.params],
         "positions": [
-            texts.add(tuple(one.get(p.name, "") for one in entries)) for p in graph.params
+            texts.add(tuple(_slices(one.get(p.name, ())) for one in positions))
+            for p in graph.params
         ],
-        "axes": [texts.add(one) for one in _axes(family)],
+        "axes": [texts.add(one) for one in _axes(family, positions)],
         "rows": rows.rows,
         "texts": texts.rows,
     }
 
 
-def _taken(member: Tier) -> dict[str, str]:
-    """Write what a client takes of each global leaf; a leaf that it copies has two entries."""
-    sources: dict[str, list[str]] = {}
+def _positions(member: Tier) -> LeafPositions:
+    """Write what a client takes of each dimension of a global leaf; it may copy one twice."""
+    positions: LeafPositions = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
-            dims = (":" if one is None else str(one) for one in entry.dims)
-            sources.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
-    return {name: " and ".join(texts) for name, texts in sources.items()}
+            dims = [":" if one is None else str(one) for one in entry.dims]
+            positions.setdefault(entry.source, []).append(dims)
+    return positions
 
 
-def _axes(family: Family) -> Iterable[tuple[str, ...]]:
+def _slices(copies: Iterable[Sequence[str]]) -> str:
+    return " and ".join(f"[{', '.join(dims)}]" for dims in copies)
+
+
+def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[str, ...]]:
     """Yield each client's positions per axis: how many, and which if a leaf tells."""
     solved = axes(family.graph)
+    # Leaves of which a dimension is the axis alone: their maps are the axis's positions.
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
         for number, layout in enumerate(dims):
             if isinstance(layout, AxisRef):
                 plain.setdefault(layout.name, []).append((leaf, number))
-    kinds = [(widths(family.graph, one.transfer), _maps(one)) for one in family.clients]
+    sizes = [widths(family.graph, one.transfer) for one in family.clients]
+
+    def text(axis: Axis, size: int | None, dims: LeafPositions) -> str:
+        """Write `32 of 64 [:32]`; empty for an axis without positions."""
+        which = next(
+            (dims[leaf][-1][i] for leaf, i in plain.get(axis.name, ()) if leaf in dims), ""
+        )
+        return "" if size is None else f"{size} of {axis.size}" + (f" [{which}]" if which else "")
+
     for axis in solved.all:
-        yield tuple(_text(axis.name, axis.size, plain, *kind) for kind in kinds)
-
-
-def _maps(member: Tier) -> dict[tuple[str, int], str]:
-    """Return the positions that a client takes of each dimension of the global leaves."""
-    return {
-        (entry.source, number): ":" if one is None else str(one)
-        for entry in member.transfer.entries.values()
-        if entry.source is not None
-        for number, one in enumerate(entry.dims)
-    }
-
-
-def _text(
-    axis: str,
-    size: int,
-    plain: Mapping[str, Sequence[tuple[str, int]]],
-    sizes: Mapping[str, int],
-    maps: Mapping[tuple[str, int], str],
-) -> str:
-    """Write `32 of 64 [:32]`; empty for an axis without positions."""
-    if axis not in sizes:
-        return ""
-    positions = next((maps[name] for name in plain.get(axis, ()) if name in maps), "")
-    return f"{sizes[axis]} of {size}" + (f" [{positions}]" if positions else "")
+        pairs = zip(sizes, positions, strict=True)
+        yield tuple(text(axis, known.get(axis.name), one) for known, one in pairs)

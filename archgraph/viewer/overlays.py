@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from torch import Tensor
 from archgraph.display.collect import facts
 from archgraph.errors import GraphError
 from archgraph.hints import unknown
+from archgraph.plain import Json
 from archgraph.viewer.anatomy import Anatomy
 
 # Of an operator, or of an axis or a leaf as a whole; or of each of its positions.
-Given: TypeAlias = "float | Sequence[float] | Tensor"
+Importance: TypeAlias = "float | Sequence[float] | Tensor"
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class Overlay:
     colours: Literal["scale", "amount"]
     low: float
     high: float
-    figures: tuple[dict[str, Any] | None, ...]
+    figures: tuple[dict[str, Json] | None, ...]
 
 
-def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any]:
+def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
     """Evaluate a function for each operator of the graph and for each of its parts, in columns."""
+    # For parts, too: a mean or a cosine is not a sum, which the page could add up itself.
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),
@@ -52,7 +54,9 @@ def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any
     }
 
 
-def importance(graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Given]) -> Overlay:
+def importance_overlay(
+    graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Importance]
+) -> Overlay:
     """Build an overlay of the user's importance: a part has the mean of all that it uses.
 
     Args:
@@ -67,6 +71,7 @@ def importance(graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Given]) 
     values = {name: _mean(name, numbers, sizes) for name, numbers in numbers_by_name.items()}
     if not values:
         raise GraphError("importance is empty", expected="numbers by name")
+    # One scale for all graphs of the page; amounts begin at nothing.
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", "amount", min(low, 0.0), high, figures)
@@ -86,15 +91,14 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
     return sizes
 
 
-def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
+def _mean(name: str, numbers: Importance, sizes: Mapping[str, set[int]]) -> float:
     """Return one number for all positions."""
     if name not in sizes:
-        raise GraphError(
-            "no such leaf, axis or operator", where="importance", **unknown(name, sizes)
-        )
+        advice = unknown(name, sizes)
+        raise GraphError("no such leaf, axis or operator", where="importance", **advice)
     try:
         values = torch.as_tensor(numbers, dtype=torch.float64).detach()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError):  # not numbers
         values = torch.empty(0)
     if values.numel() not in {1, *sizes[name]} or not values.isfinite().all():
         many = sorted({1, *sizes[name]})
@@ -107,7 +111,7 @@ def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
     return float(values.mean())
 
 
-def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
+def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Json]:
     """Average what the operators of each part use."""
     inside = {
         name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
@@ -115,6 +119,7 @@ def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
     }
 
     def mean(nodes: Sequence[str]) -> float | None:
+        # A leaf or an axis that several operators use counts once.
         names = dict.fromkeys(k for name in nodes for k in inside[name])
         return statistics.fmean(values[k] for k in names) if names else None
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
 from archgraph.record.changes import RoundChange, parameters, read_changes
 from archgraph.reports.runs import Log
-from archgraph.viewer.distinct import Distinct
+from archgraph.viewer.distinct import Distinct, numbered
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.
 STOPS = 100
 
 
-def recorded_rounds(log: Log) -> dict[str, Any] | None:
+def recorded_rounds(log: Log) -> dict[str, Json] | None:
     """Return a run's rounds for the page; None if it has or recorded no global model.
 
     Lines that are damaged cost the colours, and not the page.
@@ -31,10 +31,11 @@ def recorded_rounds(log: Log) -> dict[str, Any] | None:
     except RunError as error:
         warnings.warn(f"no colours over the rounds: {error}", stacklevel=2)
         return None
+    # A run that has not begun has rounds to come: the page that watches it needs the columns.
     return over_rounds(changes, graph) if changes or not log.rounds else None
 
 
-def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Any]:
+def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Json]:
     """Update norm and coverage of each parameter, one row for each round that is shown.
 
     Returns:
@@ -42,13 +43,13 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, A
         ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
         ``top``: the largest norm of all parameters together, which the colours end at.
     """
-    number = {param.name: i for i, param in enumerate(graph.params)}
+    number = numbered(param.name for param in graph.params)
     selected, rows = _spread(changes), Distinct()
     return {
         "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
         "norm": [one.norm for one in selected],
-        "coverage": [
+        "coverage": [  # which seldom changes from round to round: equal rows are stored once
             -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,

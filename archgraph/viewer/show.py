@@ -15,16 +15,16 @@ from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
-from archgraph.relate.correspond import Way
+from archgraph.plain import Json
+from archgraph.relate.correspond import Way, correspond
 from archgraph.reports.run_family import run_family
 from archgraph.reports.runs import Log
 from archgraph.states import Rewritten, State, Transfer, signature
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
+from archgraph.viewer.distinct import numbered
 from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
-from archgraph.viewer.overlays import Given, Overlay
-from archgraph.viewer.overlays import importance as given
-from archgraph.viewer.pairs import paired_operators
+from archgraph.viewer.overlays import Importance, Overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
 
@@ -32,15 +32,15 @@ from archgraph.viewer.similar import similarity_overlay
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
-Shown: TypeAlias = GraphLike | Family | Log
+Subject: TypeAlias = GraphLike | Family | Log
 
 
 def view(
-    subject: Shown | Mapping[str, GraphLike] | Iterable[Shown],
+    subject: Subject | Mapping[str, GraphLike] | Iterable[Subject],
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
-    importance: Mapping[str, Given] | None = None,
+    importance: Mapping[str, Importance] | None = None,
     states: Mapping[str, State] | None = None,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
@@ -85,12 +85,13 @@ def view(
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
-    graphs = _apart([part.data() for part in parts])
+    # Distinct names first: weights are given by them.
+    graphs = _distinctly_named([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
     overlays: dict[str, Overlay] = {}
     anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        overlays["importance"] = given(anatomies, importance)
+        overlays["importance"] = importance_overlay(anatomies, importance)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
         overlays["similarity"] = similarity_overlay(
@@ -114,7 +115,7 @@ def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
     return opened if len(opened) <= SEVERAL else [0]
 
 
-def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
     """Return the graphs whose names are unlike: the second of a name is numbered, and so on."""
     counts: dict[str, int] = {}
     for one in graphs:
@@ -126,7 +127,7 @@ def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _versions(
-    parts: Sequence[_Part], graphs: Sequence[Mapping[str, Any]], states: Mapping[str, State]
+    parts: Sequence[_Part], graphs: Sequence[Mapping[str, Json]], states: Mapping[str, State]
 ) -> list[list[State]]:
     """Return the weights of each graph: one state, or one of each client."""
     names = [
@@ -134,6 +135,7 @@ def _versions(
     ]
     known = [name for several in names for name in sorted(several)]
     for key in states:
+        # NAME/CLIENT is a client's own version of NAME.
         if not {key, key.rpartition("/")[0]} & set(known):
             raise GraphError("no such graph", where="states", **unknown(key, known))
     return [
@@ -142,7 +144,7 @@ def _versions(
     ]
 
 
-def _overlays(graphs: list[dict[str, Any]], overlays: Mapping[str, Overlay]) -> dict[str, Any]:
+def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) -> dict[str, Json]:
     """Return names, colours and ends of the overlays; put their figures into the graphs."""
     for i, graph in enumerate(graphs):
         figures = {
@@ -152,7 +154,7 @@ def _overlays(graphs: list[dict[str, Any]], overlays: Mapping[str, Overlay]) -> 
     return {key: [one.name, one.colours, one.low, one.high] for key, one in overlays.items()}
 
 
-def _listed(subject: Any) -> list[tuple[str | None, Shown]]:
+def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
     """List the subjects, with the names that the user assigned."""
     if isinstance(subject, Mapping):
         return list(subject.items())
@@ -168,7 +170,7 @@ class _Part:
 
     Attributes:
         name: What it is called; empty: as its graph.
-        found: Its parts.
+        anatomy: Its parts.
         way: Map from the states of the graph from which it was derived, if any.
         family: The family whose global graph it is.
         rounds: What the rounds of a run changed in it.
@@ -178,16 +180,19 @@ class _Part:
     anatomy: Anatomy
     way: Transfer | None = None
     family: Family | None = None
-    rounds: dict[str, Any] | None = None
+    rounds: dict[str, Json] | None = None
 
-    def data(self) -> dict[str, Any]:
-        described_graph = described(self.anatomy)
-        fed = {"feeding": feeding(self.family, self.anatomy)} if self.family else {}
-        changed = {} if self.rounds is None else {"rounds": self.rounds}
-        return described_graph | fed | changed | {"name": self.name or described_graph["name"]}
+    def data(self) -> dict[str, Json]:
+        data = described(self.anatomy)
+        data["name"] = self.name or data["name"]
+        if self.family:
+            data["feeding"] = feeding(self.family, self.anatomy)
+        if self.rounds is not None:
+            data["rounds"] = self.rounds
+        return data
 
 
-def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
+def _parts(name: str | None, subject: Subject) -> Iterator[_Part]:
     """Yield the graphs of a family or of a run, the global one first, or one graph."""
     rounds = None
     if isinstance(subject, Log):
@@ -205,17 +210,35 @@ def _parts(name: str | None, subject: Shown) -> Iterator[_Part]:
         yield _Part(one.name, anatomy(one.graph), one.transfer)
 
 
-def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
-    """Return how every further graph corresponds to the first."""
+def _pairs(parts: Sequence[_Part]) -> dict[str, Json]:
+    """Return how every further graph corresponds to the first.
+
+    The page composes two of these for two others: data of every pair would grow with the square.
+    """
     first, *others = parts
+    return {f"0 {i}": _paired(first, one) for i, one in enumerate(others, 1)}
+
+
+def _paired(first: _Part, other: _Part) -> dict[str, Json]:
+    """Return which operators of two graphs are the same, and every difference, in numbers."""
+    a, b = first.anatomy, other.anatomy
+    matched = correspond(a.graph, b.graph, _way(first, other))
+    of_a, of_b = numbered(a.operators), numbered(b.operators)
+    partner = {y: of_a[x] for x, y in matched.nodes}
     return {
-        f"0 {i}": paired_operators(first.anatomy, one.anatomy, _way(first, one))
-        for i, one in enumerate(others, 1)
-    }
+        "exact": int(matched.exact),
+        "partner": [partner.get(name, -1) for name in b.operators],
+        "differences": [
+            [one.kind, one.level, one.a, one.b, one.before, one.after,
+             [of_a[name] for name in one.nodes_a], [of_b[name] for name in one.nodes_b]]
+            for one in matched.differences
+        ],
+    }  # fmt: skip
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
     """Return the transfer between two parts, or both from their common graph; else None."""
+    # By what they are maps of, not by their names: another graph may have the same ones.
     if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:

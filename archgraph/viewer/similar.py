@@ -6,12 +6,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
 from archgraph.relate.align import align
 from archgraph.relate.correspond import Way
 from archgraph.states import State, Transfer, check_update
@@ -49,16 +50,14 @@ def similarity_overlay(
     first, *others = graphs
     if not states[0] or not any(states[1:]):
         raise GraphError(
-            "weights are compared with those of the first graph",
-            where="similarity",
+            "similarity needs weights of the first graph and of another one",
             found=f"weights of {sum(map(bool, states))} of {len(graphs)} graphs",
-            expected="those of the first one and of another",
         )
     for parts, versions in zip(graphs, states, strict=True):
         for state in versions:
             # A mask of −∞ is the same in every version: it has no likeness, and is not refused.
             check_update(parts.graph, state, fixed=unsummable(parts.graph, state))
-    figures: list[dict[str, Any] | None] = []
+    figures: list[dict[str, Json] | None] = []
     back = []
     for parts, way, versions in zip(others, ways, states[1:], strict=True):
         if not versions:
@@ -70,6 +69,7 @@ def similarity_overlay(
         back += [by_mine for by_mine, _ in pairs]
         figures.append(_columns(parts, [by_theirs for _, by_theirs in pairs]))
     figures.insert(0, _columns(first, back))
+    # The colours begin at 0, unless some part points the other way.
     negative = any(value < 0 for one in figures if one for value in _values(one))
     return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
 
@@ -79,7 +79,7 @@ def _products(
 ) -> tuple[dict[str, Products], dict[str, Products]]:
     """Return the products by leaf of the first graph, and by leaf of the other one."""
     leaves = {param.name for param in graph.params if param.role == "parameter"}
-    full, names, transfer = _whole(mine, way)
+    full, names, transfer = _readable_state(mine, way)
     transfer = transfer.only(leaves)
     by_mine: dict[str, Products] = {}
     by_theirs: dict[str, Products] = {}
@@ -87,21 +87,24 @@ def _products(
         source = transfer.entries[name].source
         if source not in names:
             continue
+        # Products in double precision on one device: they are summed over all leaves of a part.
         x, y = value.double().flatten().cpu(), theirs[name].double().flatten().cpu()
         matched = ~x.isnan()
         x, y = x[matched], y[matched]
         new = Products(float(x @ y), float(x @ x), float(y @ y))
         by_theirs[name] = new
         leaf = names[source]
+        # Several leaves may come from one of the first graph: copied blocks.
         old = by_mine.get(leaf, Products(0.0, 0.0, 0.0))
         by_mine[leaf] = Products(*(a + b for a, b in zip(old, new, strict=True)))
     return by_mine, by_theirs
 
 
-def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Transfer]:
+def _readable_state(mine: State, way: Way) -> tuple[State, dict[str, str], Transfer]:
     """Return a state that the transfer can read; NaN where the first graph lacks an entry."""
     if isinstance(way, Transfer):
         return dict(mine), {name: name for name in mine}, way
+    # Both are derived from a third graph: the state goes back to that one first.
     into, transfer = way
     sums, coverage = into.push(mine)
     names = {e.source: name for name, e in into.entries.items() if e.source is not None}
@@ -113,7 +116,7 @@ def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Trans
     return full, names, transfer
 
 
-def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
+def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Json]:
     """Average the cosine of each part."""
 
     def mean(nodes: Sequence[str]) -> float | None:
@@ -128,9 +131,10 @@ def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict
 def _cosine(products: Sequence[Products]) -> float | None:
     """Compute the cosine over all values; None without values, or if one side is zero."""
     xy, xx, yy = (sum(column) for column in zip(*products, strict=True)) if products else (0, 0, 0)
+    # Rounding may lead beyond 1.
     return max(-1.0, min(1.0, xy / math.sqrt(xx * yy))) if xx and yy else None
 
 
-def _values(columns: Mapping[str, Any]) -> Iterator[float]:
+def _values(columns: Mapping[str, Json]) -> Iterator[float]:
     for column in columns.values():
         yield from (v for v in (column if isinstance(column, list) else [column]) if v is not None)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import archgraph
 from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, count, elided, head_length
-from archgraph.viewer.document import unpack
+from archgraph.viewer.document import decode_data
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
 
 
@@ -266,14 +266,14 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         sizes.append((here / "m.html").read_text())
     assert sizes[0] != sizes[1]
     assert "wrote family.html" in call("view", "family.yaml:half", "family.yaml:whole").output
-    assert unpack((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
-    graphs = unpack((here / "family.html").read_text())["graphs"]
+    assert decode_data((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
+    graphs = decode_data((here / "family.html").read_text())["graphs"]
     assert [graph["name"] for graph in graphs] == ["family:half", "family:whole"]
     leaf = "head.linear.weight"
     for name, content in (("i.csv", f"name,score\n{leaf},0.5\n"), ("i.json", f'{{"{leaf}": 0.5}}')):
         (here / name).write_text(content)
         assert call("view", "model.yaml", "--importance", name).exit_code == 0
-        graph = unpack((here / "model.html").read_text())["graphs"][0]
+        graph = decode_data((here / "model.html").read_text())["graphs"][0]
         assert graph["figures"]["importance"]["whole"] == 0.5
     (here / "i.json").write_text("[1]")
     refused(
@@ -295,7 +295,7 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert call("view", "model.yaml", "--importance", "i.csv").exit_code == 0
     twice = call("view", "model.yaml", "model.yaml", "--similarity")  # both untrained, of one seed
     assert twice.exit_code == 0
-    page = unpack((here / "model.html").read_text())
+    page = decode_data((here / "model.html").read_text())
     assert [g["name"] for g in page["graphs"]] == ["model.yaml", "model.yaml (2)"]
     assert page["graphs"][1]["figures"]["similarity"]["whole"] == pytest.approx(1.0)
     refused(call("view", "model.yaml", "--similarity"), "weights of 1 of 1 graphs")
@@ -762,7 +762,7 @@ def test_run_resume_and_report(here: Path):
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: not a run folder")
     assert call("view", "first", "--similarity", "-o", "alike.html").exit_code == 0
-    graphs = unpack((here / "alike.html").read_text())["graphs"]
+    graphs = decode_data((here / "alike.html").read_text())["graphs"]
     alike = {g["name"]: g["figures"]["similarity"]["whole"] for g in graphs}
     # Clients of HeteroFL have their parts of the global model.
     assert alike == pytest.approx({"quick": 1.0, "whole": 1.0, "half": 1.0})

@@ -130,15 +130,6 @@ def test_virtual_edges_are_the_shortest_paths_up_to_their_reach():
     assert "virtual_index" not in to_data(graph, Vocabulary.of([graph]))
 
 
-def test_the_network_and_its_plan_agree_on_virtual_edges():
-    graph = ag.load("specs/models/lenet5.yaml")
-    features = torch.zeros(len(graph.nodes), WIDTH, dtype=torch.float64)
-    for planned, known, found in ((1, 2, "a plan without"), (2, 1, "a plan with them")):
-        plans = sweeps(to_data(graph, Vocabulary.of([graph]), planned))
-        with pytest.raises(ag.GraphError, match=f"virtual edges; found {found}; expected one"):
-            network(reach=known)(features, *plans)
-
-
 def test_a_node_hears_the_whole_graph_after_one_step():
     """Forward and backward, so even an input depends on the output's features."""
     graph = ag.load("specs/models/lenet5.yaml")

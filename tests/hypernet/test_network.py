@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.hypernet import GraphHypernetwork, entries, step
+from archgraph.hypernet import GraphHypernetwork, entries, follow_gradients
 from tests.hypernet.test_graphs import Everything
 
 SMALL = {"width": 16, "hidden": 32, "tile": 8}
@@ -144,7 +144,7 @@ def test_an_update_moves_no_further_than_its_bound(network, clients):
     optimiser = torch.optim.SGD(network.parameters(), lr=1.0)
     before = [p.detach().clone() for p in network.parameters()]
     network.pull_back(graphs, states, states, A)
-    step(network, optimiser, clip=1e-2)
+    follow_gradients(network, optimiser, clip=1e-2)
     moved = [p - q for p, q in zip(network.parameters(), before, strict=True)]
     length = torch.linalg.vector_norm(torch.cat([m.flatten() for m in moved]))
     assert length.item() == pytest.approx(1e-2, rel=1e-2)
@@ -190,5 +190,5 @@ def test_ten_updates_lower_the_loss_and_the_flipped_sign_raises_it(sign):
         losses.append(loss)
         optimiser.zero_grad()
         network.pull_back([graph], [state], [trained], weights=[sign])
-        step(network, optimiser)
+        follow_gradients(network, optimiser)
     assert losses[-1] < 0.8 * losses[0] if sign > 0 else losses[-1] > 1.2 * losses[0]

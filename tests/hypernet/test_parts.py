@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.errors import GraphError
-from archgraph.hypernet import LowRank, ParameterEncoder, Tiled, summary
+from archgraph.hypernet import LowRank, ParameterEncoder, Tiled, bin_means
 from archgraph.hypernet.decoders import crop, decoder, stretch
 
 SHAPES = st.lists(st.integers(1, 9), max_size=4).map(tuple)
@@ -22,7 +22,7 @@ SHAPES = st.lists(st.integers(1, 9), max_size=4).map(tuple)
 )
 def test_summary_is_the_mean_of_equally_long_runs(sizes, bins):
     tensors = [torch.arange(n, dtype=torch.float64) ** 2 for n in sizes]
-    means, counts = summary(tensors, bins)
+    means, counts = bin_means(tensors, bins)
     for tensor, row, count in zip(tensors, means, counts.tolist(), strict=True):
         step = max(math.ceil(len(tensor) / bins), 1)
         runs = [tensor[i : i + step].mean() for i in range(0, len(tensor), step)]

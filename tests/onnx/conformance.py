@@ -30,7 +30,7 @@ from onnx.backend.test.loader import load_model_tests
 import archgraph as ag
 from archgraph.errors import ArchGraphError
 from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
-from archgraph.onnx.operators.known import FOLDS, tensor_of
+from archgraph.onnx.operators.known import FOLDS, known_tensor
 from archgraph.onnx.tensors import DTYPES
 from archgraph.rewrites.laws import outputs
 
@@ -192,7 +192,7 @@ def _loaded(model: Any, values: Sequence[Any]) -> list[torch.Tensor]:
 def _tensor(value: Any) -> torch.Tensor:
     if isinstance(value, onnx.TensorProto):
         value = onnx.numpy_helper.to_array(value)
-    return tensor_of(np.array(value))
+    return known_tensor(np.array(value))
 
 
 def _difference(result: torch.Tensor, expected: Any, case: Case) -> str:

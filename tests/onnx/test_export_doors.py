@@ -13,8 +13,7 @@ import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.data import load_dataset
 from archgraph.errors import GraphError, SpecError
-from archgraph.onnx.session import distance, session
-from archgraph.onnx.session import run as onnxruntime_result
+from archgraph.onnx.session import distance, open_session, run_session
 from tests.cli.terminal import call, refused
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -151,8 +150,8 @@ def test_double_precision_is_compared_as_such(tmp_path: Path, monkeypatch):
     from archgraph.onnx import session
 
     graph, state = traced(nn.Linear(3, 2).double(), torch.randn(2, 3, dtype=torch.float64))
-    run = session.run
-    monkeypatch.setattr(session, "run", lambda *a: [t.float().double() for t in run(*a)])
+    run = session.run_session
+    monkeypatch.setattr(session, "run_session", lambda *a: [t.float().double() for t in run(*a)])
     with pytest.raises(GraphError, match="computes something else"):
         ag.export(graph, state, tmp_path / "n.onnx")
 
@@ -223,7 +222,7 @@ def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeyp
     def fails(*given):
         raise RuntimeError("no kernel\nfor it")
 
-    monkeypatch.setattr("archgraph.onnx.session.run", fails)
+    monkeypatch.setattr("archgraph.onnx.session.run_session", fails)
     with pytest.raises(
         GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
     ):
@@ -240,7 +239,7 @@ def test_a_model_of_a_run_is_exported_as_it_was_tested(tmp_path: Path):
         assert done.exit_code == 0, done.output
         test = load_dataset("digits").test
         inputs, targets = test.batch(slice(None))
-        right = onnxruntime_result(session(path), [inputs])[0].argmax(1) == targets
+        right = run_session(open_session(path), [inputs])[0].argmax(1) == targets
         measured = run.rounds[-1]["evaluation"]["models"][name]["accuracy"]
         assert float(right.float().mean()) == pytest.approx(measured, abs=2e-3)
         assert measured > 0.3

@@ -14,7 +14,7 @@ from archgraph.rewrites.laws import outputs, relative_difference
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
+from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
 
 SHAPES = {
     "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5),
@@ -150,7 +150,7 @@ def loaded(path: Path) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     for batch in (1, 3):
         x = torch.randn(batch, *shape)
         made = outputs(ag.build(graph, state).eval(), {"x": x})
-        assert relative_difference(made, run(session(path), [x])) < 1e-5
+        assert relative_difference(made, run_session(open_session(path), [x])) < 1e-5
     return graph, state
 
 

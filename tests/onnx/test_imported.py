@@ -20,7 +20,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 
 from archgraph.onnx.operators import ROWS  # noqa: E402 - after the packages are there
-from archgraph.onnx.session import run, session  # noqa: E402
+from archgraph.onnx.session import open_session, run_session  # noqa: E402
 from tests.onnx.conformance import outcomes  # noqa: E402
 
 # Rows without a published case that is read: compared below.
@@ -80,7 +80,7 @@ def gap(path: Path, graph: Any, state: Mapping[str, torch.Tensor], batch: int) -
     """How far a graph is from what onnxruntime makes of the file."""
     inputs = {n.name: torch.randn(batch, 1, 8, 8) for n in graph.nodes if n.op == "input"}
     made = outputs(ag.build(graph, state).eval(), inputs)
-    return relative_difference(made, run(session(path), [*inputs.values()]))
+    return relative_difference(made, run_session(open_session(path), [*inputs.values()]))
 
 
 def test_rows_equal_the_published_cases():
@@ -350,7 +350,7 @@ def equal(path: Path, shape: tuple[int, ...]) -> None:
     graph, state = ag.load(path)
     x = torch.randn(shape)
     made = outputs(ag.build(graph, state).eval(), {"x": x})
-    assert relative_difference(made, run(session(path), [x])) < 1e-5
+    assert relative_difference(made, run_session(open_session(path), [x])) < 1e-5
 
 
 def test_an_operator_of_opset_9(tmp_path: Path):

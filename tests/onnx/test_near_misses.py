@@ -18,7 +18,7 @@ from archgraph.rewrites.laws import outputs, relative_difference
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
+from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
 
 node = onnx.helper.make_node
 FLOAT, INT = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -49,7 +49,7 @@ def written(
 
 def assert_like_onnxruntime(path: Path, x: torch.Tensor) -> None:
     graph, state = ag.load(path)
-    (expected,) = run(session(path), [x])
+    (expected,) = run_session(open_session(path), [x])
     (found,) = outputs(ag.build(graph, state).eval(), {"x": x})
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
@@ -283,3 +283,30 @@ def test_a_block_that_is_called_by_its_weight_gets_leaves_beside_it(tmp_path: Pa
     for changed in (ag.add_step_sizes(graph).graph, ag.add_adapters(graph, 2).graph):
         new = {p.name for p in changed.params} - set(weights)
         assert new and not any(name.startswith(("k1.", "k2.", "k3.")) for name in new)
+
+
+def test_a_weight_whose_name_goes_on_behind_that_of_another(tmp_path: Path):
+    """A leaf holds no leaves: in a module, `k.x` cannot be inside of `k`."""
+    nodes = [node("MatMul", ["x", "k"], ["a"]), node("MatMul", ["a", "k.x"], ["y"])]
+    weights = {"k": real(4, 4), "k.x": real(4, 4)}
+    path = written(tmp_path / "k.onnx", nodes, ["N", 4], weights)
+    assert_like_onnxruntime(path, torch.randn(3, 4))
+    assert [*ag.load(path).state] == ["k", "k_x"]
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_a_region_that_is_resized_to_one_position(mode: str, tmp_path: Path):
+    at = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "axes": [2, 3]}
+    constants = {"r": np.array([0.1, 0.2, 0.8, 0.9], np.float32), "s": np.array([1, 5])}
+    nodes = [node("Resize", ["x", "r", "", "s"], ["y"], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
+    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
+
+
+def test_neither_infinity_is_looked_for(tmp_path: Path):
+    nodes = [
+        node("IsInf", ["x"], ["i"], detect_positive=0, detect_negative=0),
+        node("Cast", ["i"], ["y"], to=FLOAT),
+    ]
+    path = written(tmp_path / "i.onnx", nodes, ["N", 3])
+    assert_like_onnxruntime(path, torch.tensor([[1.0, torch.inf, -torch.inf], [0, -1, torch.inf]]))

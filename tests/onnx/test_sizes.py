@@ -16,9 +16,7 @@ from archgraph.rewrites.laws import outputs
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from archgraph.onnx.network import _step  # noqa: E402
-from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
-from archgraph.onnx.singles import singles  # noqa: E402
+from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
 
 
 def recurrent(path: Path, batch: int, **other: tuple[int, ...]) -> Path:
@@ -197,7 +195,7 @@ def test_attention_that_may_look_at_nothing(zero: bool, tmp_path: Path):
         k: torch.tensor(draw.standard_normal([2, *s[1:]]), dtype=torch.float32)
         for k, s in shapes.items()
     }
-    (expected,) = run(session(tmp_path / "a.onnx"), [*given.values()])
+    (expected,) = run_session(open_session(tmp_path / "a.onnx"), [*given.values()])
     (ours,) = outputs(ag.build(found, weights).eval(), given)
     assert expected.isnan().any() != zero
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -303,42 +301,8 @@ def test_sizes_overflow_as_those_of_the_file_do(tmp_path: Path):
     path = file(tmp_path / "s.onnx", nodes, "N", last=np.array(1))
     graph, state = ag.load(path)
     x = torch.randn(3, 4)
-    (expected,) = run(session(path), [x])
+    (expected,) = run_session(open_session(path), [x])
     torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "rank"),
-    [
-        ("n = Shape<start = 1, end = 2>(x)", 1),
-        ("n = Shape<start = -1>(x)", 1),
-        ("n = Shape<start = -2>(x)", None),
-        ("n = Size(x)", 0),
-        ("s = Shape(x) n = Gather(s, scalar)", 0),
-        ("s = Shape(x) n = Gather(s, single)", 1),
-        ("s = Shape(x) n = Gather(s, pair)", None),
-        ("s = Shape(x) n = Slice(s, single, next)", 1),
-        ("s = Shape(x) n = Slice(s, minus, end)", 1),
-        ("s = Shape(x) n = Slice(s, minus, next)", None),
-        ("s = Shape(x) n = Slice(s, single, next, zero, next)", None),
-        ("s = Shape(x) a = Slice(s, single, next) b = Cast<to = 1>(a) n = Sqrt(b)", 1),
-        ("s = Shape(x) a = Cast<to = 1>(s) b = Gather(a, scalar) n = Unsqueeze(b, zero)", 1),
-        ("s = Shape(x) a = Gather(s, single) n = Squeeze(a)", 0),
-        ("s = Shape(x) a = Gather(s, scalar) n = Mul(a, s)", None),
-        ("s = Shape(x) a = Gather(s, scalar) n = Mul(a, deep)", None),
-        ("s = Size(x) a = Unsqueeze(s, zero) n = Unsqueeze(a, zero)", None),
-        ("n = Relu(x)", None),
-    ],
-)
-def test_what_is_one_number_for_certain(nodes: str, rank: int | None):
-    graph = onnx.parser.parse_graph(f"g (float[n, 4] x) => (float y) {{ {nodes} y = Relu(n) }}")
-    steps = [_step(node, "", i, 17) for i, node in enumerate(graph.node)]
-    known = {
-        "scalar": np.array(1), "single": np.array([1]), "pair": np.array([0, 1]),
-        "next": np.array([2]), "minus": np.array([-1]), "end": np.array([2**63 - 1]),
-        "zero": np.array([0]), "deep": np.array([[2]]),
-    }  # fmt: skip
-    assert singles(steps, known).get("n") == rank
 
 
 def test_large_weights_are_no_results(tmp_path: Path):

@@ -26,7 +26,7 @@ from archgraph.federation import (
     configure,
     seeded,
 )
-from archgraph.hypernet import GraphHypernetwork, entries, step
+from archgraph.hypernet import GraphHypernetwork, entries, follow_gradients
 from archgraph.rewrites.train_only import train_only
 from archgraph.strategies import recipfl
 from archgraph.strategies.recipfl import RecipFL, Server, Teach, guidance
@@ -188,7 +188,7 @@ def test_two_rounds_are_two_steps_of_one_adam_on_all_pairs(world):
         new = [moved({k: v.detach() for k, v in m.items()}) for m in made]
         adam.zero_grad()
         network.pull_back([t.graph for t in models], last, new, shares)
-        step(network, adam)
+        follow_gradients(network, adam)
         last = [{**old, **n} for old, n in zip(last, new, strict=True)]
     # The moments: φ itself has parameters whose gradient is nothing but rounding (a softmax does
     # not see what is added to all keys), which Adam's normalisation makes as large as any.

@@ -18,7 +18,7 @@ from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
 from archgraph.relate.correspond import correspond
 from archgraph.rewrites.take import take
 from archgraph.viewer import view
-from archgraph.viewer.document import unpack
+from archgraph.viewer.document import decode_data
 from benchmarks import bench_view
 from benchmarks.bench_view import made
 
@@ -43,7 +43,7 @@ def unstepped(column, lists):
 
 
 def test_figures_of_operators_and_axes_are_those_of_the_library(net):
-    data = unpack(view(net))["graphs"][0]
+    data = decode_data(view(net))["graphs"][0]
     spent, about = cost(net), facts(net)
     ops = data["operators"]
     assert set(ops["name"]) == set(net.node) and len(ops["name"]) == len(net.nodes)
@@ -66,7 +66,7 @@ def test_figures_of_operators_and_axes_are_those_of_the_library(net):
 
 
 def test_axes_leaves_and_sources_of_each_operator_are_told(net):
-    data = unpack(view(net))["graphs"][0]
+    data = decode_data(view(net))["graphs"][0]
     ops, about = data["operators"], facts(net)
     axes, leaves = (unstepped(ops[k], data["lists"]) for k in ("axes", "leaves"))
     for i, name in enumerate(ops["name"]):
@@ -78,21 +78,21 @@ def test_axes_leaves_and_sources_of_each_operator_are_told(net):
 
 
 def test_blocks_of_the_page_are_those_of_the_structure_in_order(net):
-    data = unpack(view(net))["graphs"][0]
+    data = decode_data(view(net))["graphs"][0]
     assert [s[0] for s in data["sections"]] == [s.name for s in structure(net).sections]
     assert [b[0] for b in data["blocks"]] == [b.name for b in structure(net).blocks]
     assert [(f[2], f[3]) for f in data["folds"]] == [(3, "layers.0–2")]
 
 
 def test_the_slider_tells_what_take_costs(net):
-    data = unpack(view(net))["graphs"][0]
+    data = decode_data(view(net))["graphs"][0]
     for share, left, macs in data["take"]:
         small = cost(take(net, share, allow_nothing=True).graph)
         assert (left, macs) == (small.parameters, small.macs), share
 
 
 def test_who_feeds_a_block_and_with_which_positions(family):
-    pages = unpack(view(family))["graphs"]
+    pages = decode_data(view(family))["graphs"]
     assert [g["name"] for g in pages] == ["pets", "full", "narrow", "short"]
     whole, feeding = pages[0], pages[0]["feeding"]
     cover, graph = coverage(family), family.graph
@@ -117,11 +117,11 @@ def test_who_feeds_a_block_and_with_which_positions(family):
 
 
 def test_blocks_that_clients_lack_do_not_fold(family):
-    assert [f[2:4] for f in unpack(view(family))["graphs"][0]["folds"]] == [[2, "layers.0–1"]]
+    assert [f[2:4] for f in decode_data(view(family))["graphs"][0]["folds"]] == [[2, "layers.0–1"]]
 
 
 def test_equal_rows_are_stored_once():
-    few, many = (unpack(view(tiny("a", n)))["graphs"][0] for n in (10, 1000))
+    few, many = (decode_data(view(tiny("a", n)))["graphs"][0] for n in (10, 1000))
     assert len(few["kinds"]) == len(many["kinds"]) == 2
     assert len(many["labels"]) < 4 and len(many["lists"]) < 6
 
@@ -139,7 +139,7 @@ def test_a_page_of_5000_operators_is_below_a_megabyte():
 )
 def test_a_name_cannot_leave_its_place(name):
     text = view(tiny(name))
-    assert unpack(text)["graphs"][0]["name"] == name
+    assert decode_data(text)["graphs"][0]["name"] == name
     assert len(re.findall(r"<script", text)) == 2 and "alert(1)<" not in text
     assert "onerror=alert" not in text.replace("&lt;img src=x onerror=alert(1)&gt;", "")
 
@@ -148,15 +148,15 @@ def test_graphs_may_be_named_and_nothing_is_refused(net, tmp_path):
     path = tmp_path / "a" / "page.html"
     text = view({"before": net, "after": take(net, 0.5)}, path, title="cut")
     assert path.read_text() == text and "<title>cut</title>" in text
-    assert [g["name"] for g in unpack(text)["graphs"]] == ["before", "after"]
-    assert len(unpack(view([net, net]))["graphs"]) == 2
+    assert [g["name"] for g in decode_data(text)["graphs"]] == ["before", "after"]
+    assert len(decode_data(view([net, net]))["graphs"]) == 2
     with pytest.raises(GraphError, match="nothing to show"):
         view([])
 
 
 def test_graphs_of_one_name_are_told_apart(net):
     text = view([net, take(net, 0.5), net])
-    assert [g["name"] for g in unpack(text)["graphs"]] == ["net", "net (2)", "net (3)"]
+    assert [g["name"] for g in decode_data(text)["graphs"]] == ["net", "net (2)", "net (3)"]
 
 
 def test_the_comparison_with_another_viewer_says_what_it_lacks(monkeypatch, capsys, tmp_path):
@@ -166,7 +166,7 @@ def test_the_comparison_with_another_viewer_says_what_it_lacks(monkeypatch, caps
 
 
 def test_pairs_of_operators_are_those_of_the_correspondence(family):
-    data = unpack(view(family))
+    data = decode_data(view(family))
     graphs, pairs = data["graphs"], data["pairs"]
     assert set(pairs) == {"0 1", "0 2", "0 3"} and all(pair["exact"] for pair in pairs.values())
     for i, member in enumerate(family.clients, 1):
@@ -183,19 +183,23 @@ def test_pairs_of_operators_are_those_of_the_correspondence(family):
 
 def test_a_rewrite_of_the_first_graph_is_compared_through_its_transfer(net):
     small = take(net, 0.5)
-    exact = [unpack(view([net, one]))["pairs"]["0 1"]["exact"] for one in (small, small.graph)]
+    exact = [decode_data(view([net, one]))["pairs"]["0 1"]["exact"] for one in (small, small.graph)]
     assert exact == [1, 0]
-    assert unpack(view([small, net]))["pairs"]["0 1"]["exact"] == 0
+    assert decode_data(view([small, net]))["pairs"]["0 1"]["exact"] == 0
     other = take(net, 0.75)
-    assert unpack(view([other, small]))["pairs"]["0 1"]["exact"] == 1  # both are rewrites of `net`
-    assert unpack(view([other.graph, small]))["pairs"]["0 1"]["exact"] == 0  # not of one another
+    assert (
+        decode_data(view([other, small]))["pairs"]["0 1"]["exact"] == 1
+    )  # both are rewrites of `net`
+    assert (
+        decode_data(view([other.graph, small]))["pairs"]["0 1"]["exact"] == 0
+    )  # not of one another
 
 
 def test_a_page_opens_with_the_first_graph_of_everything_it_shows(net, family):
     """Of a family the global one: its clients' are added on the page."""
 
     def start(*shown):
-        return unpack(view(list(shown)))["start"]
+        return decode_data(view(list(shown)))["start"]
 
     assert start(family) == start(net) == [0]
     clients = len(family.clients)

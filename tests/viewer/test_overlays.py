@@ -15,7 +15,7 @@ from archgraph.errors import GraphError, RejectedUpdate
 from archgraph.rewrites.take import take
 from archgraph.states import signature
 from archgraph.viewer import view
-from archgraph.viewer.document import unpack
+from archgraph.viewer.document import decode_data
 
 
 def test_a_part_has_the_mean_importance_of_what_it_uses(net):
@@ -25,7 +25,7 @@ def test_a_part_has_the_mean_importance_of_what_it_uses(net):
         "layers.1.linear1.weight": [2.0],
         "mean": 4.0,
     }
-    data = unpack(view(net, importance=given))
+    data = decode_data(view(net, importance=given))
     assert data["overlays"] == {"importance": ["importance", "amount", 0.0, 7.5]}
     graph = data["graphs"][0]
     figures, ops = graph["figures"]["importance"], graph["operators"]["name"]
@@ -66,7 +66,7 @@ def test_similarity_is_the_cosine_of_what_the_transfer_matches(family):
     graph, narrow = family.graph, family.clients[1]
     states = {"global": weights(graph, 0)}
     states |= {f"narrow/{client}": weights(narrow.graph, client) for client in (1, 2)}
-    data = unpack(view(family, states=states))
+    data = decode_data(view(family, states=states))
     assert data["overlays"] == {"similarity": ["similarity of weights", "scale", -1.0, 1.0]}
     pets, full, half, _ = data["graphs"]
     assert "figures" not in full
@@ -85,7 +85,7 @@ def test_similarity_is_the_cosine_of_what_the_transfer_matches(family):
         next(n.name for n in narrow.graph.nodes if not [*n.leaves()])
     )
     assert figures["operators"][relu] is None
-    same = unpack(view(family, states={"global": states["global"], "narrow": pulled}))
+    same = decode_data(view(family, states={"global": states["global"], "narrow": pulled}))
     figure = same["graphs"][2]["figures"]["similarity"]["whole"]
     assert math.isclose(figure, 1.0) and same["overlays"]["similarity"][2:] == [0.0, 1.0]
 
@@ -94,16 +94,16 @@ def test_two_rewrites_of_one_graph_are_alike_where_both_have_it(net):
     half, most = take(net, 0.5), take(net, 0.75)
     whole = weights(net, 0)
     states = {"net": half.transfer.pull(whole), "net (2)": most.transfer.pull(whole)}
-    data = unpack(view([half, most], states=states))
+    data = decode_data(view([half, most], states=states))
     assert all(math.isclose(g["figures"]["similarity"]["whole"], 1.0) for g in data["graphs"])
     names = dict(zip(reversed(states), states.values(), strict=True))
-    aligned = unpack(view([most.graph, half.graph], states=names))
+    aligned = decode_data(view([most.graph, half.graph], states=names))
     assert math.isclose(aligned["graphs"][1]["figures"]["similarity"]["whole"], 1.0)
 
 
 def test_weights_that_cannot_be_compared_are_refused(net, family):
     state = weights(net, 0)
-    with pytest.raises(GraphError, match=r"similarity: .*weights of 1 of 4 graphs"):
+    with pytest.raises(GraphError, match=r"similarity needs weights .* weights of 1 of 4 graphs"):
         view(family, states={"global": state})
     with pytest.raises(GraphError, match=r"states: no such graph.*'wide'.*narrow"):
         view(family, states={"global": state, "wide": state})

@@ -9,14 +9,14 @@ import pytest
 from archgraph.record.changes import FILE, RoundChange, parameters, read_changes
 from archgraph.reports import read_run
 from archgraph.viewer import view
-from archgraph.viewer.document import unpack
+from archgraph.viewer.document import decode_data
 from archgraph.viewer.rounds import STOPS, over_rounds
 
 FILLS = "all => all.map(r => r.style.fill).join()"
 
 
 def test_the_page_has_the_figures_of_every_round(net, run_folder):
-    whole = unpack(view(read_run(run_folder)))["graphs"][0]
+    whole = decode_data(view(read_run(run_folder)))["graphs"][0]
     told, changes = whole["rounds"], read_changes(run_folder, net)
     assert [whole["leaves"][i][0] for i in told["leaves"]] == list(parameters(net))
     assert told["numbers"] == [1, 2, 3] and told["norm"] == [one.norm for one in changes]
@@ -45,9 +45,9 @@ def test_of_many_rounds_some_are_shown_the_first_and_the_last_among_them(net, ma
 
 def test_a_run_that_recorded_no_changes_has_no_such_colours(run_folder):
     (run_folder / FILE).unlink()
-    assert "rounds" not in unpack(view(read_run(run_folder)))["graphs"][0]
+    assert "rounds" not in decode_data(view(read_run(run_folder)))["graphs"][0]
     (run_folder / "metrics.jsonl").write_text("")  # it has only begun
-    assert unpack(view(read_run(run_folder)))["graphs"][0]["rounds"]["numbers"] == []
+    assert decode_data(view(read_run(run_folder)))["graphs"][0]["rounds"]["numbers"] == []
 
 
 def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder):
@@ -130,5 +130,5 @@ def test_a_telephone_has_room_for_the_slider(opened, run_folder, dark):
 def test_damaged_lines_cost_the_colours_and_not_the_page(net, run_folder):
     (run_folder / FILE).write_text("{}\n")
     with pytest.warns(UserWarning, match=r"no colours over the rounds: .*damaged line"):
-        data = unpack(view(read_run(run_folder)))
+        data = decode_data(view(read_run(run_folder)))
     assert "rounds" not in data["graphs"][0]

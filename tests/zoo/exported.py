@@ -20,7 +20,7 @@ import torch
 import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
-from archgraph.onnx.session import TOLERANCES, compare, distance, run, session
+from archgraph.onnx.session import TOLERANCES, check_file, distance, open_session, run_session
 from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
 from tests.nets import Foreign
@@ -144,7 +144,7 @@ class _Work:
                 return None
             gap = float("inf")
             with check(f"{what}: onnxruntime"):
-                gap = compare(path, ag.build(graph, state).eval(), what)
+                gap = check_file(path, ag.build(graph, state).eval(), what)
                 if example is not None:
                     gap = max(gap, _example(path, *example))
             with check(f"{what}: round trip"):
@@ -159,7 +159,7 @@ class _Work:
 
 def _example(path: Path, inputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """How far the file is from the original model on its own example."""
-    gap = distance(run(session(path), inputs), expected, TOLERANCES["float32"])
+    gap = distance(run_session(open_session(path), inputs), expected, TOLERANCES["float32"])
     assert gap <= TOLERANCES["float32"], f"the original differs by {gap:.1e} (relative)"
     return gap
 

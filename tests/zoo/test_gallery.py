@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from archgraph.viewer.document import unpack
+from archgraph.viewer.document import decode_data
 from tests.nets import Foreign
 from tests.zoo.collection import Entry
 from tests.zoo.gallery import listed, page
@@ -14,7 +14,7 @@ from tests.zoo.gallery import listed, page
 def test_every_model_has_a_page_that_is_listed_or_a_reason(tmp_path):
     small = Entry("small", "handmade", lambda: Foreign(nn.Linear(3, 2), (torch.zeros(1, 3),)))
     path = page(small, tmp_path)
-    graph = unpack(path.read_text())["graphs"][0]
+    graph = decode_data(path.read_text())["graphs"][0]
     assert graph["name"] == "small" and graph["totals"]["parameters"] == 8
     text = listed([(small, ""), (Entry("b", "handmade", small.make), "<no> room")])
     assert f'href="{path.name}"' in text

@@ -3,8 +3,6 @@
 from archgraph.onnx.operators.attention import ATTENTION
 from archgraph.onnx.operators.images import IMAGES
 from archgraph.onnx.operators.layers import LAYERS
-from archgraph.onnx.operators.lists import LISTS
-from archgraph.onnx.operators.losses import LOSSES
 from archgraph.onnx.operators.pointwise import POINTWISE
 from archgraph.onnx.operators.recurrent import RECURRENT
 from archgraph.onnx.operators.reductions import REDUCTIONS
@@ -12,15 +10,6 @@ from archgraph.onnx.operators.row import OnnxTable
 from archgraph.onnx.operators.sequences import SEQUENCES
 from archgraph.onnx.operators.shapes import SHAPES
 
-ROWS: OnnxTable = {
-    **POINTWISE,
-    **SHAPES,
-    **IMAGES,
-    **REDUCTIONS,
-    **LAYERS,
-    **ATTENTION,
-    **RECURRENT,
-    **SEQUENCES,
-    **LISTS,
-    **LOSSES,
-}
+ROWS: OnnxTable = (
+    POINTWISE | SHAPES | IMAGES | REDUCTIONS | LAYERS | ATTENTION | RECURRENT | SEQUENCES
+)

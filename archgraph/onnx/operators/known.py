@@ -10,14 +10,15 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from archgraph.errors import SpecError
 from archgraph.limits import LIMITS
-from archgraph.onnx.operators.row import Attributes, Known, axes_of, whole
+from archgraph.onnx.operators.row import Attributes, Known, axes_of, integers, slices_of
 
 Folding: TypeAlias = Callable[..., Known]
 
@@ -25,65 +26,55 @@ Folding: TypeAlias = Callable[..., Known]
 def _div(a: Known, b: Known) -> Known:
     if a.dtype.kind not in "iuO":
         return np.divide(a, b)
+    quotient = np.floor_divide(a, b)
     if symbolic(a) or symbolic(b):  # sizes of a batch, which are above 0
-        return np.floor_divide(a, b)
-    whole_part = np.floor_divide(a, b)  # ONNX drops what is behind the point
-    return whole_part + ((whole_part < 0) & (whole_part * b != a))
+        return quotient
+    # ONNX drops what is behind the point; NumPy rounds down, which differs below 0.
+    return quotient + ((quotient < 0) & (quotient * b != a))
 
 
 def _cast(at: Attributes, x: Known) -> Known:
     import onnx
 
-    if x.dtype == object and at.need("to") in (6, 7):
+    # Sizes are whole numbers already; converting a symbol would fix the size of the batch.
+    if x.dtype == object and at.need("to") in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
         return x
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of a name; it lacks bfloat16."""
-    import onnx
+def _cast_like(at: Attributes, x: Known, like: Known | Tensor) -> Known:
+    if not isinstance(like, Tensor):
+        return x if like.dtype == object else x.astype(like.dtype)
+    if like.dtype != torch.bfloat16:
+        return x.astype(str(like.dtype).removeprefix("torch."))
+    import onnx  # NumPy lacks bfloat16; ONNX brings one
 
-    kinds = onnx.TensorProto
-    return (
-        onnx.helper.tensor_dtype_to_np_dtype(kinds.BFLOAT16)
-        if name == "bfloat16"
-        else np.dtype(name)
-    )
+    return x.astype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
 
 
-def _cast_like(at: Attributes, x: Known, like: Known | torch.Tensor) -> Known:
-    if isinstance(like, torch.Tensor):
-        return x.astype(_numpy_dtype(str(like.dtype).removeprefix("torch.")))
-    return x if like.dtype == object else x.astype(like.dtype)
-
-
-def _slice(at: Attributes, x: Known, *rest: Known) -> Known:
-    starts, ends, axes, steps = (*rest, None, None, None, None)[:4]
-    first = whole(starts) if starts is not None else list(at.need("starts"))
-    last = whole(ends) if ends is not None else list(at.need("ends"))
-    where = axes_of(at, axes)
+def _slice(at: Attributes, x: Known, *inputs: Known | None) -> Known:
     index = [slice(None)] * x.ndim
-    for i, (a, b) in enumerate(zip(first, last, strict=True)):
-        index[where[i] if where else i] = slice(a, b, (whole(steps) or [1] * len(first))[i])
+    for axis, part in slices_of(at, *inputs):
+        index[axis] = part
     return x[tuple(index)]
 
 
 def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
-    found = axes_of(at, axes)
-    return np.squeeze(x, None if found is None else tuple(found))
+    over = axes_of(at, axes)
+    return np.squeeze(x, None if over is None else tuple(over))
 
 
 def _filled(at: Attributes, shape: Known) -> Known:
     value = at.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    return np.full(_bounded(whole(shape), LIMITS.folded_bytes // fill.itemsize), fill[0])
+    # By bytes: a weight of one value may be as large as VGG's.
+    return np.full(_bounded(integers(shape), LIMITS.folded_bytes // fill.itemsize), fill[0])
 
 
-def _bounded(shape: Sequence[Any], most: int = LIMITS.folded_elements) -> list[Any]:
-    """Sizes of a constant, unless it has too many elements."""
+def _bounded(shape: Sequence[int], most: int = LIMITS.folded_elements) -> list[int]:
+    """Return the sizes of a constant, unless it has too many elements."""
     sizes = [*shape]
-    elements = math.prod(int(size) for size in sizes)
-    if min(sizes, default=0) < 0 or elements > most:
+    if min(sizes, default=0) < 0 or math.prod(int(size) for size in sizes) > most:
         raise SpecError("is too large", found=sizes, expected=f"at most {most:,} elements")
     return sizes
 
@@ -91,10 +82,10 @@ def _bounded(shape: Sequence[Any], most: int = LIMITS.folded_elements) -> list[A
 def _elementwise(function: Callable[..., Known]) -> Folding:
     """Wrap a function of arrays that are broadcast to one shape."""
 
-    def compute(at: Attributes, *given: Known) -> Known:
-        _bounded(np.broadcast_shapes(*(np.shape(x) for x in given)))
-        with np.errstate(all="ignore"):
-            return _short(np.asarray(function(*map(_stored, given))))
+    def compute(at: Attributes, *arrays: Known) -> Known:
+        _bounded(np.broadcast_shapes(*(np.shape(x) for x in arrays)))
+        with np.errstate(all="ignore"):  # overflows and divisions by 0 are what the file says
+            return _short(np.asarray(function(*map(_as_int64, arrays))))
 
     return compute
 
@@ -108,8 +99,8 @@ def _short(value: Known) -> Known:
     return value
 
 
-def _stored(value: Known) -> Known:
-    """Sizes as whole numbers of 64 bits, which overflow as the file's do; those of a batch stay."""
+def _as_int64(value: Known) -> Known:
+    """Store sizes as whole numbers of 64 bits, which overflow as the file's do; symbols stay."""
     return value.astype(np.int64) if value.dtype == object and not symbolic(value) else value
 
 
@@ -119,9 +110,9 @@ def _gather(at: Attributes, x: Known, indices: Known) -> Known:
     return np.asarray(np.take(x, indices.astype(np.int64), axis))
 
 
-def _concat(at: Attributes, *given: Known) -> Known:
-    _bounded([sum(x.size for x in given)])
-    return np.concatenate(given, at.get("axis", 0))
+def _concat(at: Attributes, *arrays: Known) -> Known:
+    _bounded([sum(x.size for x in arrays)])
+    return np.concatenate(arrays, at.get("axis", 0))
 
 
 def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
@@ -132,57 +123,45 @@ def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
 
 
 def _expand(at: Attributes, x: Known, shape: Known) -> Known:
-    sizes = np.broadcast_shapes(x.shape, tuple(whole(shape)))
-    _bounded(sizes)
-    return np.broadcast_to(x, sizes)
+    return np.broadcast_to(x, _bounded(np.broadcast_shapes(x.shape, tuple(integers(shape)))))
 
 
 def _reduce(function: Callable[..., Known]) -> Folding:
     def compute(at: Attributes, x: Known, axes: Known | None = None) -> Known:
-        found = axes_of(at, axes)
-        if not found and at.get("noop_with_empty_axes", 0):
+        over = axes_of(at, axes)
+        if not over and at.get("noop_with_empty_axes", 0):
             return x
-        over = tuple(found) if found else None
-        return np.asarray(function(x, axis=over, keepdims=bool(at.get("keepdims", 1))))
+        keep = bool(at.get("keepdims", 1))
+        return np.asarray(function(x, axis=tuple(over) if over else None, keepdims=keep))
 
     return compute
 
 
 _MOD, _FMOD = _elementwise(np.mod), _elementwise(np.fmod)
 
+_ELEMENTWISE: dict[str, Callable[..., Known]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _div, "Neg": operator.neg,
+    "Abs": operator.abs, "Reciprocal": np.reciprocal, "Sqrt": np.sqrt, "Pow": np.power,
+    "Floor": np.floor, "Ceil": np.ceil, "Max": lambda *x: functools.reduce(np.maximum, x),
+    "Min": lambda *x: functools.reduce(np.minimum, x), "Equal": np.equal, "Less": np.less,
+    "Greater": np.greater, "Where": np.where, "Not": np.logical_not, "And": np.logical_and,
+    "Or": np.logical_or,
+}  # fmt: skip
 FOLDS: dict[str, Folding] = {
-    "Add": _elementwise(operator.add),
-    "Sub": _elementwise(operator.sub),
-    "Mul": _elementwise(operator.mul),
-    "Div": _elementwise(_div),
-    "Neg": lambda at, x: -x,
+    **{kind: _elementwise(function) for kind, function in _ELEMENTWISE.items()},
     "Mod": lambda at, a, b: (_FMOD if at.get("fmod", 0) else _MOD)(at, a, b),
-    "Reciprocal": lambda at, x: np.reciprocal(x),
-    "Sqrt": lambda at, x: np.sqrt(x),
-    "Pow": _elementwise(np.power),
-    "Floor": lambda at, x: np.floor(x),
-    "Ceil": lambda at, x: np.ceil(x),
-    "Max": _elementwise(lambda *x: functools.reduce(np.maximum, x)),
-    "Min": _elementwise(lambda *x: functools.reduce(np.minimum, x)),
-    "Equal": _elementwise(lambda a, b: np.asarray(np.equal(a, b), dtype=bool)),
-    "Where": _elementwise(np.where),
     "Identity": lambda at, x: x,
     "Cast": _cast,
     "CastLike": _cast_like,
-    "Abs": lambda at, x: abs(x),
-    "Not": lambda at, x: np.logical_not(x),
-    "And": _elementwise(np.logical_and),
-    "Or": _elementwise(np.logical_or),
-    "Less": _elementwise(lambda a, b: np.asarray(a < b, dtype=bool)),
-    "Greater": _elementwise(lambda a, b: np.asarray(a > b, dtype=bool)),
+    # Sizes are Python's: each may be the symbol of the batch.
     "Size": lambda at, x: np.array(x.size, dtype=object),
+    "Shape": lambda at, x: np.array(x.shape[at.get("start", 0) : at.get("end")], dtype=object),
     "Concat": _concat,
     "Gather": _gather,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Unsqueeze": lambda at, x, axes=None: np.expand_dims(x, tuple(axes_of(at, axes) or ())),
-    "Reshape": lambda at, x, shape: np.reshape(x, whole(shape)),
-    "Shape": lambda at, x: np.array(x.shape[at.get("start", 0) : at.get("end")], dtype=object),
+    "Reshape": lambda at, x, shape: np.reshape(x, integers(shape)),
     "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
     "ConstantOfShape": _filled,
     "Range": _range,
@@ -193,21 +172,21 @@ FOLDS: dict[str, Folding] = {
 }
 
 
-def symbolic(value: Any) -> bool:
+def symbolic(value: object) -> bool:
     """Return whether a known value holds the size of a batch."""
     return isinstance(value, np.ndarray) and any(
         isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
     )
 
 
-def tensor_of(value: Known) -> torch.Tensor:
+def known_tensor(value: Known) -> Tensor:
     """Convert a known value to a tensor; a size of a batch in it stays symbolic."""
     if symbolic(value):
         items = [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
         return torch.stack(items).reshape(value.shape)
     if value.dtype == object:
         value = value.astype(np.int64)
-    if value.dtype.name == "bfloat16":
+    if value.dtype.name == "bfloat16":  # PyTorch does not take this type from NumPy
         return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
     # What NumPy repeats without storing it (a stride of 0) is stored first.
     return torch.from_numpy(value if value.flags.writeable else np.array(value))

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
+# By the number of axes of a window.
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_MEAN: dict[int, Callable[..., torch.Tensor]] = {
-    1: F.avg_pool1d,
-    2: F.avg_pool2d,
-    3: F.avg_pool3d,
-}
+_MEAN: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def _window(at: Attributes, x: torch.Tensor, kernel: list[int]) -> tuple[list[int], ...]:
-    """Strides, dilations, padding before and behind, for each axis of a window."""
+def _window(at: Attributes, x: Tensor, kernel: list[int]) -> tuple[list[int], ...]:
+    """Return strides, dilations, padding before and behind, for each axis of a window."""
     n = len(kernel)
     strides = list(at.get("strides") or [1] * n)
     dilations = list(at.get("dilations") or [1] * n)
@@ -32,78 +29,76 @@ def _window(at: Attributes, x: torch.Tensor, kernel: list[int]) -> tuple[list[in
     if auto == "VALID":
         pads = [0] * 2 * n
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
-        before, after = [], []
-        for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True):
-            total = max((-(-int(size) // s) - 1) * s + (k - 1) * d + 1 - int(size), 0)
-            small, large = total // 2, total - total // 2
-            before.append(small if auto == "SAME_UPPER" else large)
-            after.append(large if auto == "SAME_UPPER" else small)
-        pads = before + after
+        totals = [
+            max((-(-int(size) // s) - 1) * s + (k - 1) * d + 1 - int(size), 0)
+            for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
+        ]
+        less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
+        pads = less + more if auto == "SAME_UPPER" else more + less
     return strides, dilations, pads[:n], pads[n:]
 
 
-def _padded(x: torch.Tensor, before: list[int], after: list[int], value: float) -> torch.Tensor:
+def _padded(x: Tensor, before: list[int], after: list[int], value: float) -> Tensor:
+    # PyTorch counts axes from the last one.
     amounts = [n for pair in reversed([*zip(before, after, strict=True)]) for n in pair]
     return F.pad(x, amounts, value=value)
 
 
-def _conv(at: Attributes, x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+def _conv(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     strides, dilations, before, after = _window(at, x, list(weight.shape[2:]))
-    if before != after:
+    if before != after:  # PyTorch pads both sides alike
         x, before = _padded(x, before, after, 0.0), [0] * len(before)
     return _CONV[len(strides)](x, weight, bias, strides, before, dilations, at.get("group", 1))
 
 
-def _transposed(at: Attributes, x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     kernel = list(weight.shape[2:])
     strides, dilations, before, after = _window(at, x, kernel)
     extra = list(at.get("output_padding") or [0] * len(kernel))
-    sizes = at.get("output_shape")
-    if sizes is not None or at.get("auto_pad", "NOTSET").startswith("SAME"):
+    sizes, auto = at.get("output_shape"), at.get("auto_pad", "NOTSET")
+    if sizes is not None or auto.startswith("SAME"):
+        # The size of the result is said; the padding follows: what the full result has beyond it.
         full = [
             s * (int(n) - 1) + e + (k - 1) * d + 1
             for s, n, e, k, d in zip(strides, x.shape[2:], extra, kernel, dilations, strict=True)
         ]
         sizes = sizes or [int(n) * s for n, s in zip(x.shape[2:], strides, strict=True)]
-        total = [max(f - n, 0) for f, n in zip(full, sizes[-len(kernel) :], strict=True)]
-        extra = [
-            e + max(n - f, 0) for e, f, n in zip(extra, full, sizes[-len(kernel) :], strict=True)
-        ]
-        lower = at.get("auto_pad", "NOTSET") != "SAME_UPPER"
-        before = [t - t // 2 if lower else t // 2 for t in total]
+        beyond = [f - n for f, n in zip(full, sizes[-len(kernel) :], strict=True)]
+        extra = [e + max(-b, 0) for e, b in zip(extra, beyond, strict=True)]
+        total = [max(b, 0) for b in beyond]
+        before = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
         after = [t - b for t, b in zip(total, before, strict=True)]
-    group, small = at.get("group", 1), [*map(min, before, after)]
-    y = _TRANSPOSED[len(strides)](x, weight, bias, strides, small, extra, group, dilations)
-    if before == after:
-        return y
-    cut = [(b - s, a - s) for b, a, s in zip(before, after, small, strict=True)]
-    for axis, (front, back) in enumerate(cut, 2):
-        y = y.narrow(axis, front, y.shape[axis] - front - back)
+    # PyTorch cuts both sides alike: by the smaller padding here, by the rest below.
+    both = [*map(min, before, after)]
+    y = _TRANSPOSED[len(strides)](
+        x, weight, bias, strides, both, extra, at.get("group", 1), dilations
+    )
+    for axis, (front, back, cut) in enumerate(zip(before, after, both, strict=True), 2):
+        if front != back:
+            y = y.narrow(axis, front - cut, y.shape[axis] - front - back + 2 * cut)
     return y
 
 
-def _max_pool(at: Attributes, x: torch.Tensor) -> Any:
-    kernel = list(at.need("kernel_shape"))
-    strides, dilations, before, after = _window(at, x, kernel)
-    ceil = bool(at.get("ceil_mode", 0))
-    sizes = [int(size) for size in x.shape[2:]]
-    if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
-        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        x = _padded(x, before, after, lowest)
-        begins = [size + b for size, b in zip(sizes, before, strict=True)]
-        before = [0] * len(before)
-    else:
-        begins = []
+def _max_pool(at: Attributes, x: Tensor) -> Tensor:
     if at.outputs > 1:
         raise SpecError("returns positions of a maximum, which ONNX counts otherwise")
+    kernel = list(at.need("kernel_shape"))
+    strides, dilations, before, after = _window(at, x, kernel)
+    ends: list[int] = []  # where the padding behind begins, of what is padded here
+    # PyTorch pads both sides alike, by half a window at most.
+    if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
+        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        ends = [int(size) + b for size, b in zip(x.shape[2:], before, strict=True)]
+        x, before = _padded(x, before, after, lowest), [0] * len(before)
+    ceil = bool(at.get("ceil_mode", 0))
     y = _MAX[len(kernel)](x, kernel, strides, before, dilations, ceil)
-    for axis, (begin, stride) in enumerate(zip(begins, strides, strict=False), 2):
-        if (int(y.shape[axis]) - 1) * stride >= begin:  # a window in the padding behind
+    for axis, (end, stride) in enumerate(zip(ends, strides, strict=False), 2):
+        if (int(y.shape[axis]) - 1) * stride >= end:  # a window in the padding behind
             y = y.narrow(axis, 0, int(y.shape[axis]) - 1)
     return y
 
 
-def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _mean_pool(at: Attributes, x: Tensor) -> Tensor:
     kernel = list(at.need("kernel_shape"))
     strides, dilations, before, after = _window(at, x, kernel)
     ceil, count = bool(at.get("ceil_mode", 0)), bool(at.get("count_include_pad", 0))
@@ -115,20 +110,19 @@ def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     total = _window_sum(_padded(x, before, after, 0.0), kernel, strides, dilations)
     if count:
         return total / math.prod(kernel)
+    # Windows that reach into the padding have a smaller divisor.
     ones = _padded(torch.ones_like(x), before, after, 0.0)
     return total / _window_sum(ones, kernel, strides, dilations)
 
 
-def _window_sum(
-    x: torch.Tensor, kernel: list[int], strides: list[int], dilations: list[int]
-) -> torch.Tensor:
-    """Sum over windows, each channel by itself."""
+def _window_sum(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:
+    """Sum over windows, each channel by itself: as an example, in a convolution with ones."""
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype)
     sums = _CONV[len(kernel)](x.flatten(0, 1).unsqueeze(1), ones, None, strides, 0, dilations)
     return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])
 
 
-def _lp_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _lp_pool(at: Attributes, x: Tensor) -> Tensor:
     kernel, p = list(at.need("kernel_shape")), at.get("p", 2)
     strides, dilations, before, after = _window(at, x, kernel)
     at.refuse("ceil_mode", 0)
@@ -136,21 +130,23 @@ def _lp_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     return _window_sum(powers, kernel, strides, dilations) ** (1 / p)
 
 
-def _spatial(x: torch.Tensor) -> list[int]:
+def _spatial(x: Tensor) -> list[int]:
     return list(range(2, x.dim()))
 
 
-def _gemm(at: Attributes, a: torch.Tensor, b: torch.Tensor, c: Any = None) -> torch.Tensor:
+def _gemm(at: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
     a = a.t() if at.get("transA", 0) else a
     if alpha == 1 and beta == 1 and at.get("transB", 0) and (c is None or c.dim() == 1):
-        return F.linear(a, b, c)
+        return F.linear(a, b, c)  # as which rules of axes know a layer
     product = a @ (b.t() if at.get("transB", 0) else b)
     product = product * alpha if alpha != 1 else product
     return product if c is None else product + (c * beta if beta != 1 else c)
 
 
-def _batch_norm(at: Attributes, x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
+def _batch_norm(
+    at: Attributes, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor
+) -> Tensor:
     at.refuse("training_mode", 0)
     at.refuse("spatial", 1)
     if at.opset < 7 and not at.get("is_test", 0):
@@ -159,18 +155,20 @@ def _batch_norm(at: Attributes, x: Any, w: Any, b: Any, mean: Any, var: Any) -> 
     return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
 
 
-def _instance_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
+def _instance_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.instance_norm(x, None, None, w, b, True, 0.1, at.get("epsilon", 1e-5))
 
 
-def _group_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
+def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     groups = at.need("num_groups")
     if w.shape[0] != x.shape[1]:  # opset 18: one for each group
         w, b = (v.repeat_interleave(x.shape[1] // groups) for v in (w, b))
     return F.group_norm(x, groups, w, b, at.get("epsilon", 1e-5))
 
 
-def _layer_norm(at: Attributes, x: Any, w: Any = None, b: Any = None) -> Any:
+def _layer_norm(
+    at: Attributes, x: Tensor, w: Tensor | None = None, b: Tensor | None = None
+) -> object:
     axis = at.get("axis", -1) % x.dim()
     shape = list(x.shape[axis:])
     w, b = (v.expand(shape) if v is not None and list(v.shape) != shape else v for v in (w, b))
@@ -182,31 +180,26 @@ def _layer_norm(at: Attributes, x: Any, w: Any = None, b: Any = None) -> Any:
     return y, x.mean(over, keepdim=True), torch.rsqrt(variance + at.get("epsilon", 1e-5))
 
 
-def _rms_norm(at: Attributes, x: Any, w: Any = None) -> Any:
+def _rms_norm(at: Attributes, x: Tensor, w: Tensor | None = None) -> Tensor:
     shape = list(x.shape[at.get("axis", -1) :])
     if w is not None and list(w.shape) != shape:
         w = w.expand(shape)
     return F.rms_norm(x, shape, w, at.get("epsilon", 1e-5))
 
 
-def _mean_variance(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _mean_variance(at: Attributes, x: Tensor) -> Tensor:
     axes = list(at.get("axes") or (0, 2, 3))
     centred = x - x.mean(axes, keepdim=True)
     return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
-def _lrn(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _lrn(at: Attributes, x: Tensor) -> Tensor:
     size = at.need("size")
     if size % 2 == 0:
         raise SpecError("normalises over an even number of channels", found=size)
     return F.local_response_norm(
         x, size, at.get("alpha", 1e-4), at.get("beta", 0.75), at.get("bias", 1.0)
     )
-
-
-def _einsum(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
-    equation = at.need("equation")
-    return torch.einsum(equation, *inputs)
 
 
 LAYERS: OnnxTable = {
@@ -231,6 +224,6 @@ LAYERS: OnnxTable = {
     "RMSNormalization": OnnxRow(_rms_norm),
     "MeanVarianceNormalization": OnnxRow(_mean_variance),
     "LRN": OnnxRow(_lrn),
-    "Einsum": OnnxRow(_einsum),
+    "Einsum": OnnxRow(lambda at, *inputs: torch.einsum(at.need("equation"), *inputs)),
     "Det": OnnxRow(lambda at, x: torch.linalg.det(x)),
 }

@@ -1,34 +1,38 @@
-"""Rows of operators that reduce or normalise along axes."""
+"""Rows of operators that reduce or normalise along axes; losses, which files of training hold."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, axes_of, integers
+
+# Of a tensor, axes, and whether the axes stay, with size 1.
+Reduction = Callable[[Tensor, list[int], bool], Tensor]
+
+NO_CLASS = -(2**31)  # a class that no example has
 
 
-def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> OnnxRow:
-    def compute(at: Attributes, x: torch.Tensor, axes: Any = None) -> Any:
-        found = axes_of(at, axes)
-        if not found:
-            if at.get("noop_with_empty_axes", 0):
-                return x
-            found = list(range(x.dim()))
-        return function(x, found, bool(at.get("keepdims", 1))).to(x.dtype)
+def _reduce(function: Reduction) -> OnnxRow:
+    def compute(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
+        over = axes_of(at, axes)
+        if not over and at.get("noop_with_empty_axes", 0):
+            return x
+        over = over or list(range(x.dim()))
+        # PyTorch sums whole numbers in 64 bits, ONNX in their own type.
+        return function(x, over, bool(at.get("keepdims", 1))).to(x.dtype)
 
     return OnnxRow(compute, known=(1,))
 
 
-def _extreme(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., torch.Tensor]:
+def _extreme(function: Reduction, sign: int) -> Reduction:
     """Extend a maximum (or minimum, by ``sign``) to no numbers: the type's lowest (highest) one."""
 
-    def compute(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
+    def compute(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
             return function(x, axes, keep)
         if x.dtype == torch.bool:
@@ -42,14 +46,15 @@ def _extreme(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
     return compute
 
 
-def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
+def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    # PyTorch's prod takes one axis; from behind, so that the others keep their numbers.
     for axis in sorted((a % x.dim() for a in axes), reverse=True):
         x = x.prod(axis, keep)
     return x
 
 
-def _arg(function: Callable[..., torch.Tensor]) -> OnnxRow:
-    def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _arg(function: Callable[..., Tensor]) -> OnnxRow:
+    def compute(at: Attributes, x: Tensor) -> Tensor:
         axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
         if not at.get("select_last_index", 0):
             return function(x, axis, keep)
@@ -58,19 +63,20 @@ def _arg(function: Callable[..., torch.Tensor]) -> OnnxRow:
     return OnnxRow(compute)
 
 
-def _softmax(function: Callable[..., torch.Tensor]) -> OnnxRow:
-    def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _softmax(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
+    def compute(at: Attributes, x: Tensor) -> Tensor:
         axis = at.get("axis", -1 if at.opset > 12 else 1)
         if at.opset > 12 or axis % x.dim() == x.dim() - 1:
             return function(x, axis)
+        # Before opset 13 the axis is where x is flattened to a matrix, over whose rows it runs.
         return function(x.flatten(axis), -1).reshape(x.shape)
 
     return OnnxRow(compute)
 
 
-def _cumulative(function: Callable[..., torch.Tensor], start: int) -> OnnxRow:
-    def compute(at: Attributes, x: torch.Tensor, axis: Any) -> torch.Tensor:
-        along = int(np.ravel(axis)[0])
+def _cumulative(function: Callable[[Tensor, int], Tensor], start: int) -> OnnxRow:
+    def compute(at: Attributes, x: Tensor, axis: Known) -> Tensor:
+        along = integers(axis)[0]
         y = x.flip(along) if at.get("reverse", 0) else x
         total = function(y, along).to(x.dtype)
         if at.get("exclusive", 0):  # shifted by one
@@ -81,18 +87,30 @@ def _cumulative(function: Callable[..., torch.Tensor], start: int) -> OnnxRow:
     return OnnxRow(compute, known=(1,))
 
 
-def _hard(x: torch.Tensor, axis: int) -> torch.Tensor:
-    places = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.dim() - 1 - axis % x.dim()))
-    return (places == x.argmax(axis, keepdim=True)).to(x.dtype)
+def _hard(x: Tensor, axis: int) -> Tensor:
+    positions = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.dim() - 1 - axis % x.dim()))
+    return (positions == x.argmax(axis, keepdim=True)).to(x.dtype)
 
 
-def _real(x: torch.Tensor) -> torch.Tensor:
-    """Numbers in single precision, or double where they are."""
+def _real(x: Tensor) -> Tensor:
+    """Convert to single precision what is not in double: whole numbers have no root."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _lp(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _lp(at: Attributes, x: Tensor) -> Tensor:
     return F.normalize(x, at.get("p", 2), at.get("axis", -1), eps=1e-12)
+
+
+def _likelihood(at: Attributes, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    ignored, how = at.get("ignore_index", NO_CLASS), at.get("reduction", "mean")
+    return F.nll_loss(x, target.long(), weight, ignore_index=ignored, reduction=how)
+
+
+def _cross_entropy(
+    at: Attributes, x: Tensor, target: Tensor, weight: Tensor | None = None
+) -> object:
+    logs = F.log_softmax(x, 1)
+    return at.results(_likelihood(at, logs, target, weight), logs)
 
 
 REDUCTIONS: OnnxTable = {
@@ -114,4 +132,6 @@ REDUCTIONS: OnnxTable = {
     "CumSum": _cumulative(torch.cumsum, 0),
     "CumProd": _cumulative(torch.cumprod, 1),
     "LpNormalization": OnnxRow(_lp),
+    "NegativeLogLikelihoodLoss": OnnxRow(_likelihood),
+    "SoftmaxCrossEntropyLoss": OnnxRow(_cross_entropy),
 }

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from archgraph.errors import SpecError
 
 # What is known while a file is read: sizes (which may be those of a batch) and constants.
 Known: TypeAlias = "np.ndarray[Any, Any]"
-OnnxValue: TypeAlias = "torch.Tensor | Known | None"
+# A number, a text, a tensor or a list of these: which one, the operator's definition says.
+OnnxSetting: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class Attributes:
     """Attributes of an operator, and what a row may ask about it beside its inputs."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, OnnxSetting]
     opset: int
     outputs: int
     training: bool = False
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> OnnxSetting:
         """Return an attribute, or its default."""
         return self.values.get(name, default)
 
-    def need(self, name: str) -> Any:
+    def need(self, name: str) -> OnnxSetting:
         """Return an attribute that has no default.
 
         Raises:
@@ -39,21 +41,21 @@ class Attributes:
             raise SpecError("lacks an attribute", expected=name)
         return self.values[name]
 
-    def refuse(self, name: str, *allowed: Any) -> None:
-        """Refuse an attribute that has another value than these, the first of which is its default.
+    def refuse(self, name: str, default: object) -> None:
+        """Refuse an attribute whose value is not its default.
 
         Raises:
-            SpecError: If it has.
+            SpecError: If it has another value.
         """
-        value = self.values.get(name, allowed[0])
-        if value not in allowed:
-            expected = " or ".join(map(repr, allowed))
+        value = self.values.get(name, default)
+        if value != default:
             raise SpecError(
-                "has an option that is not read", found=f"{name}={value!r}", expected=expected
+                "has an option that is not read", found=f"{name}={value!r}", expected=repr(default)
             )
 
-
-Compute: TypeAlias = Callable[..., Any]
+    def results(self, *values: Tensor | None) -> object:
+        """Return as many results as the node has: a tuple, or the only one."""
+        return values[: self.outputs] if self.outputs > 1 else values[0]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class OnnxRow:
         since: Oldest opset of which the row is right.
     """
 
-    compute: Compute
+    compute: Callable[..., object]
     known: Sequence[int] = ()
     numbers: bool = False
     buffers: Sequence[int] = ()
@@ -84,27 +86,39 @@ class OnnxRow:
 OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
-def plain(function: Callable[..., Any], **options: Any) -> OnnxRow:
+def bare(function: Callable[..., object], types: Sequence[int] = ()) -> OnnxRow:
     """Return the row of an operator without attributes that PyTorch has under another name."""
-    return OnnxRow(lambda at, *inputs: function(*inputs), **options)
+    return OnnxRow(lambda at, *inputs: function(*inputs), types=types)
 
 
-def whole(value: Known | Sequence[int] | None) -> list[Any]:
-    """Known sizes, axes or positions as a list; nothing where they are left out.
+def integers(value: Known | Sequence[int] | None) -> list[int]:
+    """List known sizes, axes or positions; nothing where they are left out.
 
     Raises:
         SpecError: If they depend on the data.
     """
     if value is None:
         return []
-    if isinstance(value, torch.Tensor):
-        raise SpecError("depends on numbers that are computed from the input", expected="constants")
-    return [item if isinstance(item, torch.SymInt) else int(item) for item in np.ravel(value)]
+    if isinstance(value, Tensor):
+        raise SpecError("depends on numbers that are computed from the input")
+    # A symbol acts as a number; int() would fix the size of the batch to that of the example.
+    return [
+        cast(int, item) if isinstance(item, torch.SymInt) else int(item) for item in np.ravel(value)
+    ]
 
 
 def axes_of(at: Attributes, value: Known | None) -> list[int] | None:
-    """Axes, which older opsets give as an attribute; None where they are left out."""
-    if value is not None:
-        return whole(value)
-    axes = at.get("axes")
+    """Return the axes, which older opsets give as an attribute; None where they are left out."""
+    axes = at.get("axes") if value is None else integers(value)
     return None if axes is None else list(axes)
+
+
+def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slice]]:
+    """Yield axis and slice of each part of a Slice, which opset 1 has as attributes."""
+    starts, ends, axes, steps = (*inputs, None, None, None, None)[:4]
+    first = list(at.need("starts")) if starts is None else integers(starts)
+    last = list(at.need("ends")) if ends is None else integers(ends)
+    along = axes_of(at, axes) or range(len(first))
+    every = integers(steps) or [1] * len(first)
+    for axis, start, end, step in zip(along, first, last, every, strict=True):
+        yield axis, slice(start, end, step)

@@ -1,15 +1,20 @@
-"""Rows of operators that walk along sequences, or write into them."""
+"""Rows of operators that walk along a sequence of positions, or write into it; and on sequences.
+
+A sequence of tensors has a length that is known while a file is read: it is a Python list.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
 from archgraph.limits import LIMITS
-from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
+
+# -- positions of an axis -----------------------------------------------------------------------
 
 _ACTIVATIONS = {"none": lambda x: x, "silu": F.silu, "swish": F.silu}
 # Update rules of linear attention: does the state decay, is what it knows subtracted?
@@ -21,7 +26,7 @@ _RULES = {
 }
 
 
-def walked(steps: int) -> range:
+def unrolled(steps: int) -> range:
     """Return the range of steps that become nodes of their own.
 
     Raises:
@@ -34,69 +39,113 @@ def walked(steps: int) -> range:
 
 
 def _linear_attention(
-    at: Attributes, q: Any, k: Any, v: Any, state: Any = None, decay: Any = None, beta: Any = None
-) -> Any:
-    heads = at.need("kv_num_heads")
-    rule = at.get("update_rule", "gated_delta")
+    at: Attributes, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None,
+    decay: Tensor | None = None, beta: Tensor | None = None,
+) -> object:  # fmt: skip
+    heads, rule = at.need("kv_num_heads"), at.get("update_rule", "gated_delta")
     if rule not in _RULES:
         raise SpecError("has an update rule of another name", found=rule, expected=[*_RULES])
     decays, subtracts = _RULES[rule]
     if (decays and decay is None) or (subtracts and beta is None):
         raise SpecError("lacks an input", found=rule, expected="decay, beta as the rule needs them")
     size = k.shape[2] // heads
-    kinds = q.dtype, (q if state is None else state).dtype
-    q, k, v, state, decay, beta = (  # sums of many terms: not in half precision
-        x.float() if x is not None and x.dtype.itemsize < 4 else x
-        for x in (q, k, v, state, decay, beta)
-    )
+    types = q.dtype, (q if state is None else state).dtype
+    q, k, v = map(_wide, (q, k, v))
     q = q.unflatten(2, (heads, at.need("q_num_heads") // heads, size))
     k, v = (x.unflatten(2, (heads, -1)) for x in (k, v))
-    kept = decay.unflatten(2, (heads, -1)).exp().unsqueeze(-1) if decays else None
-    if state is None:
-        state = k.new_zeros(k.shape[0], heads, size, v.shape[-1])
-    made = []
-    for t in walked(k.shape[1]):
-        if kept is not None:
-            state = state * kept[:, t]
+    state = k.new_zeros(k.shape[0], heads, size, v.shape[-1]) if state is None else _wide(state)
+    factor = None
+    if decays and decay is not None:
+        factor = _wide(decay).unflatten(2, (heads, -1)).exp().unsqueeze(-1)
+    share = _wide(beta) if subtracts and beta is not None else None
+    results = []
+    for t in unrolled(k.shape[1]):
+        if factor is not None:
+            state = state * factor[:, t]
         change = v[:, t]
-        if subtracts:
-            change = (change - (k[:, t].unsqueeze(-2) @ state).squeeze(-2)) * beta[:, t, :, None]
+        if share is not None:  # the delta rule: only what the state does not know yet
+            change = (change - (k[:, t].unsqueeze(-2) @ state).squeeze(-2)) * share[:, t, :, None]
         state = state + k[:, t].unsqueeze(-1) * change.unsqueeze(-2)
-        made.append(q[:, t] @ state)
-    y = torch.stack(made, 1).flatten(2) * (at.get("scale", 0.0) or size**-0.5)
-    y, state = y.to(kinds[0]), state.to(kinds[1])
-    return (y, state)[: at.outputs] if at.outputs > 1 else y
+        results.append(q[:, t] @ state)
+    y = torch.stack(results, 1).flatten(2) * (at.get("scale", 0.0) or size**-0.5)
+    return at.results(y.to(types[0]), state.to(types[1]))
 
 
-def _causal_conv(at: Attributes, x: Any, weight: Any, bias: Any = None, past: Any = None) -> Any:
-    before = weight.shape[2] - 1
-    x = F.pad(x, (before, 0)) if past is None else torch.cat([past, x], 2)
-    y = F.conv1d(x, weight, bias, groups=weight.shape[0])
-    name = at.get("activation", "none")
+def _wide(x: Tensor) -> Tensor:
+    """Convert half precision to single: states are sums of many terms."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _causal_conv(
+    at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None,
+    past: Tensor | None = None,
+) -> object:  # fmt: skip
+    before, name = weight.shape[2] - 1, at.get("activation", "none")
     if name not in _ACTIVATIONS:
         raise SpecError("has other activations", found=name, expected=[*_ACTIVATIONS])
-    y = _ACTIVATIONS[name](y)
-    return (y, x.narrow(2, x.shape[2] - before, before)) if at.outputs > 1 else y
+    x = F.pad(x, (before, 0)) if past is None else torch.cat([past, x], 2)
+    y = _ACTIVATIONS[name](F.conv1d(x, weight, bias, groups=weight.shape[0]))
+    return at.results(y, x.narrow(2, x.shape[2] - before, before))
 
 
-def _reverse(at: Attributes, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _reverse(at: Attributes, x: Tensor, lengths: Tensor) -> Tensor:
     time = at.get("time_axis", 0)
     at.refuse("batch_axis", 1 - time)
-    places = torch.arange(x.shape[time]).unsqueeze(1)
-    index = torch.where(places < lengths, lengths - 1 - places, places)
+    positions = torch.arange(x.shape[time]).unsqueeze(1)
+    index = torch.where(positions < lengths, lengths - 1 - positions, positions)
     index = index if time == 0 else index.t()
     return x.gather(time, index.reshape([*index.shape] + [1] * (x.dim() - 2)).expand(x.shape))
 
 
-def _scatter(at: Attributes, cache: Any, update: Any, first: Any = None) -> torch.Tensor:
+def _scatter(at: Attributes, cache: Tensor, update: Tensor, first: Tensor | None = None) -> Tensor:
     axis = at.get("axis", -2) % cache.dim()
-    places = torch.arange(update.shape[axis]).unsqueeze(0)
-    places = places if first is None else places + first.unsqueeze(1)
+    positions = torch.arange(update.shape[axis]).unsqueeze(0)
+    positions = positions if first is None else positions + first.unsqueeze(1)
     if at.get("mode", "linear") == "circular":
-        places = places % cache.shape[axis]
+        positions = positions % cache.shape[axis]
     shape = [1] * cache.dim()
-    shape[0], shape[axis] = places.shape
-    return cache.scatter(axis, places.reshape(shape).expand(update.shape), update)
+    shape[0], shape[axis] = positions.shape
+    return cache.scatter(axis, positions.reshape(shape).expand(update.shape), update)
+
+
+# -- sequences of tensors -----------------------------------------------------------------------
+
+
+def _position(index: Known | None, count: int, last: int) -> int:
+    """Resolve a position from ``-count`` to ``last``; a negative one counts from the end.
+
+    Raises:
+        SpecError: If there is no such position.
+    """
+    position = last if index is None else integers(index)[0]
+    if not -count <= position <= last:
+        raise SpecError("is beyond a sequence", found=position, expected=f"from {-count} to {last}")
+    return position + count if position < 0 else position
+
+
+def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> list[Tensor]:
+    axis = at.get("axis", 0)
+    if sizes is None:
+        return list(x.split(1, axis)) if at.get("keepdims", 1) else list(x.unbind(axis))
+    # A scalar is the size of every part, a list has the size of each.
+    return list(x.split(integers(sizes) if np.ndim(sizes) else integers(sizes)[0], axis))
+
+
+def _concatenated(at: Attributes, items: list[Tensor]) -> Tensor:
+    join = torch.stack if at.get("new_axis", 0) else torch.cat
+    return join(items, at.need("axis"))
+
+
+def _inserted(
+    at: Attributes, items: list[Tensor], item: Tensor, index: Known | None = None
+) -> list[Tensor]:
+    position = _position(index, len(items), len(items))  # also behind the last one
+    return [*items[:position], item, *items[position:]]
+
+
+def _erased(at: Attributes, items: list[Tensor], index: Known | None = None) -> list[Tensor]:
+    position = _position(index, len(items), len(items) - 1)
+    return items[:position] + items[position + 1 :]
 
 
 SEQUENCES: OnnxTable = {
@@ -104,4 +153,12 @@ SEQUENCES: OnnxTable = {
     "CausalConvWithState": OnnxRow(_causal_conv),
     "ReverseSequence": OnnxRow(_reverse),
     "TensorScatter": OnnxRow(_scatter),
+    "SplitToSequence": OnnxRow(_split, known=(1,)),
+    "ConcatFromSequence": OnnxRow(_concatenated),
+    "SequenceAt": OnnxRow(lambda at, s, i: s[_position(i, len(s), len(s) - 1)], known=(1,)),
+    "SequenceConstruct": OnnxRow(lambda at, *items: list(items)),
+    "SequenceEmpty": OnnxRow(lambda at: []),
+    "SequenceErase": OnnxRow(_erased, known=(1,)),
+    "SequenceInsert": OnnxRow(_inserted, known=(2,)),
+    "SequenceLength": OnnxRow(lambda at, s: np.array(len(s), dtype=object)),
 }

@@ -4,111 +4,104 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
-from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of, whole
-from archgraph.onnx.tensors import DTYPES
-from archgraph.ops.schema import torch_dtype
+from archgraph.onnx.operators.row import (
+    Attributes,
+    Known,
+    OnnxRow,
+    OnnxTable,
+    axes_of,
+    integers,
+    slices_of,
+)
+from archgraph.onnx.tensors import dtype_of
 
 
-def _reshape(at: Attributes, x: torch.Tensor, shape: Any = None) -> torch.Tensor:
-    sizes = whole(shape) if shape is not None else list(at.need("shape"))
-    if not at.get("allowzero", 0):
+def _reshape(at: Attributes, x: Tensor, shape: Known | None = None) -> Tensor:
+    sizes = integers(shape) if shape is not None else list(at.need("shape"))
+    if not at.get("allowzero", 0):  # a size of 0 is that of the input
         sizes = [x.shape[i] if isinstance(s, int) and s == 0 else s for i, s in enumerate(sizes)]
     if isinstance(x.shape[0], torch.SymInt) and all(isinstance(s, int) and s > 0 for s in sizes):
         sizes[0] = -1  # a file for a batch of one writes it out
     return x.reshape(sizes)
 
 
-def _flatten(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    axis = at.get("axis", 1) % max(x.dim(), 1) if at.get("axis", 1) != x.dim() else x.dim()
-    if axis == 1:
+def _flatten(at: Attributes, x: Tensor) -> Tensor:
+    axis = at.get("axis", 1)
+    axis = axis if axis == x.dim() else axis % max(x.dim(), 1)
+    if axis == 1:  # the usual case is one operator, whose sizes need no arithmetic
         return x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
-    front, back = 1, 1
-    for size in x.shape[:axis]:
-        front = front * size
-    for size in x.shape[axis:]:
-        back = back * size
-    return x.reshape(front, back)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-def _transpose(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    return x.permute(at.get("perm") or list(reversed(range(x.dim()))))
-
-
-def _squeeze(at: Attributes, x: torch.Tensor, axes: Any = None) -> torch.Tensor:
-    found = axes_of(at, axes)
-    if found is None:
-        found = [i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
-    for axis in found:  # of which PyTorch leaves what is larger
+def _squeeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
+    over = axes_of(at, axes)
+    if over is None:
+        over = [i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
+    for axis in over:  # of which PyTorch leaves what is larger
         if not isinstance(x.shape[axis], int) or x.shape[axis] != 1:
             size = x.shape[axis] if isinstance(x.shape[axis], int) else "the batch"
             raise SpecError("removes an axis that is not of size 1", found=f"axis {axis}: {size}")
-    return x.squeeze(found) if found else x
+    return x.squeeze(over) if over else x
 
 
-def _unsqueeze(at: Attributes, x: torch.Tensor, axes: Any = None) -> torch.Tensor:
-    found = axes_of(at, axes) or []
-    rank = x.dim() + len(found)
-    for axis in sorted(a % rank for a in found):
+def _unsqueeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
+    new = axes_of(at, axes) or []
+    # Axes count in the result; in ascending order each is inserted where it stays.
+    for axis in sorted(a % (x.dim() + len(new)) for a in new):
         x = x.unsqueeze(axis)
     return x
 
 
-def _slice(
-    at: Attributes, x: torch.Tensor, starts: Any = None, ends: Any = None, axes: Any = None,
-    steps: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    first = whole(starts) if starts is not None else list(at.need("starts"))
-    last = whole(ends) if ends is not None else list(at.need("ends"))
-    where = axes_of(at, axes)
-    where = where if where is not None else list(range(len(first)))
-    step = whole(steps) or [1] * len(first)
-    for begin, end, axis, by in zip(first, last, where, step, strict=True):
-        if by > 0:
-            x = torch.ops.aten.slice.Tensor(x, axis % x.dim(), begin, end, by)
-        else:
-            picked = torch.arange(*slice(begin, end, by).indices(int(x.shape[axis])))
-            x = x.index_select(axis % x.dim(), picked)
+def _slice(at: Attributes, x: Tensor, *inputs: Known | None) -> Tensor:
+    for axis, part in slices_of(at, *inputs):
+        if part.step > 0:
+            x = torch.ops.aten.slice.Tensor(x, axis % x.dim(), part.start, part.stop, part.step)
+        else:  # PyTorch does not slice backwards
+            positions = torch.arange(*part.indices(int(x.shape[axis])))
+            x = x.index_select(axis % x.dim(), positions)
     return x
 
 
-def _split(at: Attributes, x: torch.Tensor, sizes: Any = None) -> Any:
+def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> tuple[Tensor, ...]:
     axis = at.get("axis", 0)
-    given = whole(sizes) or at.get("split")
-    if given:
-        return tuple(x.split([*given], axis))
-    part = -(-x.shape[axis] // at.get("num_outputs", at.outputs))
-    return tuple(x.split(part, axis))
+    if parts := integers(sizes) or at.get("split"):
+        return tuple(x.split([*parts], axis))
+    return tuple(x.split(-(-x.shape[axis] // at.get("num_outputs", at.outputs)), axis))
 
 
-def _gather(at: Attributes, x: torch.Tensor, index: Any) -> torch.Tensor:
+def _from_start(index: Tensor, size: int) -> Tensor:
+    """Count negative positions from the start, as PyTorch's functions need them, in 64 bits."""
+    return torch.where(index < 0, index + size, index).long()
+
+
+def _gather(at: Attributes, x: Tensor, index: Tensor | Known) -> Tensor:
     axis = at.get("axis", 0) % x.dim()
-    if not isinstance(index, torch.Tensor):  # known: a row, a column
+    if not isinstance(index, Tensor):  # known: a row, a column
         if index.ndim == 0:
-            return x.select(axis, whole(index)[0])
+            return x.select(axis, integers(index)[0])
         index = torch.tensor(index.astype(np.int64))
     if axis == 0 and x.dim() == 2 and x.is_floating_point() and isinstance(x, torch.nn.Parameter):
-        return F.embedding(index.long(), x)
-    index = torch.where(index < 0, index + x.shape[axis], index).long()
-    return x[(slice(None),) * axis + (index,)]
+        return F.embedding(index.long(), x)  # a table of weights, whose width is an axis
+    return x[(slice(None),) * axis + (_from_start(index, x.shape[axis]),)]
 
 
-def _gather_elements(at: Attributes, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _gather_elements(at: Attributes, x: Tensor, index: Tensor) -> Tensor:
     axis = at.get("axis", 0)
-    return x.gather(axis, torch.where(index < 0, index + x.shape[axis], index).long())
+    return x.gather(axis, _from_start(index, x.shape[axis]))
 
 
-def _gather_nd(at: Attributes, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    batch = at.get("batch_dims", 0)
+def _gather_nd(at: Attributes, x: Tensor, index: Tensor) -> Tensor:
+    rank = index.dim() - 1
     lead = [
-        torch.arange(x.shape[i]).reshape([-1 if i == j else 1 for j in range(index.dim() - 1)])
-        for i in range(batch)
+        torch.arange(x.shape[i]).reshape([-1 if i == j else 1 for j in range(rank)])
+        for i in range(at.get("batch_dims", 0))
     ]
     return x[(*lead, *(part.long() for part in index.unbind(-1)))]
 
@@ -116,152 +109,140 @@ def _gather_nd(at: Attributes, x: torch.Tensor, index: torch.Tensor) -> torch.Te
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def _scatter_elements(at: Attributes, x: Any, index: Any, updates: Any) -> torch.Tensor:
+def _scatter_elements(at: Attributes, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis, how = at.get("axis", 0), at.get("reduction", "none")
-    index = torch.where(index < 0, index + x.shape[axis], index).long()
+    index = _from_start(index, x.shape[axis])
     if how == "none":
         return x.scatter(axis, index, updates)
     return x.scatter_reduce(axis, index, updates, _REDUCE[how])
 
 
-def _scatter_nd(at: Attributes, x: Any, index: Any, updates: Any) -> torch.Tensor:
+def _scatter_nd(at: Attributes, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     how = at.get("reduction", "none")
-    where = tuple(part.long() for part in index.unbind(-1))
+    positions = tuple(part.long() for part in index.unbind(-1))
     if how in ("none", "add"):
-        return torch.index_put(x, where, updates, accumulate=how == "add")
-    rows, depth = torch.zeros_like(where[0]), index.shape[-1]
-    for part, size in zip(where, x.shape, strict=False):
-        rows = rows * size + torch.where(part < 0, part + size, part)
+        return torch.index_put(x, positions, updates, accumulate=how == "add")
+    # Other reductions take one index: the indexed axes become one, the others a row behind it.
+    rows, depth = torch.zeros_like(positions[0]), index.shape[-1]
+    for part, size in zip(positions, x.shape, strict=False):
+        rows = rows * size + _from_start(part, size)
     flat = x.flatten(0, depth - 1).flatten(1) if x.dim() > depth else x.reshape(-1, 1)
     values = updates.reshape(-1, flat.shape[1])
     rows = rows.reshape(-1, 1).expand(*values.shape)
     return flat.scatter_reduce(0, rows, values, _REDUCE[how]).reshape(x.shape)
 
 
-def _expand(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
-    sizes = whole(shape)
+def _expand(at: Attributes, x: Tensor, shape: Known) -> Tensor:
+    sizes = integers(shape)
     rank = max(len(sizes), x.dim())
-    own = [1] * (rank - x.dim()) + list(x.shape)
-    sizes = [1] * (rank - len(sizes)) + sizes
+    before = [1] * (rank - x.dim()) + list(x.shape)
+    after = [1] * (rank - len(sizes)) + sizes
+    # ONNX broadcasts both ways: where the shape has 1, the size of x stays.
     return x.expand(
-        [o if isinstance(s, int) and s == 1 else s for o, s in zip(own, sizes, strict=True)]
+        [b if isinstance(a, int) and a == 1 else a for b, a in zip(before, after, strict=True)]
     )
 
 
+_PAD_MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
 def _pad(
-    at: Attributes, x: torch.Tensor, pads: Any = None, value: Any = None, axes: Any = None
-) -> Any:
-    given = whole(pads) or list(at.get("pads") or at.get("paddings") or ())
-    where = [a % x.dim() for a in whole(axes)] or list(range(x.dim()))
-    half = len(given) // 2
+    at: Attributes, x: Tensor, pads: Known | None = None, value: Known | None = None,
+    axes: Known | None = None,
+) -> Tensor:  # fmt: skip
+    amounts = integers(pads) or list(at.get("pads") or at.get("paddings") or ())
+    along = [a % x.dim() for a in integers(axes)] or list(range(x.dim()))
+    half = len(amounts) // 2
     before, after = [0] * x.dim(), [0] * x.dim()
-    for axis, a, b in zip(where, given[:half], given[half:], strict=True):
+    for axis, a, b in zip(along, amounts[:half], amounts[half:], strict=True):
         before[axis], after[axis] = a, b
     mode = at.get("mode", "constant")
-    fill = value.item() if value is not None else at.get("value", 0.0)
-    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-    amounts = [n for axis in reversed(range(x.dim())) for n in (before[axis], after[axis])]
+    # PyTorch counts axes from the last one.
+    pairs = [n for axis in reversed(range(x.dim())) for n in (before[axis], after[axis])]
     if mode == "constant":
-        return F.pad(x, amounts, value=fill)
-    while amounts and amounts[-2:] == [0, 0]:
-        amounts = amounts[:-2]
-    sides = len(amounts) // 2
-    lead = x.dim() - sides
+        return F.pad(x, pairs, value=value.item() if value is not None else at.get("value", 0.0))
+    while pairs and pairs[-2:] == [0, 0]:
+        pairs = pairs[:-2]
+    # Its other modes expect a batch and channels before the padded axes, and nothing else.
+    lead = x.dim() - len(pairs) // 2
     flat = x.reshape(1, -1, *x.shape[lead:]) if lead != 2 else x
-    return F.pad(flat, amounts, modes[mode]).reshape(
+    return F.pad(flat, pairs, _PAD_MODES[mode]).reshape(
         *x.shape[:lead], *(x.shape[i] + before[i] + after[i] for i in range(lead, x.dim()))
     )
 
 
-def _centred(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
+def _centred(at: Attributes, x: Tensor, shape: Known) -> Tensor:
     """Crop and pad on both sides, the odd position behind."""
     axes = at.get("axes") or range(x.dim())
-    for axis, size in zip([a % x.dim() for a in axes], whole(shape), strict=True):
+    for axis, size in zip([a % x.dim() for a in axes], integers(shape), strict=True):
         extra = size - x.shape[axis]
         if extra > 0:
-            amounts = [0, 0] * (x.dim() - 1 - axis) + [extra // 2, extra - extra // 2]
-            x = F.pad(x, amounts)
+            x = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [extra // 2, extra - extra // 2])
         elif extra < 0:
             x = x.narrow(axis, -extra // 2, size)
     return x
 
 
-def _window(*share: float) -> OnnxRow:
+def _window(*coefficients: float) -> OnnxRow:
     """Return the row of a window that is a sum of cosines with these coefficients."""
 
-    def compute(at: Attributes, size: Any) -> torch.Tensor:
-        n = whole(size)[0]
+    def compute(at: Attributes, size: Known) -> Tensor:
+        n = integers(size)[0]
         step = 2 * math.pi / (n if at.get("periodic", 1) else n - 1)
-        places = torch.arange(n, dtype=torch.float64) * step
-        terms = [(-1) ** i * a * torch.cos(i * places) for i, a in enumerate(share)]
-        total = functools.reduce(torch.add, terms)
-        return total.to(torch_dtype(DTYPES[at.get("output_datatype", 1)]))
+        angles = torch.arange(n, dtype=torch.float64) * step
+        terms = [(-1) ** i * a * torch.cos(i * angles) for i, a in enumerate(coefficients)]
+        return functools.reduce(torch.add, terms).to(dtype_of(at.get("output_datatype", 1)))
 
     return OnnxRow(compute, known=(0,))
 
 
-def _concat(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
-    return torch.cat(inputs, at.get("axis", 1))
-
-
-def _tile(at: Attributes, x: torch.Tensor, repeats: Any) -> torch.Tensor:
-    return x.repeat(whole(repeats))
-
-
-def _trilu(at: Attributes, x: torch.Tensor, k: Any = None) -> torch.Tensor:
-    offset = whole(k)[0] if k is not None else 0
+def _trilu(at: Attributes, x: Tensor, k: Known | None = None) -> Tensor:
+    offset = integers(k)[0] if k is not None else 0
     return torch.triu(x, offset) if at.get("upper", 1) else torch.tril(x, offset)
 
 
-def _filled(at: Attributes, shape: Any) -> torch.Tensor:
+def _filled(at: Attributes, shape: Known) -> Tensor:
     value = at.get("value")
     fill = torch.zeros(1) if value is None else torch.from_numpy(np.asarray(value))
-    return torch.full(whole(shape), fill.item(), dtype=fill.dtype)
+    return torch.full(integers(shape), fill.item(), dtype=fill.dtype)
 
 
-def _range(at: Attributes, start: Any, limit: Any, delta: Any) -> torch.Tensor:
+def _range(at: Attributes, start: Known, limit: Known, delta: Known) -> Tensor:
     if start.dtype.kind == "f":
-        return torch.arange(
-            start.item(), limit.item(), delta.item(), dtype=torch.from_numpy(np.ravel(start)).dtype
-        )
-    first, last, step = whole(start) + whole(limit) + whole(delta)
-    return torch.arange(first, last, step)
+        dtype = torch.from_numpy(np.ravel(start)).dtype
+        return torch.arange(start.item(), limit.item(), delta.item(), dtype=dtype)
+    return torch.arange(*integers(start), *integers(limit), *integers(delta))
 
 
-def _one_hot(at: Attributes, index: torch.Tensor, depth: Any, values: torch.Tensor) -> torch.Tensor:
-    n = whole(depth)[0]
-    axis = at.get("axis", -1)
-    index = index.long()
-    index = torch.where(index < 0, index + n, index)  # beyond it there is no hot position
-    hot = (index.unsqueeze(-1) == torch.arange(n)).movedim(-1, axis)
+def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Tensor:
+    n = integers(depth)[0]
+    index = _from_start(index.long(), n)  # beyond it there is no hot position
+    hot = (index.unsqueeze(-1) == torch.arange(n)).movedim(-1, at.get("axis", -1))
     return torch.where(hot, values[1], values[0])
 
 
-def _eye(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    kind = at.get("dtype")
-    k = at.get("k", 0)
+def _eye(at: Attributes, x: Tensor) -> Tensor:
     rows, columns = x.shape
-    eye = torch.arange(columns) == torch.arange(rows).unsqueeze(1) + k
-    return eye.to(torch_dtype(DTYPES[kind]) if kind else x.dtype)
+    eye = torch.arange(columns) == torch.arange(rows).unsqueeze(1) + at.get("k", 0)
+    return eye.to(dtype_of(at.get("dtype")) if at.get("dtype") else x.dtype)
 
 
-def _shape(at: Attributes, x: torch.Tensor) -> Any:
-    sizes = list(x.shape)[at.get("start", 0) : at.get("end")]
-    return np.array(sizes, dtype=object)
+def _shape(at: Attributes, x: Tensor) -> Known:
+    return np.array(list(x.shape)[at.get("start", 0) : at.get("end")], dtype=object)
 
 
-def _top_k(at: Attributes, x: torch.Tensor, k: Any = None) -> Any:
-    count = whole(k)[0] if k is not None else at.need("k")
+def _top_k(at: Attributes, x: Tensor, k: Known | None = None) -> tuple[Tensor, Tensor]:
+    count = integers(k)[0] if k is not None else at.need("k")
     axis = at.get("axis", -1)
     # Of equal values the first counts; what topk of PyTorch takes is not said.
-    values, places = x.sort(dim=axis, descending=bool(at.get("largest", 1)), stable=True)
-    return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
+    values, positions = x.sort(dim=axis, descending=bool(at.get("largest", 1)), stable=True)
+    return values.narrow(axis, 0, count), positions.narrow(axis, 0, count)
 
 
 SHAPES: OnnxTable = {
     "Reshape": OnnxRow(_reshape, known=(1,)),
     "Flatten": OnnxRow(_flatten),
-    "Transpose": OnnxRow(_transpose),
+    "Transpose": OnnxRow(lambda at, x: x.permute(at.get("perm") or [*reversed(range(x.dim()))])),
     "Squeeze": OnnxRow(_squeeze, known=(1,)),
     "Unsqueeze": OnnxRow(_unsqueeze, known=(1,)),
     "Slice": OnnxRow(_slice, known=(1, 2, 3, 4)),
@@ -278,8 +259,8 @@ SHAPES: OnnxTable = {
     "HannWindow": _window(0.5, 0.5),
     "HammingWindow": _window(25 / 46, 21 / 46),
     "BlackmanWindow": _window(0.42, 0.5, 0.08),
-    "Concat": OnnxRow(_concat),
-    "Tile": OnnxRow(_tile, known=(1,), since=6),
+    "Concat": OnnxRow(lambda at, *inputs: torch.cat(inputs, at.get("axis", 1))),
+    "Tile": OnnxRow(lambda at, x, repeats: x.repeat(integers(repeats)), known=(1,), since=6),
     "Trilu": OnnxRow(_trilu, known=(1,)),
     "ConstantOfShape": OnnxRow(_filled, known=(0,)),
     "Range": OnnxRow(_range, known=(0, 1, 2)),

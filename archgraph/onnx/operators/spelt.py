@@ -2,69 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from archgraph.errors import SpecError
+from archgraph.onnx.operators.known import known_tensor
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable
 
 
-def _group_norm(at: Attributes, x: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
+def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Normalise groups; in the file, the weights have trailing axes of size 1."""
     groups, eps, trailing = at.need("num_groups"), at.need("epsilon"), at.need("trailing")
     if x.dim() == 2 + trailing and w.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, w, b, eps)
+    # Weights of another number of axes broadcast in the file; only the norm itself is the same.
     w, b = (v.reshape(-1, *[1] * trailing) for v in (w, b))
     return F.group_norm(x, groups, eps=eps) * w + b
 
 
-def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any) -> torch.Tensor:
-    """Attention of any rank; its scores are multiplied by numbers, or divided by them."""
+def _attention(
+    at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *factors: Known | None
+) -> Tensor:
+    """Compute attention of any rank, whose queries, keys and scores may be scaled.
+
+    The factors are those of queries, keys and scores, and the divisors of queries and scores.
+    """
     if order := at.get("perm"):
         k = k.permute(order)
-    first, second, over = (1.0 if n is None else _number(n) for n in numbers)
-    scale = at.need("scale") * first * second / over
-    rank = max(x.dim() for x in (q, k, mask) if x is not None)
-    last = at.need("axis") in (-1, rank - 1)  # known only here: the scores' rank is the largest
-    if last and _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
-        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
-    scores = (q * scale) @ k.transpose(-2, -1)
-    shares = _shares(at, scores if mask is None else scores + mask, -1 if last else at.need("axis"))
+    scale = at.need("scale")
+    of_q, of_k, of_scores, over_q, over_scores = factors
+    # How many numbers follow from a shape is known only here; more axes would be the scores', too.
+    single = all(n is None or (n.size == 1 and n.ndim < 2) for n in factors)
+    if single:
+        numbers = [1.0 if n is None else float(n.item()) for n in factors]
+        scale = math.prod(numbers[:3], start=scale) / math.prod(numbers[3:])
+        rank = max(x.dim() for x in (q, k, mask) if x is not None)  # of the scores
+        last = at.need("axis") in (-1, rank - 1)
+        if last and _alike(q, k) and _alike(q, v) and (mask is None or _broadcasts(mask, q, k)):
+            return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    turned = k.transpose(-2, -1)
+    if not single:
+        q, turned = _scaled(q, of_q, over_q), _scaled(turned, of_k, None)
+    scores = (q * scale) @ turned
+    if not single:
+        scores = _scaled(scores, of_scores, over_scores)
+    shares = _shares(at, scores if mask is None else scores + mask)
     if at.get("or_zero"):  # of a position that may look at nothing
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
 
 
-def _shares(at: Attributes, scores: torch.Tensor, axis: int) -> torch.Tensor:
+def _scaled(x: Tensor, times: Known | None, over: Known | None) -> Tensor:
+    x = x if times is None else x * known_tensor(times)
+    return x if over is None else x / known_tensor(over)
+
+
+def _shares(at: Attributes, scores: Tensor) -> Tensor:
     """Apply a softmax, which before opset 13 runs over all axes from its own on."""
-    if axis == -1 or not at.need("flat"):
+    axis = at.need("axis")
+    if axis in (-1, scores.dim() - 1):
+        return torch.softmax(scores, -1)
+    if not at.need("flat"):
         return torch.softmax(scores, axis)
     return torch.softmax(scores.flatten(axis), -1).reshape(scores.shape)
 
 
-def _number(value: Known) -> float:
-    """Return the only number of a value.
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Return whether all axes but the last two are equal; sizes of a batch are not compared.
 
-    Raises:
-        SpecError: If it has another size: a place that its shape does not have.
+    Comparing those would fix them: a guard of the capture.
     """
-    if np.size(value) != 1:
-        raise SpecError("is no number", found=f"{np.size(value)} numbers", expected="1")
-    return float(np.ravel(value)[0])
-
-
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether all axes but the last two are equal; sizes of a batch are not compared."""
     return a.dim() == b.dim() and all(
         type(m) is type(n) and (not isinstance(m, int) or m == n)
         for m, n in zip(a.shape[:-2], b.shape[:-2], strict=True)
     )
 
 
-def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
+def _broadcasts(mask: Tensor, q: Tensor, k: Tensor) -> bool:
     """Return whether a mask broadcasts to the scores without enlarging them."""
     scores = (*q.shape[:-1], k.shape[-2])[max(q.dim() - mask.dim(), 0) :]
     return mask.dim() <= q.dim() and all(
@@ -76,5 +92,5 @@ def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
 SPELT: OnnxTable = {
     "spelt Linear": OnnxRow(lambda at, x, w, b: F.linear(x, w, b)),
     "spelt GroupNormalization": OnnxRow(_group_norm),
-    "spelt Attention": OnnxRow(_attention, known=(4, 5, 6)),
+    "spelt Attention": OnnxRow(_attention, known=(4, 5, 6, 7, 8)),
 }
