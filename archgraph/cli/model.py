@@ -111,13 +111,13 @@ def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> N
 
     Of a family: its models with their sizes; --member shows one of them.
     """
-    from archgraph.display import summary
+    from archgraph.display import summary_table
 
     if member is None and (family := read_family(file)) is not None:
         show_item(family.table())
         say(f"--member NAME shows one of them: {', '.join(family.models)}")
     else:
-        show_item(summary(read_graph(file, choose, member)))
+        show_item(summary_table(read_graph(file, choose, member)))
 
 
 @command()

@@ -60,7 +60,7 @@ def rewrite(
     one; --output writes it.
     """
     import archgraph
-    from archgraph.display import summary
+    from archgraph.display import summary_table
     from archgraph.language.loading import check_ending
     from archgraph.language.rewriting import rewritten
     from archgraph.tables import count, plural
@@ -74,7 +74,7 @@ def rewrite(
     else:
         old, new = archgraph.cost(graph), archgraph.cost(result.graph)
         sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"
-        show_item(summary(result.graph))
+        show_item(summary_table(result.graph))
         say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
     if after or before:
         parts = archgraph.split(result.graph, after=after or (), before=before or ())

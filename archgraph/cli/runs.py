@@ -190,9 +190,9 @@ def compare(
         raise SpecError("are mutually exclusive", where="--json, --csv, --markdown")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
-        from archgraph.reports.plots import save, spread
+        from archgraph.reports.plots import save_figure, seed_curves
 
-        save(spread({group.label: group.runs for group in compared.groups}), output)
+        save_figure(seed_curves({group.label: group.runs for group in compared.groups}), output)
     if as_json:
         say_json(compared.plain())
     elif as_csv or as_markdown:

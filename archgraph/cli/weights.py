@@ -50,7 +50,7 @@ def similarity(
     blocks of each section, or between two models. Random weights reach more than half, so chance
     is shown beside each figure.
     """
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
     from archgraph.studies.similarity import block_similarity
     from archgraph.studies.weights import heat, similarity_tables
 
@@ -72,7 +72,7 @@ def similarity(
         )
     show_tables(similarity_tables(likeness))
     if output is not None:
-        wrote(save(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
+        wrote(save_figure(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
 
 
 @command()
@@ -94,7 +94,7 @@ def scales(
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
     """
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
     from archgraph.studies.similarity import scale_variation
     from archgraph.studies.weights import scale_plot, scale_table
 
@@ -109,7 +109,7 @@ def scales(
     compared = scale_variation(models_by_label, baseline)
     show_item(scale_table(compared))
     if output is not None:
-        wrote(save(scale_plot(compared), output))
+        wrote(save_figure(scale_plot(compared), output))
 
 
 @command()

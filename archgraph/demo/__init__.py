@@ -60,9 +60,9 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[Any]:
     """Run one model, from its family to the page about its run."""
     import archgraph
-    from archgraph.display import coverage, draw_family, summary
+    from archgraph.display import coverage, draw_family, summary_table
     from archgraph.reports import curves, read_run, report
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
     yield f"\n{family.graph.name or name}: {_sizes(family)}"
@@ -73,13 +73,13 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     archgraph.draw(family.graph, folder / "pictures" / "global.png", cover=coverage(family))
     fed = f"least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
     yield f"{plural(len(pictures), 'picture')}; {fed}"
-    yield summary(family.graph)
+    yield summary_table(family.graph)
     spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
     run = archgraph.run(spec, out=folder / "run")
     for file in ("curves.svg", "curves.png"):
-        save(curves(read_run(folder / "run"), title=name), folder / file)
+        save_figure(curves(read_run(folder / "run"), title=name), folder / file)
     report(folder / "run", folder / "report.html")
     yield run.table()
 

@@ -76,9 +76,11 @@ class Cover(Mapping[str, float]):
         shares = self.shares(sizes)
         if shares is None:
             return None
-        clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
-        weighted = sum(many * part for many, part in zip(self.counts, shares, strict=True))
-        return Reach(clients, sum(self.counts), weighted / clients if clients else 0.0)
+        pairs = list(zip(self.counts, shares, strict=True))
+        clients = sum(many for many, part in pairs if part)
+        # Of the clients that have any of it: with the others, depth and width would be mixed again.
+        weights = sum(many * part for many, part in pairs) / clients if clients else 0.0
+        return Reach(clients, sum(self.counts), weights)
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
@@ -101,13 +103,12 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
         >>> coverage([(all_of_it, 3)])
         {'fc.weight': 1.0}
     """
-    pairs = list(
-        ((kind.transfer, kind.count) for kind in federation.clients)
-        if isinstance(federation, Family)
-        else federation
-    )
+    if isinstance(federation, Family):
+        federation = ((kind.transfer, kind.count) for kind in federation.clients)
+    pairs = list(federation)
     if not sum(clients for _, clients in pairs):
-        raise ArchGraphError("coverage needs at least one client", expected="at least one")
+        raise ArchGraphError("coverage needs at least one client")
+    # Leaves of one name in two global models would be added up, though they are not the same.
     if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
         raise ArchGraphError("the transfers start from different global models")
     covered = [transfer.coverage for transfer, _ in pairs]

@@ -32,7 +32,8 @@ class Pricing:
         self.graph = graph
         self.solved: Axes = axes(graph)
         self.evaluated = specialise(graph, training=False)
-        self.whole = cost(graph)
+        self.cost = cost(graph)
+        # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         self.nodes_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
@@ -50,6 +51,8 @@ class Pricing:
         stated: dict[str, set[str]] = {}
         for (node_name, _), sizes in self.solved.attributes.items():
             stated.setdefault(node_name, set()).update(*map(self.names, _layouts(sizes)))
+        # The axes that an operator meets: in its results, its arguments, and the sizes in its
+        # attributes (`groups`, a `view`'s shape). Whatever it costs can change with no other axis.
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
             names = value_names[node.name].union(stated.get(node.name, ()))
@@ -59,8 +62,10 @@ class Pricing:
             for name in names:
                 self.nodes_of[name].append(node.name)
         self.counting = frozenset(n.name for n in self.evaluated.nodes if row(n.op).macs)
+        # Two graphs: parameters count for training, too, MACs for evaluation alone.
         self._trained = Liveness(graph)
         self._evaluated = Liveness(self.evaluated)
+        # Leaves that no operator uses (counters of batch norms) go with the rest of their module.
         self._silent: dict[str, list[str]] = {}
         for param in graph.params:
             if not graph.leaf_users[param.name]:
@@ -87,7 +92,7 @@ class Pricing:
     ) -> Saving:
         """Return what keeping some positions of some axes saves, some operators and leaves gone."""
         parameters = sum(map(self.numel, leaves))
-        macs = sum(self.whole.nodes[name].macs for name in nodes)
+        macs = sum(self.cost.nodes[name].macs for name in nodes)
         touched = dict.fromkeys(leaf for name in selection for leaf in self.leaves_of[name])
         sizes = {
             leaf: param_after(self.solved, self.graph.param[leaf], selection) for leaf in touched
@@ -100,16 +105,22 @@ class Pricing:
             for name in dict.fromkeys(n for axis in selection for n in self.nodes_of[axis])
             if name in self.counting and name not in nodes
         ]
+        # Costs are read off a graph of these operators alone, of the sizes after the cut.
         if counted:
             small = self._resized(counted, sizes, selection)
             macs += sum(
-                self.whole.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
+                self.cost.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
             )
-        return self.saving(parameters, macs)
+        return Saving(
+            parameters,
+            macs,
+            parameters / self.cost.parameters if self.cost.parameters else 0.0,
+            macs / self.cost.macs if self.cost.macs else 0.0,
+        )
 
     def skipping(self, block: Block) -> Saving:
         """Return what skipping a block saves, with everything that only it needs."""
-        # a dense block takes the width that it appends away from all that reads it
+        # A dense block takes the width that it appends away from all that reads it.
         none = np.zeros(0, dtype=np.int64)
         selection = {
             name: none
@@ -125,15 +136,6 @@ class Pricing:
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
         return self.cutting(selection, self._evaluated.without(*ends), leaves)
-
-    def saving(self, parameters: int, macs: int) -> Saving:
-        """Return a saving with its shares."""
-        return Saving(
-            parameters,
-            macs,
-            parameters / self.whole.parameters if self.whole.parameters else 0.0,
-            macs / self.whole.macs if self.whole.macs else 0.0,
-        )
 
     def _resized(
         self, names: Iterable[str], sizes: Mapping[str, Param], selection: Kept
@@ -186,6 +188,7 @@ class Liveness:
             if name in gone or name == entry or self.graph.node[name].op == "input":
                 continue
             needed = name in self.roots or any(u not in gone for u in self.users[name])
+            # Visited again from its last user, if that goes later.
             if needed and name not in starts:
                 continue
             gone.add(name)

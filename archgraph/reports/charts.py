@@ -10,8 +10,16 @@ from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.plots import BESIDE, draw_line, fit, panels, scale, tiers_panel, time_panel
-from archgraph.reports.runs import Log, better, chosen, judge, seconds, series
+from archgraph.reports.plots import (
+    BESIDE,
+    draw_line,
+    fit_scale,
+    panels,
+    scale,
+    tiers_panel,
+    time_panel,
+)
+from archgraph.reports.runs import Log, better, judge, rows_where, seconds, series
 from archgraph.reports.sheets import in_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ def charts(log: Log) -> Iterator[tuple[str, Figure]]:
 def _own(log: Log) -> Iterator[tuple[str, Figure]]:
     """Each tier on its clients' own test data, and the mean over all clients."""
     what = judge([log])
-    own = chosen(log.figures, part="test local", metric=what)
+    own = rows_where(log.figures, part="test local", metric=what)
     lines = [(name, series(own, group=name)) for name in log.models if name != GLOBAL]
     if all(points.empty for _, points in lines):
         return
@@ -60,9 +68,9 @@ def _own(log: Log) -> Iterator[tuple[str, Figure]]:
 def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     """Draw what the run reached by the bytes that had travelled until then, both ways together."""
     what = judge([log])
-    of_run = chosen(log.figures, part="run")
+    of_run = rows_where(log.figures, part="run")
     sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
-    tested = chosen(log.figures, part="test", metric=what)
+    tested = rows_where(log.figures, part="test", metric=what)
     rows = tested[tested["group"].isin(log.submodels)].groupby("round")["value"]
     values = series(tested, group=GLOBAL)
     values = values[values.index.isin(sent[sent > 0].index)]
@@ -78,7 +86,7 @@ def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     panel.set_title(f"{what} by bytes sent", loc="left", fontsize=10, color=colours.INK)
     panel.xaxis.set_major_formatter(lambda value, _: in_bytes(round(value)))
     panel.set_xlabel("bytes down and up so far", fontsize=9, color=colours.INK)
-    fit(panel, what)
+    fit_scale(panel, what)
     legend(figure, panel)
     yield f"{what} by bytes sent", figure
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
 from archgraph.language import ExperimentSpec
-from archgraph.reports.measures import Measure, of_tiers, spent, tested
-from archgraph.reports.runs import Log, better, chosen, judge, read_run, together
+from archgraph.reports.measures import Measure, cost_measures, of_tiers, tested
+from archgraph.reports.runs import Log, better, judge, read_run, rows_where, together
 from archgraph.reports.settings import differing
 from archgraph.reports.sheets import as_csv
 from archgraph.tables import Table, plural
@@ -262,7 +262,7 @@ def comparison(
     there = set(counted.loc[counted["submodel"], "metric"])
     names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
     columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
-    measures = (*tested(counted, names), *columns, *spent(until))
+    measures = (*tested(counted, names), *columns, *cost_measures(until))
     measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
 
@@ -271,7 +271,7 @@ def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
     """Return the figures until each group's last common test, and those of the tests that count."""
     import pandas
 
-    frames = [chosen(compared.frame, experiment=group.label) for group in compared.groups]
+    frames = [rows_where(compared.frame, experiment=group.label) for group in compared.groups]
     pairs = [*zip(compared.groups, frames, strict=True)]
     until = pandas.concat([own[own["round"] <= group.at] for group, own in pairs])
     counted = pandas.concat([own[own["round"].isin(group.tests)] for group, own in pairs])

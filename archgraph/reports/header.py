@@ -9,7 +9,7 @@ from archgraph.fields import GLOBAL
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import Log, RoundLine, chosen, seconds
+from archgraph.reports.runs import Log, RoundLine, rows_where, seconds
 from archgraph.reports.sheets import in_bytes
 from archgraph.tables import count, plural
 
@@ -92,7 +92,7 @@ def _sizes(log: Log, of: str) -> str:
 
 
 def _sent(log: Log) -> Iterator[tuple[str, str]]:
-    sums = chosen(log.figures, part="run").groupby("metric")["value"].sum()
+    sums = rows_where(log.figures, part="run").groupby("metric")["value"].sum()
     if DOWN in sums:
         yield "communication", f"{in_bytes(sums[DOWN])} down, {in_bytes(sums[UP])} up"
 

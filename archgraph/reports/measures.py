@@ -16,7 +16,7 @@ import numpy as np
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import RUN, chosen, seconds
+from archgraph.reports.runs import RUN, rows_where, seconds
 from archgraph.tables import count
 
 if TYPE_CHECKING:
@@ -66,26 +66,26 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
 
 
 def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> Iterator[Measure]:
-    rows = chosen(figures, part=part, metric=name)
+    rows = rows_where(figures, part=part, metric=name)
     of = "" if part == "test" else f"{part} "
-    submodels = chosen(rows, submodel=True)
+    submodels = rows_where(rows, submodel=True)
     values = {
         "worst": _averaged(figures, submodels, np.min if more else np.max),
         "average": _averaged(figures, submodels, statistics.fmean),
-        "global": _averaged(figures, chosen(rows, model=True, group=GLOBAL)),
+        "global": _averaged(figures, rows_where(rows, model=True, group=GLOBAL)),
     }
     for which, value in values.items():
         yield _column(f"{of.strip()}_{which}_{name}".lstrip("_"), f"{of}{which}", name, value)
 
 
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
-    own = chosen(figures, metric=name, part="test local")
-    trained = chosen(figures, metric=name, part="test trained")
+    own = rows_where(figures, metric=name, part="test local")
+    trained = rows_where(figures, metric=name, part="test trained")
     best = np.nanmax if more else np.nanmin
     values = {
-        "local": _averaged(figures, chosen(own, group=ALL_CLIENTS)),
+        "local": _averaged(figures, rows_where(own, group=ALL_CLIENTS)),
         "trained": _averaged(figures, trained),
-        "best local": _averaged(figures, chosen(own, submodel=True), best),
+        "best local": _averaged(figures, rows_where(own, submodel=True), best),
     }
     for which, value in values.items():
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
@@ -101,7 +101,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     Returns:
         The columns, and whether they are on these mixtures.
     """
-    rows = chosen(figures, part="test local", model=True)
+    rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
@@ -109,14 +109,14 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     columns = [
         _column(f"tier.{tier}.{metric}", tier, metric, _averaged(figures, of))
         for tier in rows["group"].unique()
-        for of in [chosen(rows, group=tier, metric=metric)]
+        for of in [rows_where(rows, group=tier, metric=metric)]
     ]
     return columns, mixed
 
 
-def spent(figures: DataFrame) -> Iterator[Measure]:
+def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     """Yield columns of what all rounds together took; what some round does not say is left out."""
-    of_run = chosen(figures, part="run")
+    of_run = rows_where(figures, part="run")
     # A row per round: what its line does not say is a gap.
     rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")
 

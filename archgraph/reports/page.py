@@ -90,13 +90,13 @@ def page(log: Log, architectures: str = "") -> str:
 
 def live_parts(log: Log) -> Iterator[str]:
     """Yield what changes from round to round, from the numbers that the run recorded."""
-    yield facts(header(log))
+    yield definition_list(header(log))
     yield "<h2>Models</h2>"
     yield model_sheet(log).html() or "<p>Nothing was tested yet.</p>"
     yield from _rounds(log)
     yield from _clients(log)
     yield from section("Communication", traffic_sheet(log).html())
-    yield from section("Clients left out", folded(lost_sheet(log), "update"))
+    yield from section("Clients left out", expandable(lost_sheet(log), "update"))
 
 
 def html_page(title: str, body: Iterable[str]) -> str:
@@ -110,7 +110,7 @@ def html_page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
+def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
     """Facts with their names, in columns as wide as there is room."""
     rows = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
@@ -126,7 +126,7 @@ def section(title: str, inside: str) -> Iterator[str]:
         yield inside
 
 
-def folded(sheet: Sheet, noun: str) -> str:
+def expandable(sheet: Sheet, noun: str) -> str:
     """Return a table that is folded where it is long; empty without rows."""
     many = len(sheet.rows)
     opened = " open" if many <= FEW else ""
@@ -150,7 +150,7 @@ def _clients(log: Log) -> Iterator[str]:
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
         yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'
-        yield folded(client_sheet(log), "client")
+        yield expandable(client_sheet(log), "client")
 
 
 def _settings(log: Log) -> Iterator[str]:

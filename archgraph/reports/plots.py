@@ -21,8 +21,8 @@ from archgraph.reports.runs import (
     RUN,
     Log,
     better,
-    chosen,
     judge,
+    rows_where,
     seconds,
     series,
     together,
@@ -80,7 +80,7 @@ def curves(log: Log, *, title: str = "") -> Figure:
     return figure
 
 
-def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
+def seed_curves(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     """Draw runs that differ in the seed only: means as lines, standard deviations as bands.
 
     Args:
@@ -101,7 +101,7 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, name in enumerate(groups):
-        own = chosen(figures, experiment=name)
+        own = rows_where(figures, experiment=name)
         means = reduced(own, what, np.mean)
         band(axes[0], means, name, number)
         band(axes[1], reduced(own, what, worst), name, number)
@@ -114,7 +114,7 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     if len(groups) > 1:
         axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
     if timed:
-        time_panel(axes[-1], {name: chosen(figures, experiment=name) for name in groups})
+        time_panel(axes[-1], {name: rows_where(figures, experiment=name) for name in groups})
     return figure
 
 
@@ -129,7 +129,7 @@ def picture(figure: Figure, form: str = "svg") -> bytes:
     return stream.getvalue()
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.svg`, `.png` or `.pdf`.
 
     Raises:
@@ -196,7 +196,7 @@ def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
         what: The figure.
         reduce: Over the submodels; of values of which one is NaN, NaN.
     """
-    rows = chosen(figures, part="test", metric=what, submodel=True)
+    rows = rows_where(figures, part="test", metric=what, submodel=True)
     values = rows.groupby(["round", "seed"])["value"]
     return by_seed(values.agg(lambda of: reduce(of.to_numpy())))
 
@@ -214,7 +214,7 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
         say is left out.
     """
     keys = [*RUN, "round"]
-    rounds = chosen(figures, part="run").pivot(index=keys, columns="metric", values="value")
+    rounds = rows_where(figures, part="run").pivot(index=keys, columns="metric", values="value")
     spent = {}
     for axis, (metrics, unit) in COSTS.items():
         # A figure that no line has is a column of gaps.
@@ -278,10 +278,10 @@ def scale(
     panel.set_xlabel(axis, fontsize=9, color=colours.INK)
     if axis == "round":
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    fit(panel, what)
+    fit_scale(panel, what)
 
 
-def fit(panel: Axes, what: str) -> None:
+def fit_scale(panel: Axes, what: str) -> None:
     """Fit the scale of values to what is drawn: no further than a share goes, nor than it can."""
     from matplotlib.ticker import PercentFormatter
 
@@ -328,7 +328,7 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
     left = [0.0] * len(names)
     spent = []
     for figures in runs.values():
-        rounds = len(chosen(figures, part="run", metric="clients"))  # every round has this row
+        rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
         spent.append({k: v / max(rounds, 1) for k, v in seconds(figures).items()})
     fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
     for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):

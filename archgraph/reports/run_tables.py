@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.fields import GLOBAL
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import Log, chosen, judge, series, tests
+from archgraph.reports.runs import Log, judge, rows_where, series, tests
 from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes
 from archgraph.tables import Table, count, plural
@@ -42,7 +42,7 @@ def model_sheet(log: Log) -> Sheet:
     last = [*tests(log)][-1:]
     worst = (last[0].get("worst") or {}).get("name") if last else None
     show, counts = functools.partial(shown, figure), _members(log)
-    of_judge = chosen(log.figures, metric=figure)
+    of_judge = rows_where(log.figures, metric=figure)
     rows: list[tuple[Any, ...]] = []
     for name in log.models:
         tested = series(of_judge, part="test", group=name)
@@ -77,7 +77,7 @@ def model_sheet(log: Log) -> Sheet:
 
 
 def _note(log: Log) -> str:
-    last = chosen(log.figures, part="test")["round"].max()  # NaN: nothing was tested
+    last = rows_where(log.figures, part="test")["round"].max()  # NaN: nothing was tested
     nouns = {"rejected": "update", "failed": "client"}
     parts = [plural(log.done, "round") if log.done else "no rounds"]
     parts += [f"{plural(many, nouns[key])} {key}" for key, many in log.lost.items() if many]

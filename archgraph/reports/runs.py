@@ -231,11 +231,12 @@ def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[i
     return pandas.concat(frames, ignore_index=True)
 
 
-def chosen(figures: DataFrame, **columns: Any) -> DataFrame:
+def rows_where(figures: DataFrame, **columns: Any) -> DataFrame:
     """Return the rows that have these values in their columns.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5, "loss": 1.0}}}
-    >>> chosen(Log(Path("run"), "", (line,)).figures, part="test", metric="loss")["value"].tolist()
+    >>> log = Log(Path("run"), "", (line,))
+    >>> rows_where(log.figures, part="test", metric="loss")["value"].tolist()
     [1.0]
     """
     for column, value in columns.items():
@@ -251,7 +252,7 @@ def series(figures: DataFrame, **columns: Any) -> Series:
     >>> series(log.figures, part="test", group="global", metric="accuracy").to_dict()
     {3: 0.5}
     """
-    return chosen(figures, **columns).set_index("round")["value"].dropna()
+    return rows_where(figures, **columns).set_index("round")["value"].dropna()
 
 
 def seconds(figures: DataFrame) -> dict[str, float]:

@@ -23,7 +23,15 @@ from archgraph.reports.group_tables import (
     shared_sheet,
 )
 from archgraph.reports.header import header
-from archgraph.reports.page import chart, drawings, facts, folded, html_page, section, viewer_frame
+from archgraph.reports.page import (
+    chart,
+    definition_list,
+    drawings,
+    expandable,
+    html_page,
+    section,
+    viewer_frame,
+)
 from archgraph.reports.plots import (
     Reduce,
     band,
@@ -35,7 +43,7 @@ from archgraph.reports.plots import (
     time_panel,
 )
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
-from archgraph.reports.runs import RUN, Log, better, chosen, judge, seconds
+from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
 from archgraph.reports.sheets import Sheet, SheetColumn, download
 from archgraph.tables import Table, plural
 
@@ -69,7 +77,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
     data = "".join(chart(figure, name) for name, figure in data_charts(compared))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        facts(_facts(compared)),
+        definition_list(_facts(compared)),
         "<h2>Runs</h2>",
         f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
@@ -82,7 +90,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
             data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
         ),
         *section("Communication and computation", sent_sheet(compared).html()),
-        *section("Attack", folded(attack_sheet(compared), "attacked run")),
+        *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
@@ -156,14 +164,17 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
     }
     # Files of several runs in one folder need names of their own.
     named = {noun: replace(s, name=f"{s.name}_{log.folder.name}") for noun, s in sheets.items()}
-    inside = [facts(header(log)), *(folded(sheet, noun) for noun, sheet in named.items())]
+    inside = [
+        definition_list(header(log)),
+        *(expandable(sheet, noun) for noun, sheet in named.items()),
+    ]
     return f"<details><summary>{html.escape(name)}</summary>{''.join(inside)}</details>"
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
     """Tabulate runs, rounds and models with the figure that judges them."""
     what = judge(_logs(compared))
-    rows = chosen(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
+    rows = rows_where(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
     # By model within a run, not by round.
     runs = [of.groupby("group", sort=False) for _, of in rows.groupby(RUN, sort=False)]
@@ -185,7 +196,7 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
         scale(panel, what, title, said)
         legend(figure, panel)
         yield f"{title} over the rounds", figure
-    of = {group.label: chosen(figures, experiment=group.label) for group in compared.groups}
+    of = {group.label: rows_where(figures, experiment=group.label) for group in compared.groups}
     for axis, spent in by_cost(figures).items():
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
         for number, (label, own) in enumerate(of.items()):
@@ -215,8 +226,8 @@ def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
     """Of one group each model; of several the worst and average submodel, and each tier's."""
-    tested = chosen(compared.frame, part="test", metric=what, model=True)
-    of = {group.label: chosen(tested, experiment=group.label) for group in compared.groups}
+    tested = rows_where(compared.frame, part="test", metric=what, model=True)
+    of = {group.label: rows_where(tested, experiment=group.label) for group in compared.groups}
     tiers = list(dict.fromkeys(name for log in _logs(compared) for name in log.models))
     if len(of) == 1:
         (rows,) = of.values()
@@ -235,7 +246,7 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
 
 def _of(rows: DataFrame, model: str) -> DataFrame:
     """Return a figure of a model by round and seed."""
-    return by_seed(chosen(rows, group=model).set_index(["round", "seed"])["value"])
+    return by_seed(rows_where(rows, group=model).set_index(["round", "seed"])["value"])
 
 
 def _logs(compared: Comparison) -> list[Log]:

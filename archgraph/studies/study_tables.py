@@ -13,7 +13,7 @@ from archgraph.files import write
 from archgraph.reports.comparison import Comparison
 from archgraph.reports.group_tables import shared_sheet
 from archgraph.reports.page import html_page, image
-from archgraph.reports.plots import picture, spread
+from archgraph.reports.plots import picture, seed_curves
 from archgraph.reports.sheets import as_csv
 from archgraph.studies.earlier import BEGIN, END, EarlierStudy
 from archgraph.studies.paired import LEVEL
@@ -79,7 +79,7 @@ def study_page(result: StudyResult) -> str:
             for (row, at), of in result.groups.items()
             if at == column
         }
-        drawn = picture(spread(groups, title=column))
+        drawn = picture(seed_curves(groups, title=column))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
         body += [image(drawn, "svg+xml", column or "curves")]
     return html_page(result.spec.study, [*body, *_settings(result)])

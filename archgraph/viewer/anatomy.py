@@ -7,7 +7,7 @@ else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.choice import chosen_axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain_fact
+from archgraph.display.facts import AxisFact, BlockFact, OperatorFact
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
@@ -79,7 +79,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
 
 def described(parts: Anatomy) -> dict[str, Any]:
     """Return all facts about a graph for its page."""
-    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
+    graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
         "totals": {
@@ -105,7 +105,7 @@ def described(parts: Anatomy) -> dict[str, Any]:
 
 def _prices(graph: ArchGraph) -> list[list[float]]:
     """Compute the remaining parameters and MACs when a share of every free axis is taken."""
-    solved, about = axes(graph), facts(graph)
+    solved, about = axes(graph), graph_facts(graph)
     rows: list[list[float]] = []
     for share in SHARES if solved.free else ():
         counts, _ = chosen_axes(solved, share, allow_nothing=True)
@@ -117,7 +117,7 @@ def _prices(graph: ArchGraph) -> list[list[float]]:
 
 def _operators(parts: Anatomy) -> dict[str, Any]:
     """Return the operators as columns, and the tables of what several of them share."""
-    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
+    graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     number = {name: i for i, name in enumerate(parts.operators)}
     leaf = {param.name: i for i, param in enumerate(graph.params)}
     axis = {name: i for i, name in enumerate(about.axes)}
@@ -193,7 +193,7 @@ def _axes(parts: Anatomy) -> list[list[Any]]:
 
     def row(axis: AxisFact) -> list[Any]:
         saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
-        pin = None if axis.pin is None else plain_fact(axis.pin)
+        pin = None if axis.pin is None else asdict(axis.pin)
         return [
             axis.name,
             axis.size,
@@ -205,12 +205,12 @@ def _axes(parts: Anatomy) -> list[list[Any]]:
             pin,
         ]
 
-    return [row(axis) for axis in facts(parts.graph).axes.values()]
+    return [row(axis) for axis in graph_facts(parts.graph).axes.values()]
 
 
 def _blocks(parts: Anatomy) -> list[list[Any]]:
     """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
-    about = facts(parts.graph).blocks
+    about = graph_facts(parts.graph).blocks
 
     def row(fact: BlockFact, nodes: Sequence[str]) -> list[Any]:
         saving = None if fact.saving is None else [fact.saving.parameters, fact.saving.macs]

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.reports.comparison import Figure, comparison
-from archgraph.reports.plots import spread
-from archgraph.reports.runs import chosen
+from archgraph.reports.plots import seed_curves
+from archgraph.reports.runs import rows_where
 
 NAMES = ("small", "large", "global")
 
@@ -405,7 +405,7 @@ def test_several_runs_are_their_frames_one_below_the_other(tmp_path: Path):
     found = comparison([tmp_path])
     for group in found.groups:
         for seed, log in zip(group.seeds, group.runs, strict=True):
-            rows = chosen(found.frame, experiment=group.label, seed=seed)
+            rows = rows_where(found.frame, experiment=group.label, seed=seed)
             own = rows[list(log.figures)].reset_index(drop=True)
             assert own.equals(log.figures)
             assert set(rows.loc[rows["submodel"], "group"]) == set(log.submodels)
@@ -417,7 +417,7 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
         made(tmp_path / f"a{seed}", accuracies(low, 0.8), seed=seed)
     made(tmp_path / "b", accuracies(0.3, 0.3), name="other", strategy="nefl")
     groups = comparison([tmp_path]).groups
-    average, worst, time = spread({g.label: g.runs for g in groups}).axes
+    average, worst, time = seed_curves({g.label: g.runs for g in groups}).axes
     assert [line.get_label() for line in average.get_lines()] == ["tiny", "other"]
     lines = [np.asarray(line.get_ydata()).tolist() for line in worst.get_lines()]
     assert lines == [pytest.approx([0.25, 0.5], abs=1e-12), pytest.approx([0.15, 0.3], abs=1e-12)]
@@ -428,4 +428,4 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
     assert heights.max() == pytest.approx(0.5 + deviation, abs=1e-9)
     assert [text.get_text() for text in time.get_xticklabels()] == ["tiny", "other"]
     with pytest.raises(RunError, match="no runs to compare"):
-        spread({})
+        seed_curves({})

@@ -10,7 +10,7 @@ import pytest
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.display.cover import coverage
 from archgraph.display.labels import count_parameters
 from archgraph.errors import GraphError
@@ -44,7 +44,7 @@ def unstepped(column, lists):
 
 def test_figures_of_operators_and_axes_are_those_of_the_library(net):
     data = unpack(view(net))["graphs"][0]
-    spent, about = cost(net), facts(net)
+    spent, about = cost(net), graph_facts(net)
     ops = data["operators"]
     assert set(ops["name"]) == set(net.node) and len(ops["name"]) == len(net.nodes)
     for i, name in enumerate(ops["name"]):
@@ -69,7 +69,7 @@ def test_figures_of_operators_and_axes_are_those_of_the_library(net):
 
 def test_axes_leaves_and_sources_of_each_operator_are_told(net):
     data = unpack(view(net))["graphs"][0]
-    ops, about = data["operators"], facts(net)
+    ops, about = data["operators"], graph_facts(net)
     axes, leaves = (unstepped(ops[k], data["lists"]) for k in ("axes", "leaves"))
     for i, name in enumerate(ops["name"]):
         fact = about.operators[name]
