@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from archgraph.tables import count
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+    from pandas.core.groupby import SeriesGroupBy
 
 Show = Callable[[float], str]
 
@@ -79,13 +80,14 @@ def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> It
 
 
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
-    own = rows_where(figures, metric=name, part="test local")
+    local = rows_where(figures, metric=name, part="test local")
     trained = rows_where(figures, metric=name, part="test trained")
+    # NaN is a figure that was not finite: such a model is not the best one.
     best = np.nanmax if more else np.nanmin
     values = {
-        "local": _averaged(figures, rows_where(own, group=ALL_CLIENTS)),
+        "local": _averaged(figures, rows_where(local, group=ALL_CLIENTS)),
         "trained": _averaged(figures, trained),
-        "best local": _averaged(figures, rows_where(own, submodel=True), best),
+        "best local": _averaged(figures, rows_where(local, submodel=True), best),
     }
     for which, value in values.items():
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
@@ -104,6 +106,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
+    # One measure for all columns: where a test lacks the mixtures, none shows them.
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
     metric = "matched" if mixed else name
     columns = [
@@ -135,6 +138,7 @@ def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     yield Measure("mace", "MACE", count, mace)
     yield Measure("epochs", "T·E", _number, epochs)
     yield Measure("tmac", "TMAC", count, mace * epochs)
+    # No column where no run lost any; a group without losses beside one with shows zero.
     yield Measure("lost", "lost updates", _number, lost[lost > 0], absent=0.0)
 
 
@@ -159,8 +163,9 @@ def _averaged(
     return _each(runs, statistics.fmean)[runs.size() == tests.reindex(runs.size().index)]
 
 
-def _each(groups: Any, reduce: Callable[[np.ndarray], float]) -> Series:
+def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Series:
     """Reduce the values of each group, to the bit as Python does it."""
+    # pandas' own sum and mean add in another order, and published pages have these bits.
     return groups.agg(lambda values: reduce(values.to_numpy()))
 
 

@@ -8,11 +8,12 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archgraph.display import colours
+from archgraph.display.picture import picture_form
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.files import write
@@ -37,7 +38,12 @@ Reduce = Callable[[np.ndarray], float]
 FORMATS = ("svg", "png", "pdf")
 # Markers besides colours distinguish lines in print and without colour vision.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+)
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
 # How many times the smallest value the largest one is on a logarithmic scale.
@@ -92,7 +98,7 @@ def seed_curves(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figu
     """
     logs = [log for many in groups.values() for log in many]
     if not any(log.rounds for log in logs):
-        raise RunError("no runs to compare", expected="at least one")
+        raise RunError("no runs to compare")
     figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
     what = judge(logs)
     worst = np.min if better(logs, what) else np.max
@@ -101,10 +107,10 @@ def seed_curves(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figu
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, name in enumerate(groups):
-        own = rows_where(figures, experiment=name)
-        means = reduced(own, what, np.mean)
+        rows = rows_where(figures, experiment=name)
+        means = reduced(rows, what, np.mean)
         band(axes[0], means, name, number)
-        band(axes[1], reduced(own, what, worst), name, number)
+        band(axes[1], reduced(rows, what, worst), name, number)
         for panel, spent in zip(axes[2:], costs.values(), strict=False):
             band(panel, means, name, number, spent[name])
     scale(axes[0], what, f"average submodel: {what}")
@@ -123,7 +129,9 @@ def picture(figure: Figure, form: str = "svg") -> bytes:
     import matplotlib as mpl
 
     stream = io.BytesIO()
-    fixed: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    # The time of drawing and random identifiers would differ with every call.
+    fixed = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    # Text stays text: it can be searched, and takes the fonts of the page.
     with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none"}):
         figure.savefig(stream, format=form, dpi=150, metadata=fixed[form], facecolor="white")
     return stream.getvalue()
@@ -135,15 +143,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     Raises:
         RunError: If the file cannot be written or its ending names no format.
     """
-    form = Path(path).suffix.lower().lstrip(".")
-    if form not in FORMATS:
-        raise RunError(
-            "is not a picture format",
-            where=str(path),
-            found=Path(path).suffix or "no ending",
-            expected=" or ".join(f".{name}" for name in FORMATS),
-        )
-    return write(path, picture(figure, form))
+    return write(path, picture(figure, picture_form(path, FORMATS)))
 
 
 def panels(
@@ -157,8 +157,8 @@ def panels(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    grid: Any = {"width_ratios": list(ratios)} if ratios and count == len(ratios) else {}
-    axes = list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+    widths = list(ratios) if ratios and count == len(ratios) else None
+    axes = list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=colours.INK)
     for panel in axes:
@@ -219,6 +219,7 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
     for axis, (metrics, unit) in COSTS.items():
         # A figure that no line has is a column of gaps.
         each = (rounds.reindex(columns=metrics) / unit).sum(axis=1, skipna=False)
+        # Half a curve would look like a cheaper run.
         if each.notna().all():
             means = each.groupby(RUN).cumsum().groupby(["experiment", "round"]).mean()
             spent[axis] = {name: means[name] for name in means.index.unique("experiment")}
@@ -296,6 +297,7 @@ def fit_scale(panel: Axes, what: str) -> None:
             # Never less than two points of a per cent: rounding is not a trend.
             room = max(0.06 * (max(known) - min(known)), 0.01)
             panel.set_ylim(max(min(known) - room, -0.01), min(max(known) + room, 1.01))
+    # Losses of runs that diverge would flatten all others.
     elif what == "perplexity" or (known and 0 < WIDE * min(known) < max(known)):
         panel.set_yscale("log")
 
@@ -303,16 +305,15 @@ def fit_scale(panel: Axes, what: str) -> None:
 def tiers_panel(panel: Axes, log: Log) -> None:
     """Draw every model by the figure that judges it, over the rounds."""
     what = judge([log])
+    tested = rows_where(log.figures, part="test", metric=what)
     others = [name for name in log.models if name != GLOBAL]
     for number, name in enumerate(others):
-        points = series(log.figures, part="test", group=name, metric=what)
-        draw_line(panel, points, name, number)
+        draw_line(panel, series(tested, group=name), name, number)
     if GLOBAL in log.models:
-        points = series(log.figures, part="test", group=GLOBAL, metric=what)
-        draw_line(panel, points, GLOBAL, 0, bold=True)
+        draw_line(panel, series(tested, group=GLOBAL), GLOBAL, 0, bold=True)
     validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
     draw_line(panel, validated, "on validation examples", len(others))
-    more = None if what == "accuracy" else better([log], what)
+    more = None if what == "accuracy" else better([log], what)  # of accuracy everybody knows
     scale(panel, what, f"{what} on all test data", more)
     if log.models:
         panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")
@@ -338,8 +339,8 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
         panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
         left = [a + b for a, b in zip(left, values, strict=True)]
     few = len(names) <= 4
-    told = ["\n".join(textwrap.wrap(name, BESIDE // len(names))) if few else name for name in names]
-    panel.set_xticks(range(len(names)), told if len(names) > 1 else [""])
+    labels = ["\n".join(textwrap.wrap(n, BESIDE // len(names))) if few else n for n in names]
+    panel.set_xticks(range(len(names)), labels if len(names) > 1 else [""])
     if not few:
         panel.tick_params(axis="x", labelrotation=25)
         for text in panel.get_xticklabels():
@@ -347,7 +348,7 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
     panel.set_xlim(-0.8, len(names) - 0.2)
     panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
-    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)
+    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)  # room for the legend above the bars
     panel.legend(
         frameon=False, labelcolor=colours.INK, fontsize=8, loc="upper center", reverse=True
     )

@@ -217,7 +217,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     values = accuracies(0.5, 0.6)
     whole = made(tmp_path / "whole", values)
     made(tmp_path / "more/part", values, seed=1, done=3)
-    with pytest.raises(RunError, match="part: the run is not finished; found 3 of 4 rounds"):
+    with pytest.raises(RunError, match="part: is not finished, 3 of 4 rounds: resume it"):
         comparison([tmp_path])
     (group,) = comparison([tmp_path], unfinished=True).groups
     assert (group.at, group.planned, group.seeds) == (2, 4, (0, 1))
@@ -226,7 +226,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     assert group.figures["seconds"].values == (4.0, 4.0)
     assert "2 of 4" in group_cells(tmp_path)
     made(tmp_path / "again", values)
-    with pytest.raises(RunError, match="the same run twice; found seed 0"):
+    with pytest.raises(RunError, match="seed 0 of the same experiment as"):
         comparison([whole, tmp_path / "again"])
     made(tmp_path / "untested", values, seed=5, done=1)
     with pytest.raises(RunError, match="no round after which all of them were tested"):
