@@ -41,6 +41,7 @@ def check(
     Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
     published figure differs from ours and its file does not say why (--figures).
     """
+    # Another question: not whether files can be used, but whether they say what papers print.
     if figures:
         from archgraph.studies.published import figures as compared
         from archgraph.studies.published import figures_table
@@ -54,6 +55,7 @@ def check(
 
     counted: Counter[str] = Counter()
     for verdict in verdicts(paths) if not settings else _changed(paths, settings):
+        # Only in form: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -74,12 +76,7 @@ def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict
     from archgraph.engine.files import verdict_of
 
     if len(paths) != 1:
-        raise SpecError(
-            "applies to a single experiment",
-            where="--set",
-            found=plural(len(paths), "path"),
-            expected="1",
-        )
+        raise SpecError(f"applies to one experiment, not to {len(paths)} paths", where="--set")
     yield verdict_of(experiment_of(paths[0], settings), paths[0])
 
 
@@ -144,7 +141,6 @@ def strategies(
     Paper and year, what their clients may be, presets and options; `archgraph help NAME` explains
     one.
     """
-    from archgraph.cli.output import show_item
     from archgraph.federation import strategy_table
 
     table = strategy_table()

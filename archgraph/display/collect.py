@@ -19,7 +19,8 @@ from archgraph.display.facts import (
     Pin,
 )
 from archgraph.display.pricing import Pricing, axis_names, halved
-from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Node, per_graph
+from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout, Prod, Sum
 
 
@@ -49,7 +50,7 @@ class _Collector:
         self.home = {name: block for block in self.structured.blocks for name in block.nodes}
         # Where an axis leaves the model and where it is made: the place of a pin without operator.
         self.returned: dict[str, str] = {}  # the operator that returns an axis
-        for name in {i.name: None for i in walk(graph.outputs) if isinstance(i, Ref)}:
+        for name in dict.fromkeys(refs(graph.outputs)):
             for layout in (d for dims in self.solved.value[name] for d in dims):
                 for axis in self.pricing.names(layout):
                     self.returned.setdefault(axis, name)

@@ -102,12 +102,12 @@ class Explanation:
             first = [self._overview()]
         elif len(self.axes) == 1 and self.axes[0].name == self.asked and not self.blocks:
             axis = self.axes[0]
-            parts = (
+            of_axis = (
                 tables.one_axis(axis),
                 tables.leaves_with_axis(axis),
                 tables.operators_with_axis(axis, self.about),
             )
-            return tuple(table for table in parts if table.rows)
+            return tuple(table for table in of_axis if table.rows)
         else:
             one = self.operators if len(self.operators) == 1 else ()
             first = [*map(tables.one_operator, one), self._halves()]

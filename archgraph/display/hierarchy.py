@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show
+from archgraph.graph.values import refs
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
@@ -111,8 +112,7 @@ class _Reading:
     ) -> None:
         self.graph, self.feeds, self.marks = graph, feeds, marks
         # The caller is a user, too, of no name: a block whose value it gets does not fold.
-        ends = (item.name for item in walk(graph.outputs) if isinstance(item, Ref))
-        self.users: dict[str, list[str]] = {name: [""] for name in ends}
+        self.users: dict[str, list[str]] = {name: [""] for name in refs(graph.outputs)}
         for name, before in feeds.items():
             for used in before:
                 self.users.setdefault(used, []).append(name)

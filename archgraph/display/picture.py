@@ -60,7 +60,7 @@ def draw(
         notes: Rows of a table under the heading, the first one its titles.
 
     Raises:
-        RunError: If the file cannot be written or its ending is not a format.
+        RunError: If the file cannot be written or its suffix is not a format.
         ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:

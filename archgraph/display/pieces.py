@@ -8,7 +8,9 @@ from typing import Literal
 
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
-from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode, walk
+from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
+from archgraph.graph.passes import reachable
+from archgraph.graph.values import refs
 from archgraph.ops import row, zeros
 
 Detail = Literal["section", "block", "node"]
@@ -106,18 +108,10 @@ def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
     """Return nodes that a value needs; `training=None` follows both branches of every `Mode`."""
 
-    def refs(value: Value) -> Iterator[str]:
-        chosen = value if training is None else in_mode(value, training)
-        return (item.name for item in walk(chosen) if isinstance(item, Ref))
+    def used(value: Value) -> list[str]:
+        return refs(value if training is None else in_mode(value, training))
 
-    visited: set[str] = set()
-    pending = list(refs(roots))
-    while pending:
-        name = pending.pop()
-        if name not in visited:
-            visited.add(name)
-            pending.extend(refs(tuple(value for _, value in graph.node[name].args)))
-    return visited
+    return reachable(used(roots), lambda name: used(tuple(v for _, v in graph.node[name].args)))
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
@@ -142,7 +136,7 @@ def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...
     for name in names:
         node = graph.node[name]
         lists = [
-            (key, tuple(item.name for item in value if isinstance(item, Ref)))
+            (key, tuple(refs(value)))
             for key, value in node.args
             if isinstance(value, tuple) and value and all(isinstance(item, Ref) for item in value)
         ]

@@ -12,8 +12,9 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.positions import Kept, node_after, param_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, walk
-from archgraph.graph.passes import specialise
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, walk
+from archgraph.graph.passes import reachable, specialise
+from archgraph.graph.values import refs
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.table import macs as node_macs
@@ -132,7 +133,7 @@ class Pricing:
         gone = self._trained.without(*ends)
         leaves = self._trained.unused(gone)
         for module in {leaf.rpartition(".")[0] for leaf in leaves} & self._silent.keys():
-            used = self._trained.leaves_under.get(module, frozenset())
+            used = self._trained.leaves_under.get(module, set())
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
         return self.cutting(selection, self._evaluated.without(*ends), leaves)
@@ -158,25 +159,18 @@ class Liveness:
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
-        outputs = list(walk(graph.outputs))
-        self.roots = {i.name for i in outputs if isinstance(i, Ref)}
-        self.returned = {i.name for i in outputs if isinstance(i, Leaf)}
-        live: set[str] = set()
-        pending = list(self.roots)
-        while pending:
-            name = pending.pop()
-            if name not in live:
-                live.add(name)
-                pending.extend(graph.node[name].uses())
+        self.roots = set(refs(graph.outputs))
+        self.returned = {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
+        # Of the outputs alone: what only updates buffers keeps no operator alive.
+        live = reachable(self.roots, lambda name: graph.node[name].uses())
         self.users = {n: [u for u in graph.users[n] if u in live] for n in live}
         self.leaf_users = {
             leaf: [u for u in users if u in live] for leaf, users in graph.leaf_users.items()
         }
-        under: dict[str, set[str]] = {}
+        self.leaves_under: dict[str, set[str]] = {}
         for leaf, users in graph.leaf_users.items():
             if users:
-                under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
-        self.leaves_under = {module: frozenset(names) for module, names in under.items()}
+                self.leaves_under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
 
     def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
         """Return operators that become unused when a value replaces another or lists lose terms."""

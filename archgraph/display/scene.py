@@ -19,7 +19,8 @@ from archgraph.display.labels import (
     shape_label,
 )
 from archgraph.display.pieces import Detail, Pieces, pieces
-from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode, walk
+from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode
+from archgraph.graph.values import refs
 from archgraph.tables import count
 
 BoxKind = Literal["operator", "input", "output"]
@@ -275,12 +276,7 @@ class _Making:
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
         """Build the arrow of one value to one operator."""
         node, source = self.graph.node[name], self.graph.node[used]
-        steady = {
-            item.name
-            for _, value in node.args
-            for item in walk(in_mode(value, False))
-            if isinstance(item, Ref)
-        }
+        steady = set(refs(tuple(in_mode(value, False) for _, value in node.args)))
         label = shape_label(source.types[0])
         if len(source.types) > 1:  # which of the results is taken, getitem says
             label = shape_label(node.types[0]) if node.op == "getitem" else ""

@@ -110,7 +110,7 @@ class Comparison:
 
     @functools.cached_property
     def frame(self) -> DataFrame:
-        """All figures of all runs, the runs by experiment and seed."""
+        """Frame of all figures of all runs, the runs by experiment and seed."""
         groups = {group.label: group.runs for group in self.groups}
         return together(groups, {group.label: group.seeds for group in self.groups})
 

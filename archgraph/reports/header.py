@@ -79,7 +79,7 @@ def _clients(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(log: Log, of: str) -> str:
-    """Of the global model, and from the smallest to the largest of the others."""
+    """Write a size of the global model, and its range over the others."""
     sizes = {name: getattr(cost, of) for name in log.graphs if (cost := log.cost(name))}
     size, others = sizes.pop(GLOBAL, None), sorted(sizes.values())
     parts = [] if size is None else [f"{count(size)} global"]

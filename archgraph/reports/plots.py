@@ -141,7 +141,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.svg`, `.png` or `.pdf`.
 
     Raises:
-        RunError: If the file cannot be written or its ending names no format.
+        RunError: If the file cannot be written or its suffix is not a format.
     """
     return write(path, picture(figure, picture_form(path, FORMATS)))
 
@@ -152,19 +152,29 @@ def panels(
     title: str = "",
     ratios: Sequence[float] | None = None,
     height: float = 4.0,
+    points: tuple[int, int] = (13, 9),
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure of ``count`` panels in a row, in the style of all figures."""
+    """Make a figure of ``count`` panels in a row, in the style of all figures.
+
+    Args:
+        width: In inches.
+        count: Number of panels.
+        title: Heading.
+        ratios: Of the widths of the panels, if there are as many.
+        height: In inches.
+        points: Sizes of the heading and of the numbers at the axes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     widths = list(ratios) if ratios and count == len(ratios) else None
     axes = list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
     if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color=colours.INK)
+        figure.suptitle(title, fontsize=points[0], fontweight="bold", color=colours.INK)
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(colours.LINE)
-        panel.tick_params(colors=colours.INK, labelsize=9)
+        panel.tick_params(colors=colours.INK, labelsize=points[1])
         panel.set_axisbelow(True)
     return figure, axes
 
@@ -313,7 +323,7 @@ def tiers_panel(panel: Axes, log: Log) -> None:
         draw_line(panel, series(tested, group=GLOBAL), GLOBAL, 0, bold=True)
     validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
     draw_line(panel, validated, "on validation examples", len(others))
-    more = None if what == "accuracy" else better([log], what)  # of accuracy everybody knows
+    more = None if what == "accuracy" else better([log], what)  # which way, accuracy says
     scale(panel, what, f"{what} on all test data", more)
     if log.models:
         panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")

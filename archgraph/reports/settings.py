@@ -29,7 +29,7 @@ class Setting(NamedTuple):
     Attributes:
         key: Path of its keys, dotted.
         value: As plain values.
-        default: What it is where nothing is said; None: nothing, or there is no default.
+        default: Value of a setting that is left out; None if there is none.
     """
 
     key: str
@@ -52,7 +52,7 @@ def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
 
 def _of_strategy(spec: ExperimentSpec) -> Iterator[Setting]:
     name, defaults = spec.strategy_name, {}
-    if "python" not in spec.strategy:  # a page runs nobody's code
+    if "python" not in spec.strategy:  # a page does not run user code
         try:
             options = [f for f in dataclasses.fields(find_strategy(name)) if f.init]
         except SpecError:  # not installed here: all its options are shown

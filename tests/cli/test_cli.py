@@ -521,7 +521,7 @@ def test_trace_says_what_cannot_be_captured(here: Path):
         refused(call("trace", target, *given), *words)
     refused(call("trace", "python:made_here:Net", "--input", "x=a,b"), "x=2,3,224,224")
     twice = call("trace", "python:made_here:Net", "--input", "x=2,3", "--input", "x=2,4")
-    refused(twice, "'x': is set twice; found 2,3 and 2,4; expected one value")
+    refused(twice, "'x': is set twice, to 2,3 and 2,4")
     wrong = call("trace", "python:made_here:Net", "--input", "x=2,3:flt")
     refused(wrong, "python:made_here:Net: inputs.x.dtype: has an unknown value; found 'flt'")
     assert not (here / "net.yaml").exists()
