@@ -28,7 +28,6 @@ from archgraph.cli.arguments import (
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.cli.weights import States, with_weights
 from archgraph.errors import SpecError
-from archgraph.fields import GLOBAL
 from archgraph.plain import Json
 
 # Differences of two runs that are printed.
@@ -144,6 +143,7 @@ def explain(
     similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
     """
     from archgraph.display import explain as explained
+    from archgraph.fields import GLOBAL
 
     family = read_family(file) if member is None else None
     if family is not None and family.has_global:

@@ -13,7 +13,6 @@ from archgraph.cli.app import command
 from archgraph.cli.arguments import DataFolder, OutputFile
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
-from archgraph.fields import GLOBAL
 
 if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
@@ -236,6 +235,8 @@ def _models(
 
 def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
     """Return an architecture with weights; of a run folder its global model."""
+    from archgraph.fields import GLOBAL  # with pydantic: not before a command needs it
+
     models = _models(name, data, file, tested)
     if len(models) > 1 and GLOBAL not in models:
         raise SpecError(

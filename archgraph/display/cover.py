@@ -24,14 +24,6 @@ class Reach:
     total: int
     weights: float
 
-    @property
-    def share(self) -> float:
-        """Both in one number: the mean over all clients of the share of weights that each has."""
-        return self.clients / self.total * self.weights
-
-    def __str__(self) -> str:
-        return f"{self.clients} of {self.total} clients, {percent(self.weights)} of the weights"
-
 
 class Cover(Mapping[str, float]):
     """Share of the clients that feed each leaf of a global state, 0 to 1, by leaf name.
@@ -41,8 +33,8 @@ class Cover(Mapping[str, float]):
         parts: Share of its positions that each kind of client has, by leaf.
 
     >>> cover = Cover((1, 3), {"w": (1.0, 0.5)})
-    >>> cover["w"], str(cover.reach({"w": 8}))
-    (0.625, '4 of 4 clients, 62 % of the weights')
+    >>> cover["w"], cover.reach({"w": 8})
+    (0.625, Reach(clients=4, total=4, weights=0.625))
     """
 
     def __init__(self, counts: tuple[int, ...], parts: Mapping[str, tuple[float, ...]]) -> None:

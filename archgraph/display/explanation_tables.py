@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from archgraph.display.facts import (
@@ -94,21 +95,27 @@ def free_axes(
     rows = []
     for name, indices in groups:
         members = [axes[i] for i in indices]
-        first = members[0]
-        many = (str(len(members)) if len(members) > 1 else "",) if several else ()
+        first, many = members[0], str(len(members)) if len(members) > 1 else ""
         role = f"{first.role}*" if first.spans else first.role
-        rows.append((name, *many, str(first.size), role, *savings(together(members))))
+        rows.append((name, many, str(first.size), role, *savings(together(members))))
     notes = ["a row of several axes shows what halving all of them saves"] if several else []
     kinds = dict.fromkeys(s.partition(" in ")[0] for a in axes for s in a.spans)
     if kinds:
         notes.append(f"*: {', '.join(kinds)} runs over it; cutting it changes what that computes")
-    return Table(
-        "Free axes: what halving saves",
-        ("axis", *(("axes",) if several else ()), "size", "role", *SAVES),
-        tuple(rows),
-        right=frozenset({1, 2, 4, 5} if several else {1, 3, 4}),
-        short=frozenset({0}),
-        note="\n".join(notes),
+    heads, right = ("axis", "axes", "size", "role", *SAVES), frozenset({1, 2, 4, 5})
+    title, note = "Free axes: what halving saves", "\n".join(notes)
+    return _filled_columns(Table(title, heads, tuple(rows), right, note=note, short=frozenset({0})))
+
+
+def _filled_columns(table: Table) -> Table:
+    """Leave out columns in which every cell is empty."""
+    used = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in used),
+        rows=tuple(tuple(row[i] for i in used) for row in table.rows),
+        right=frozenset(at for at, i in enumerate(used) if i in table.right),
+        short=frozenset(at for at, i in enumerate(used) if i in table.short),
     )
 
 
@@ -156,19 +163,13 @@ def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
     """Return the blocks that can be left out, with what that saves."""
     blocks = [b for b in blocks if b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
-    several = any(len(indices) > 1 for _, indices in groups)
     rows = []
     for name, indices in groups:
-        many = (str(len(indices)) if len(indices) > 1 else "",) if several else ()
-        block = blocks[indices[0]]
-        rows.append((name, *many, block.kind, *savings(block.saving)))
-    return Table(
-        "Removable blocks: what skipping one saves",
-        ("block", *(("blocks",) if several else ()), "kind", *SAVES),
-        tuple(rows),
-        right=frozenset({1, 3, 4} if several else {2, 3}),
-        short=frozenset({0}),
-    )
+        block, many = blocks[indices[0]], str(len(indices)) if len(indices) > 1 else ""
+        rows.append((name, many, block.kind, *savings(block.saving)))
+    title, heads = "Removable blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES)
+    right = frozenset({1, 3, 4})
+    return _filled_columns(Table(title, heads, tuple(rows), right, short=frozenset({0})))
 
 
 def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
@@ -243,20 +244,11 @@ def leaves_with_axis(axis: AxisFact) -> Table:
     shapes = [shape(members) for members in dims.values()]
     layouts = [made_of(members) for members in dims.values()]
     groups = numbered_runs(list(dims), list(zip(shapes, layouts, strict=True)))
-    mixed = any(layouts)
-    rows = tuple(
-        (name, str(len(indices)), shapes[first], *([layouts[first]] if mixed else []))
-        for name, indices in groups
-        for first in indices[:1]
-    )
-    return Table(
-        f"Leaves that have it: {len(dims)}",
-        ("leaf", "leaves", "shape", *(("what [ ] is made of",) if mixed else ())),
-        rows,
-        right=frozenset({1}),
-        short=frozenset({0, 3} if mixed else {0}),
-        note="[ ]: the dimension with the axis",
-    )
+    rows = tuple((n, str(len(of)), shapes[of[0]], layouts[of[0]]) for n, of in groups)
+    title = f"Leaves that have it: {len(dims)}"
+    heads = ("leaf", "leaves", "shape", "what [ ] is made of")
+    note, short = "[ ]: the dimension with the axis", frozenset({0, 3})
+    return _filled_columns(Table(title, heads, rows, frozenset({1}), note=note, short=short))
 
 
 def _local(layout: str, axis: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,33 +53,21 @@ def draw_family(
         RunError: If a file cannot be written, or the format is unknown.
     """
     target = Path(folder)
+    drawn = functools.partial(draw, detail=detail, direction=direction, fold=fold)
     name = family.name or family.graph.name or "model"
     paths = []
     # Without a global model clients have models of their own only, and nothing to be fed.
     if family.graph.nodes:
         cover = coverage(family)
         paths += [target / f"global.{form}", target / f"clients.{form}"]
-        draw(
-            family.graph,
-            paths[0],
-            cover=cover,
-            detail=detail,
-            direction=direction,
-            fold=fold,
-            title=f"{name}: {plural(sum(cover.counts), 'client')}",
-            notes=family_legend(family),
-        )
-        write_picture(multiples(name, family_legend(family), block_shares(family, cover)), paths[1])
+        legend = family_legend(family)
+        title = f"{name}: {plural(sum(cover.counts), 'client')}"
+        drawn(family.graph, paths[0], cover=cover, title=title, notes=legend)
+        write_picture(multiples(name, legend, block_shares(family, cover)), paths[1])
     for member in family.clients:
         paths.append(target / f"{file_name(member.name)}.{form}")
-        draw(
-            member.graph,
-            paths[-1],
-            detail=detail,
-            direction=direction,
-            fold=fold,
-            title=f"{name}: {member.name} ({plural(member.count, 'client')})",
-        )
+        title = f"{name}: {member.name} ({plural(member.count, 'client')})"
+        drawn(member.graph, paths[-1], title=title)
     return tuple(paths)
 
 

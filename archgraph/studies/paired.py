@@ -25,11 +25,9 @@ class Paired:
 
     Attributes:
         differences: By seed, in the direction of the claim: positive where it holds.
-        level: How often a verdict on two equal methods is wrong, on each side.
     """
 
     differences: tuple[float, ...]
-    level: float = LEVEL
 
     @property
     def mean(self) -> float:
@@ -63,9 +61,9 @@ class Paired:
             return "undecided"
         if not any(self.differences):  # t is 0 / 0
             return "does not hold"
-        if self.p < self.level:
+        if self.p < LEVEL:
             return "holds"
-        return "does not hold" if 1 - self.p < self.level else "undecided"
+        return "does not hold" if 1 - self.p < LEVEL else "undecided"
 
     @property
     def needed(self) -> int | None:
@@ -82,7 +80,7 @@ class Paired:
             return None
         for n in range(have + 1, MANY + 1):
             tail = _p(abs(self.mean), self.std, n)
-            if tail is not None and tail < self.level:
+            if tail is not None and tail < LEVEL:
                 return n
         return None
 

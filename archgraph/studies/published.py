@@ -177,36 +177,30 @@ class Sources:
 
 def _compared(document: Document, sources: Sources, of: str = "") -> Iterator[Finding]:
     spec = document.validate(FiguresSpec)
-    for index, figure in enumerate(spec.figures):
+    for keys, figure, published in _entries(spec):
         if not figure.what.startswith(of):
             continue
-        entry: Place = ("figures", index)
+        where = document.where(keys)
+        try:
+            ours = _ours(document, figure, keys, sources)
+        except ArchGraphError as error:
+            # An error about another file says which entry asked for it.
+            if not (error.where or "").startswith(where.partition(": ")[0]):
+                error.where = f"{where}: {error.where}" if error.where else where
+            raise
+        verdict, good, met = _verdict(figure, published, ours)
+        yield Finding(spec.paper, figure.what, where, published, ours, verdict, good, met)
+
+
+def _entries(spec: FiguresSpec) -> Iterator[tuple[Place, FigureSpec, Printed]]:
+    """Yield figures with their keys; of figures by kind of client, one for each kind."""
+    for index, figure in enumerate(spec.figures):
         if isinstance(figure.published, Printed):
-            yield _finding(document, spec, figure, figure.published, entry, sources)
+            yield ("figures", index), figure, figure.published
             continue
         for member, published in figure.published.items():
             one = figure.model_copy(update={"what": f"{figure.what}, {member}", "member": member})
-            yield _finding(document, spec, one, published, (*entry, "published", member), sources)
-
-
-def _finding(
-    document: Document,
-    spec: FiguresSpec,
-    figure: FigureSpec,
-    published: Printed,
-    keys: Place,
-    sources: Sources,
-) -> Finding:
-    where = document.where(keys)
-    try:
-        ours = _ours(document, figure, keys, sources)
-    except ArchGraphError as error:
-        # An error about another file says which entry asked for it.
-        if not (error.where or "").startswith(where.partition(": ")[0]):
-            error.where = f"{where}: {error.where}" if error.where else where
-        raise
-    verdict, good, met = _verdict(figure, published, ours)
-    return Finding(spec.paper, figure.what, where, published, ours, verdict, good, met)
+            yield ("figures", index, "published", member), one, published
 
 
 def _verdict(

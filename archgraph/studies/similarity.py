@@ -86,7 +86,6 @@ def similarity(
     *,
     matching: Matching = "greedy",
     filters: int | None = 32,
-    seed: int = 0,
 ) -> float:
     """Compute the mean correlation of two layers' weight maps, matched one to one.
 
@@ -101,7 +100,6 @@ def similarity(
             published figures of untrained networks fit); ``assignment``: the best matching of all.
         filters: Of a layer with more filters, only this many are compared: drawn at random, the
             same in both layers. None compares all. Maps are never left out.
-        seed: Of the draw.
 
     Raises:
         GraphError: If the kernels differ.
@@ -117,7 +115,7 @@ def similarity(
     if a.shape[2] != b.shape[2]:
         sizes = f"{a.shape[2]} and {b.shape[2]} values"
         raise GraphError(f"kernels of different sizes cannot be compared: {sizes}")
-    a, b = _standard(_drawn(a, filters, seed)), _standard(_drawn(b, filters, seed))
+    a, b = _standard(_drawn(a, filters)), _standard(_drawn(b, filters))
     matched = torch.empty(len(a), len(b))  # r̂
     # All correlations of two wide layers do not fit into memory: some filters of `b` at a time.
     step = max(ROOM // (a.shape[1] * b.shape[1]), 1)
@@ -130,10 +128,11 @@ def similarity(
     return float(_match(matched[:, None], matching))
 
 
-def _drawn(weight: Tensor, filters: int | None, seed: int) -> Tensor:
+def _drawn(weight: Tensor, filters: int | None) -> Tensor:
     if filters is None or len(weight) <= filters:
         return weight
-    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(seed))
+    # One seed for all: layers of one size are compared at the same filters.
+    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))
     return weight[order[:filters].sort().values]
 
 

@@ -609,7 +609,7 @@ def test_check_takes_settings_as_run_does(here: Path):
     bad = call("check", "experiment.yaml", "--set", "strategy.heterofl.scaler=3")
     assert bad.exit_code == 2 and "scaler" in bad.stdout
     refused(call("check", "experiment.yaml", "--set", "local.lr=fast"), "--set local.lr")
-    refused(call("check", ".", "model.yaml", "--set", "rounds=7"), "found 2 paths")
+    refused(call("check", ".", "model.yaml", "--set", "rounds=7"), "one experiment, not to 2 paths")
 
 
 def test_check_finds_what_would_stop_a_run(here: Path):
