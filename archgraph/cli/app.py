@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -23,14 +23,10 @@ from typer.core import TyperCommand, TyperGroup
 from archgraph.cli.output import message, say
 from archgraph.errors import ArchGraphError, TraceWarning
 
-BAD_INPUT = 2
-
-DIFFERENT = 1
-
+# Exit codes: as `diff` and shells use them.
+DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # What every command takes, wherever it stands among its words.
 ANYWHERE = ("--debug", "--python")
-
-INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
@@ -40,11 +36,12 @@ class Commands(TyperGroup):
         """Take the options of every command wherever they stand."""
         end = args.index("--") if "--" in args else len(args)  # file names follow
         words, names = args[:end], args[end:]
+        # Moved to the front: options of the application stand there.
         first = [word for word in ANYWHERE if word in words]
         words = [word for word in words if word not in first]
         return super().parse_args(ctx, [*first, *words, *names])
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command; turn what may go wrong into one message and an exit code."""
         try:
             with _terminable(), _notes():
@@ -56,6 +53,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             say("stopped", error=True)
             raise typer.Exit(INTERRUPTED) from None
+        # Anything else is a fault of ours, and its traceback is what a report needs.
         except (ArchGraphError, OSError, RecursionError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -77,6 +75,7 @@ class NotePrinter(logging.Handler):
         if key not in self._said:
             self._said.add(key)
             text = record.getMessage()
+            # A name in a foreign file may hold what moves the cursor or changes colours.
             printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
             typer.echo(f"note: {printable}", err=True)
 
@@ -121,7 +120,7 @@ class Command(TyperCommand):
 
     thresholds = SELDOM
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         before = gc.get_threshold()
         gc.set_threshold(*self.thresholds)
@@ -176,7 +175,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if python:
+    if python:  # withdrawn when the command ends
         ctx.with_resource(consent())
 
 
@@ -190,6 +189,7 @@ def consent() -> Iterator[None]:
     """
     from archgraph.language.consent import allowed
 
+    # At the end, and again for every command: the folder may have changed.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     with allowed():

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
+from archgraph.plain import Json
 
 if TYPE_CHECKING:
+    from archgraph.federation.family import Family
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
     from archgraph.language.document import Document
+    from archgraph.reports.runs import Log
+    from archgraph.states import Rewritten, Transfer
 
+
+# Values of an option that may be repeated; None without any.
+Words = list[str] | None
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML or ONNX).")]
 
@@ -26,12 +33,12 @@ ModelOrFamily = Annotated[
 ]
 
 Choose = Annotated[
-    list[str] | None,
+    Words,
     typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
 ]
 
 Settings = Annotated[
-    list[str] | None,
+    Words,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
     ),
@@ -39,6 +46,17 @@ Settings = Annotated[
 
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
 
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", metavar="ROOT", help="Folder of the data.")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
+]
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")]
 
 Member = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of a family: the model `global`, or a client's.")
@@ -60,33 +78,32 @@ def read_graph(
         raise SpecError("is a family; --choose applies to a single model", where=str(file))
     models = family.models
     if member is None:
-        names = ", ".join(models)
         raise SpecError(
-            "is a family, not one model",
+            f"is a family, not one model; its models are {', '.join(models)}",
             where=str(file),
-            expected=f"a model file; its own models are {names}",
             hint="show and explain take one of them by --member, diff and view as FILE:NAME",
         )
     if member not in models:
         raise SpecError("has no such model", where=str(file), **unknown(member, models))
-    graph: ArchGraph = models[member]
-    return graph
+    return models[member]
 
 
-def shown_in(text: str) -> Any:
+def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
     """Return what a page shows of a file or folder: a run, a family, a model, or a part of one.
 
     Args:
         text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
     """
-    path, member = _named(text)
+    path, member = _file_and_model(text)
     if member is not None:
         from archgraph.states import Rewritten
 
         graph, family = _graph_in(path, member), None if path.is_dir() else read_family(path)
         graph = graph.replace(name=f"{path.resolve().stem}:{member}")
-        known = family is not None and family.has_global
-        return Rewritten(graph, _from_global(family, member)) if known else graph
+        if family is None or not family.has_global:
+            return graph
+        # With its transfer the page shows which positions of the global model it has.
+        return Rewritten(graph, _from_global(family, member))
     if path.is_dir():
         from archgraph.reports import read_run
 
@@ -94,14 +111,13 @@ def shown_in(text: str) -> Any:
     return read_family(path) or read_graph(path)
 
 
-def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, Any]:
+def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, tuple[Transfer, Transfer] | None]:
     """Read two architectures, and the transfers to both if they are of one family."""
-    (one, first), (two, second) = _named(a), _named(b)
+    (one, first), (two, second) = _file_and_model(a), _file_and_model(b)
     graphs = _graph_in(one, first), _graph_in(two, second)
-    if first is None or second is None or one != two or one.is_dir():
-        return (*graphs, None)
-    family = read_family(one)
-    if not family.has_global:
+    same = first is not None and second is not None and one == two and not one.is_dir()
+    family = read_family(one) if same else None
+    if family is None or first is None or second is None or not family.has_global:
         return (*graphs, None)
     return (*graphs, (_from_global(family, first), _from_global(family, second)))
 
@@ -110,18 +126,19 @@ def _graph_in(path: Path, member: str | None) -> ArchGraph:
     return _of_run(path, member) if path.is_dir() else read_graph(path, member=member)
 
 
-def _named(text: str) -> tuple[Path, str | None]:
-    """Split `FILE` or `FILE:MODEL`."""
+def _file_and_model(text: str) -> tuple[Path, str | None]:
+    """Split `FILE` or `FILE:MODEL`; a file whose name holds a colon is that file."""
+    # The last colon: a drive letter has one, too.
     name, mark, member = text.rpartition(":")
     return (Path(name), member) if mark and not Path(text).exists() else (Path(text), None)
 
 
-def _from_global(family: Any, name: str) -> Any:
+def _from_global(family: Family, name: str) -> Transfer:
     """Return the transfer from a family's global model to one of its models."""
     from archgraph.states import Transfer
 
     transfers = {kind.name: kind.transfer for kind in family.clients}
-    return transfers.get(name) or Transfer.identity(family.graph)
+    return transfers.get(name) or Transfer.identity(family.graph)  # `global` itself
 
 
 def _of_run(folder: Path, member: str | None) -> ArchGraph:
@@ -134,44 +151,35 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
     graph = graphs.get(name)
     if graph is None:
         raise SpecError("has no such model", where=str(folder), **unknown(name, list(graphs)))
-    if isinstance(graph, str):
+    if isinstance(graph, str):  # why its file cannot be read
         raise SpecError(graph, where=f"{folder}: {name}")
     return graph
 
 
-def read_family(file: Path) -> Any:
+def read_family(file: Path) -> Family | None:
     """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
     from archgraph.language.yaml import read_document
 
     data = read_document(file).data
     if isinstance(data, dict) and "family" in data:
-        return archgraph.resolve(archgraph.load_experiment(file).family)  # type: ignore[arg-type]  # was read
+        from archgraph.engine.facts import family_of
+
+        return archgraph.resolve(family_of(archgraph.load_experiment(file)))
     if isinstance(data, dict) and "clients" in data:
         return archgraph.resolve(archgraph.load_family(file))
     return None
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Split `key=value` into key and value."""
-    key, mark, value = text.partition("=")
-    if not (mark and key.strip() and value.strip()):
-        raise SpecError("is not a setting", where=repr(text), expected="key=value")
-    return key.strip(), value.strip()
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
     """Parse `key=value`s; each key once, so that no value is dropped."""
     values: dict[str, str] = {}
     for text in texts:
-        key, value = pair(text)
+        key, mark, value = (part.strip() for part in text.partition("="))
+        if not (mark and key and value):
+            raise SpecError("is not a setting", where=repr(text), expected="key=value")
         if key in values:
-            raise SpecError(
-                "is set twice",
-                where=repr(key),
-                found=f"{values[key]} and {value}",
-                expected="one value",
-            )
+            raise SpecError(f"is set twice, to {values[key]} and {value}", where=repr(key))
         values[key] = value
     return values
 
@@ -192,14 +200,17 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
     import json
 
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets begin CSV with a mark
         if file.suffix == ".json":
+            # Before they become a dict, which drops all but the last of equal names.
             pairs = json.loads(text, object_pairs_hook=_once).items()
             rows = [(name, v if isinstance(v, list) else [v]) for name, v in pairs]
         else:
             rows = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
+            # A first line without a number is a heading.
             rows = rows[1:] if rows and not any(map(_numeric, rows[0][1])) else rows
         return _once([(name, [float(n) for n in numbers]) for name, numbers in rows])
+    # Whatever JSON, CSV and `float` make of a file that holds something else.
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, csv.Error) as e:
         raise SpecError(
             "does not contain numbers by name",
@@ -209,8 +220,9 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
         ) from e
 
 
-def _once(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
+def _once(rows: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    """Return a mapping of names, none of which comes twice: JSON would keep the last one."""
+    mapping: dict[str, Json] = {}
     for name, value in rows:
         if name in mapping:
             raise ValueError(f"{name} appears twice")
@@ -226,18 +238,18 @@ def _numeric(text: str) -> bool:
     return True
 
 
-def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
+def settings_of(texts: Sequence[str] | None) -> dict[str, Json]:
     """Parse `key=value`s with values as YAML writes them: numbers, true, [1, 2], text."""
     return {key: value_of(value) for key, value in by_key(texts or ()).items()}
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> Json:
     """Parse a value as YAML does: a number, true, [1, 2], {a: 1}, text."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return YAML(typ="safe", pure=True).load(text)  # as files are: no tag makes an object
     except YAMLError as error:
         raise SpecError("is not a value", where=repr(text), expected="YAML") from error
 
@@ -251,26 +263,28 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
     changes = settings_of(settings)
     if not changes:
         return spec
+    # The family stays as it was read: its files lie beside the experiment, not beside `--set`.
     data = spec.model_dump(mode="python", by_alias=True, exclude_unset=True, exclude={"family"})
     for key, value in changes.items():
-        at: Any = data
+        at: Json = data
         *path, last = key.split(".")
         for part in path:
             if not isinstance(at, dict):
                 break
-            if at.get(part) is None:
+            if at.get(part) is None:  # a mapping that the file leaves out
                 at[part] = {}
             at = at[part]
         if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
             raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
-        at[last] = tuple(value) if isinstance(value, list) else value
+        at[last] = tuple(value) if isinstance(value, list) else value  # as files are read
+    # Validation asks for a family; the one that was read is put back below.
     with typed("--set", {**data, "family": ""}, "--set ") as document:
         changed = document.validate(ExperimentSpec)
     return changed.model_copy(update={"family": spec.family})
 
 
 @contextlib.contextmanager
-def typed(name: str, data: Mapping[str, Any], prefix: str) -> Iterator[Document]:
+def typed(name: str, data: Mapping[str, Json], prefix: str) -> Iterator[Document]:
     """Treat typed values as a document: a command line has neither file nor line to point at.
 
     An error names the option or key behind ``prefix``.
@@ -281,6 +295,6 @@ def typed(name: str, data: Mapping[str, Any], prefix: str) -> Iterator[Document]
         yield Document(name, data, dict.fromkeys(places(data), 1))
     except ArchGraphError as error:
         where = (error.where or "").replace(f"{name}:1: ", prefix).replace(f"{name}:1", prefix)
-        where = where.replace(f"{prefix}python: ", prefix)
+        where = where.replace(f"{prefix}python: ", prefix)  # the key of `trace`'s own document
         error.where = where.removesuffix(": python").rstrip(": ")
         raise

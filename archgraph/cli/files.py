@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +13,6 @@ from archgraph.cli.arguments import OutputFile, Settings, experiment_of
 from archgraph.cli.output import message, say, show_item, wrote
 from archgraph.errors import SpecError
 from archgraph.tables import plural
-
-if TYPE_CHECKING:
-    from archgraph.language import Verdict
 
 
 @command()
@@ -41,6 +37,7 @@ def check(
     Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
     published figure differs from ours and its file does not say why (--figures).
     """
+    # Another question: not whether files can be used, but whether they say what papers print.
     if figures:
         from archgraph.studies.published import figures as compared
         from archgraph.studies.published import figures_table
@@ -52,8 +49,16 @@ def check(
         return
     from archgraph.language import verdicts
 
+    results = verdicts(paths)
+    if settings:
+        from archgraph.engine.files import verdict_of
+
+        if len(paths) != 1:
+            raise SpecError(f"applies to one experiment, not to {len(paths)} paths", where="--set")
+        results = iter([verdict_of(experiment_of(paths[0], settings), paths[0])])
     counted: Counter[str] = Counter()
-    for verdict in verdicts(paths) if not settings else _changed(paths, settings):
+    for verdict in results:
+        # Only in form: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -67,20 +72,6 @@ def check(
         )
     if counted["FAIL"]:
         raise typer.Exit(BAD_INPUT)
-
-
-def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict]:
-    """Yield the verdict of an experiment with other settings."""
-    from archgraph.engine.files import verdict_of
-
-    if len(paths) != 1:
-        raise SpecError(
-            "applies to a single experiment",
-            where="--set",
-            found=plural(len(paths), "path"),
-            expected="1",
-        )
-    yield verdict_of(experiment_of(paths[0], settings), paths[0])
 
 
 @command()
@@ -144,7 +135,6 @@ def strategies(
     Paper and year, what their clients may be, presets and options; `archgraph help NAME` explains
     one.
     """
-    from archgraph.cli.output import show_item
     from archgraph.federation import strategy_table
 
     table = strategy_table()

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from archgraph.cli.app import DIFFERENT, command, consent
 from archgraph.cli.arguments import (
+    AsJson,
     Choose,
+    DataFolder,
     Member,
     ModelOrFamily,
     OutputFile,
+    Words,
     by_key,
     numbers_by_name,
+    page_subject,
     read_family,
     read_graph,
     settings_of,
-    shown_in,
     two_graphs,
     typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.cli.weights import States, with_weights
 from archgraph.errors import SpecError
+from archgraph.plain import Json
 
 # Differences of two runs that are printed.
 MOST = 20
@@ -44,7 +48,7 @@ def trace(
         ),
     ],
     arg: Annotated[
-        list[str] | None,
+        Words,
         typer.Option(metavar="KEY=VALUE", help="An argument of the callable. Repeatable."),
     ] = None,
     strict: Annotated[
@@ -68,10 +72,10 @@ def trace(
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
-    inputs = {key: _input(key, value) for key, value in by_key(shapes).items()}
+    # As a model file would say it, so that files and this command accept the same.
     data = {
         "python": name,
-        "inputs": inputs,
+        "inputs": {key: _input(key, value) for key, value in by_key(shapes).items()},
         "args": settings_of(arg),
         "name": name.split(":")[1],
         "strict": strict,
@@ -83,6 +87,7 @@ def trace(
 
         from archgraph.files import write
 
+        # safetensors refuses views that are not contiguous.
         write(weights, pack({k: v.contiguous() for k, v in (state or {}).items()}))
     if output is None:
         say(str(graph))
@@ -91,18 +96,14 @@ def trace(
         wrote(output)
 
 
-def _input(name: str, value: str) -> dict[str, Any]:
+def _input(name: str, value: str) -> dict[str, object]:
     """Parse `2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
     sizes, _, dtype = value.partition(":")
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
-        raise SpecError(
-            "is not an input",
-            where=repr(f"{name}={value}"),
-            expected="name=batch,size,… e.g. x=2,3,224,224",
-        )
-    spec: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
-    return {**spec, "dtype": dtype} if dtype else spec
+        expected = "name=batch,size,… e.g. x=2,3,224,224"
+        raise SpecError("is not an input", where=repr(f"{name}={value}"), expected=expected)
+    return {"shape": tuple(map(int, parts[1:])), **({"dtype": dtype} if dtype else {})}
 
 
 @command()
@@ -111,13 +112,13 @@ def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> N
 
     Of a family: its models with their sizes; --member shows one of them.
     """
-    from archgraph.display import summary
+    from archgraph.display import summary_table
 
     if member is None and (family := read_family(file)) is not None:
         show_item(family.table())
         say(f"--member NAME shows one of them: {', '.join(family.models)}")
     else:
-        show_item(summary(read_graph(file, choose, member)))
+        show_item(summary_table(read_graph(file, choose, member)))
 
 
 @command()
@@ -132,7 +133,7 @@ def explain(
     ] = None,
     member: Member = None,
     choose: Choose = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain which axes and blocks can change, or why not.
 
@@ -142,10 +143,11 @@ def explain(
     similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
     """
     from archgraph.display import explain as explained
+    from archgraph.fields import GLOBAL
 
     family = read_family(file) if member is None else None
     if family is not None and family.has_global:
-        member = "global"
+        member = GLOBAL
     explanation = explained(read_graph(file, choose, member), name)
     if as_json:
         say_json(explanation.plain())
@@ -183,36 +185,29 @@ def draw(
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
 
-    look: dict[str, Any] = {"detail": detail, "direction": direction, "fold": fold}
-    family = read_family(file) if cover is None else None
-    if family is not None and (output is None or not output.suffix):
+    family = read_family(file if cover is None else cover)
+    if cover is None and family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
-        for path in draw_family(family, folder, **look):
+        for path in draw_family(family, folder, detail=detail, direction=direction, fold=fold):
             wrote(path)
         return
-    if family is not None:
-        if not family.has_global:
-            raise SpecError(
-                "has no global model to draw",
-                where=str(file),
-                hint="give --output a folder: every client's model is drawn",
-            )
-        graph, shares = family.graph, coverage(family)
-    elif cover is not None:
-        covering = read_family(cover)
-        if covering is None:
+    if cover is not None:
+        if family is None:
             raise SpecError("is not a family", where=str(cover), expected="a file with clients")
         graph = read_graph(file, choose)
-        shares = coverage(covering)
-        if graph.state_names != covering.graph.state_names:
-            raise SpecError(
-                "differs from the family's global model",
-                where=str(file),
-                hint=f"`archgraph draw {cover}` draws that",
-            )
+        # Coverage goes by the names of leaves: another model would take the colours of this one.
+        if graph.state_names != family.graph.state_names:
+            hint = f"`archgraph draw {cover}` draws that"
+            raise SpecError("differs from the family's global model", where=str(file), hint=hint)
+    elif family is None:
+        graph = read_graph(file, choose)
+    elif family.has_global:
+        graph = family.graph
     else:
-        graph, shares = read_graph(file, choose), None
-    text = drawn(graph, output, cover=shares, **look)
+        hint = "give --output a folder: every client's model is drawn"
+        raise SpecError("has no global model to draw", where=str(file), hint=hint)
+    shares = None if family is None else coverage(family)
+    text = drawn(graph, output, cover=shares, detail=detail, direction=direction, fold=fold)
     if output is None:
         say(text)
     else:
@@ -248,7 +243,7 @@ def view(
         ),
     ] = False,
     state: States = None,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
 ) -> None:
     """Write a page that shows architectures in a browser.
 
@@ -261,11 +256,12 @@ def view(
 
     if state and not similarity:
         raise SpecError("needs --similarity", where="--state")
-    subject: Any = [shown_in(file) for file in files]
+    subject: Json = [page_subject(file) for file in files]
     numbers = None if importance is None else numbers_by_name(importance)
     weights = None
     if similarity:
         subject, weights = with_weights(files, subject, state, data)
+    # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
     page(subject, path, title=title, importance=numbers, states=weights)
     wrote(path)
@@ -280,7 +276,7 @@ def diff(
     details: Annotated[
         bool, typer.Option("--details", help="Every leaf and operator, matched by name, too.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two models, or check whether two runs are the same.
 
@@ -291,6 +287,7 @@ def diff(
     Of two run folders: where their settings, figures or tensors differ, bit by bit; times and
     numbers of workers do not count. Exit code 1 if they differ.
     """
+    # Of runs their bits are compared; RUN:NAME compares architectures.
     if Path(a).is_dir() and Path(b).is_dir():
         _diff_runs(Path(a), Path(b), as_json)
         return
@@ -298,12 +295,14 @@ def diff(
     from archgraph.display.difference import correspondence_table
     from archgraph.relate.correspond import correspond
 
+    # Through the transfers of a family it is known which part comes from which, not guessed.
     one, two, way = two_graphs(a, b)
     matched, difference = correspond(one, two, way), differences(one, two)
     if as_json:
         say_json(matched.plain())
     elif matched.differences:
         show_item(correspondence_table(matched))
+    # Correspondence goes by structure, the difference by names: only the second is exact.
     elif difference:
         say("the same architecture, other names or order; --details lists them")
     else:
@@ -325,8 +324,7 @@ def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
             say(text)
         if len(differing) > MOST:
             say(f"and {len(differing) - MOST} more; --json lists all")
-        said = "different" if differing else "the same bits"
-        say(f"{said}: {', '.join(compared)} compared")
+        say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
     if differing:
         raise typer.Exit(DIFFERENT)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -17,6 +17,7 @@ from archgraph.cli.arguments import (
     Choose,
     ModelFile,
     OutputFile,
+    Words,
     read_graph,
     settings_of,
     typed,
@@ -24,13 +25,11 @@ from archgraph.cli.arguments import (
 )
 from archgraph.cli.output import say, show_item, wrote
 from archgraph.errors import SpecError
+from archgraph.plain import Json
 from archgraph.rewrites.registry import rewrite_rows
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
-
-
-Words = list[str] | None
 
 
 def rewrite(
@@ -60,7 +59,7 @@ def rewrite(
     one; --output writes it.
     """
     import archgraph
-    from archgraph.display import summary
+    from archgraph.display import summary_table
     from archgraph.language.loading import check_ending
     from archgraph.language.rewriting import rewritten
     from archgraph.tables import count, plural
@@ -74,8 +73,9 @@ def rewrite(
     else:
         old, new = archgraph.cost(graph), archgraph.cost(result.graph)
         sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"
-        show_item(summary(result.graph))
+        show_item(summary_table(result.graph))
         say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
+    # Last, of the model that the rewrites made: a split is one graph in several parts.
     if after or before:
         parts = archgraph.split(result.graph, after=after or (), before=before or ())
         for number, part in enumerate(parts, 1):
@@ -95,9 +95,10 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _with_rows() -> Any:
+def _with_rows() -> Callable[..., None]:
     """Return the command with an option for every row of the registry, before the other options."""
     declared = inspect.signature(rewrite, eval_str=True)
+    # typer makes options from the signature alone: a rewrite of another package has one, too.
     parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rewrite_rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
@@ -118,6 +119,7 @@ class RewriteCommand(Command):
         types = {name: typing.get_args(row.value_type) for name, row in rewrite_rows().items()}
         alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
+        # An option at the end, before another one or before the model has no value of its own.
         for word, following in itertools.pairwise([*args, "--"]):
             bare = following.startswith("-") or Path(following).is_file()
             words += [word, "true"] if word in alone and bare else [word]
@@ -136,11 +138,11 @@ def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
         try:
             return document.validate(Rewrites)
         except SpecError as error:
-            error.where = (error.where or "").replace("_", "-")
+            error.where = (error.where or "").replace("_", "-")  # keys as options
             raise
 
 
-def _value(texts: Sequence[str]) -> Any:
+def _value(texts: Sequence[str]) -> Json:
     """Parse `KEY=VALUE`s as a mapping, one value as itself, several as a list, as in YAML."""
     if all("=" in text for text in texts):
         return _frozen(settings_of(texts))
@@ -148,7 +150,7 @@ def _value(texts: Sequence[str]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Json) -> Json:
     """Convert lists to tuples, as files are read."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}

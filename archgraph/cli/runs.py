@@ -12,7 +12,16 @@ import click
 import typer
 
 from archgraph.cli.app import DIFFERENT, INTERRUPTED, Command, app, command, training
-from archgraph.cli.arguments import OutputFile, Settings, experiment_of
+from archgraph.cli.arguments import (
+    AsJson,
+    DataFolder,
+    ExperimentFile,
+    OutputFile,
+    RunFolders,
+    Settings,
+    Words,
+    experiment_of,
+)
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import plural
@@ -27,7 +36,7 @@ app.add_typer(flower, name="flower")
 
 @training()
 def run(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
+    experiment: ExperimentFile,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
     ] = None,
@@ -41,7 +50,7 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Processes that train clients side by side."),
@@ -51,6 +60,7 @@ def run(
     """Run an experiment, or go on with one."""
     import archgraph
 
+    # As a setting: it is checked as one, and the command that resumes repeats it.
     if workers is not None:
         settings = [*(settings or ()), f"engine.workers={workers}"]
     spec = experiment_of(experiment, settings)
@@ -81,9 +91,10 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
     """Write what is left of a stopped run, and the command that resumes it."""
     from archgraph.record.folder import saved_rounds
 
-    last = max(saved_rounds(folder), default=None)
+    last = last_saved(folder)  # 0: the state before the first round
     if last is None:
         return "nothing was saved"
+    # Consent is given for each call, and is written down nowhere.
     consent = click.get_current_context().find_root().params.get("python")
     python = ["--python"] if consent else []
     again = shlex.join(["archgraph", "run", *words, *python, "--resume"])
@@ -93,9 +104,7 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
 
 @command()
 def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
-    ],
+    folders: RunFolders,
     output: OutputFile = None,
 ) -> None:
     """Make a page of a run, or of several.
@@ -116,12 +125,12 @@ def report(
 
 
 def _viewer(log: Log) -> str:
-    """Write the page of a run's architectures; return an empty path if its folder lacks them."""
+    """Return the page of a run's architectures; empty if its folder lacks them."""
     from archgraph.viewer import view
 
     try:
         return view(log)
-    except ArchGraphError:
+    except ArchGraphError:  # a page without it is better than none
         return ""
 
 
@@ -150,9 +159,7 @@ def watch(
 
 @command()
 def compare(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
-    ],
+    folders: RunFolders,
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Take runs as far as they are.")
     ] = False,
@@ -171,7 +178,7 @@ def compare(
         Path | None,
         typer.Option("-o", "--output", help="Draw curves, too (.svg .png .pdf)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
@@ -186,13 +193,13 @@ def compare(
     """
     from archgraph.reports.comparison import comparison
 
-    if as_json + as_csv + as_markdown > 1:
+    if as_json + as_csv + as_markdown > 1:  # before anything is read
         raise SpecError("are mutually exclusive", where="--json, --csv, --markdown")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
-        from archgraph.reports.plots import save, spread
+        from archgraph.reports.plots import save_figure, seed_curves
 
-        save(spread({group.label: group.runs for group in compared.groups}), output)
+        save_figure(seed_curves({group.label: group.runs for group in compared.groups}), output)
     if as_json:
         say_json(compared.plain())
     elif as_csv or as_markdown:
@@ -215,12 +222,12 @@ def study(
         int, typer.Option(min=1, metavar="N", help="Processes of one thread each.")
     ] = 1,
     out: Annotated[Path, typer.Option(help="Folder of runs and tables.")] = Path("runs/studies"),
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     only_read: Annotated[
         bool, typer.Option("--only-read", help="Run nothing: the table of what is there.")
     ] = False,
     only: Annotated[
-        list[str] | None,
+        Words,
         typer.Option(metavar="CELL", help="Run this row, column or 'ROW | COLUMN' (* and ?)."),
     ] = None,
     seed: Annotated[
@@ -251,6 +258,7 @@ def study(
     from archgraph.studies.study_tables import study_tables, write_study
 
     asked = bool(only or seed) and not only_read
+    # Of several studies, those that have none of the cells asked for are read, not refused.
     others = without_part(paths, size, only or (), seed or ()) if asked else frozenset()
 
     def one(file: Path) -> StudyResult:
@@ -266,6 +274,7 @@ def study(
             seeds=seed or () if part else (),
             told=say,
         )
+        # After each study: what is done is written, whatever becomes of the next one.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):
             wrote(path)
@@ -277,7 +286,7 @@ def study(
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None
-    if len(done.results) > 1 or done.others:
+    if len(done.results) > 1 or done.others:  # of one study its own table says it
         show_tables([t for t in (done.summary(), done.left()) if t.rows])
     for path in done.write(output) if output is not None else ():
         wrote(path)
@@ -293,10 +302,10 @@ def matrix(
         typer.Option(metavar="FILE", help="Add each cell as it ends; what is there is not run."),
     ] = None,
     only: Annotated[
-        list[str] | None,
+        Words,
         typer.Option(metavar="NAME", help="These strategies or models only. Repeatable."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the table as Markdown, too.")
     ] = None,
@@ -326,9 +335,9 @@ def matrix(
 
 @flower.command(cls=Command)
 def init(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
+    experiment: ExperimentFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     settings: Settings = None,
 ) -> None:
     """Write a Flower app from an experiment.

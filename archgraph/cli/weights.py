@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
 from archgraph.cli.app import command
-from archgraph.cli.arguments import OutputFile
+from archgraph.cli.arguments import DataFolder, OutputFile
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
+
+if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.states import State
+
+# An architecture with its weights.
+WithState: TypeAlias = "tuple[ArchGraph, State]"
 
 WithWeights = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model (YAML or ONNX), a run folder, or RUN:MODEL.")
@@ -41,7 +49,7 @@ def similarity(
     filters: Annotated[
         int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
     ] = 32,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     output: OutputFile = None,
 ) -> None:
     """Compare the weights of blocks.
@@ -50,7 +58,7 @@ def similarity(
     blocks of each section, or between two models. Random weights reach more than half, so chance
     is shown beside each figure.
     """
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
     from archgraph.studies.similarity import block_similarity
     from archgraph.studies.weights import heat, similarity_tables
 
@@ -65,14 +73,11 @@ def similarity(
         sections=section or (),
     )
     if not likeness:
-        raise SpecError(
-            "no blocks to compare",
-            where=" and ".join(names),
-            expected="a section with two blocks whose weights have the same shapes",
-        )
+        expected = "a section with two blocks whose weights have the same shapes"
+        raise SpecError("no blocks to compare", where=" and ".join(names), expected=expected)
     show_tables(similarity_tables(likeness))
     if output is not None:
-        wrote(save(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
+        wrote(save_figure(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
 
 
 @command()
@@ -86,7 +91,7 @@ def scales(
         str | None,
         typer.Option(metavar="NAME", help="What to compare with; default: the smallest."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
     output: OutputFile = None,
 ) -> None:
     """Compare the scale of weights between models.
@@ -94,13 +99,14 @@ def scales(
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
     """
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
     from archgraph.studies.similarity import scale_variation
     from archgraph.studies.weights import scale_plot, scale_table
 
-    models_by_label: dict[str, Any] = {}
+    models_by_label: dict[str, WithState] = {}
     for name, file in with_states(models, state):
         for key, weighted in _models(name, data, file).items():
+            # Short where nothing is lost: one run's models by their names, files by their paths.
             inside = key and len(models) > 1 and not name.endswith(f":{key}")
             label = key if len(models) == 1 else f"{name}:{key}" if inside else name
             if label in models_by_label:  # one architecture with several states
@@ -109,7 +115,7 @@ def scales(
     compared = scale_variation(models_by_label, baseline)
     show_item(scale_table(compared))
     if output is not None:
-        wrote(save(scale_plot(compared), output))
+        wrote(save_figure(scale_plot(compared), output))
 
 
 @command()
@@ -130,7 +136,7 @@ def export(
     verify: Annotated[
         bool, typer.Option(help="Run it in onnxruntime and compare before it is written.")
     ] = True,
-    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    data: DataFolder = None,
 ) -> None:
     """Write a model with its weights as an ONNX file, or its weights alone.
 
@@ -146,17 +152,11 @@ def export(
 
     ending = output.suffix.lower()
     if ending not in (".onnx", ".safetensors"):
-        raise SpecError(
-            "unknown file suffix",
-            where="--output",
-            found=str(output),
-            expected=".onnx (model and weights) or .safetensors (weights)",
-        )
-    for option, said in (("--beside", beside), ("--optimize", optimize)):
-        if said and ending != ".onnx":
-            raise SpecError(
-                "applies to ONNX files only", where=option, found=str(output), expected=".onnx"
-            )
+        expected = ".onnx (model and weights) or .safetensors (weights)"
+        raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
+    for option, asked in (("--beside", beside), ("--optimize", optimize)):
+        if asked and ending != ".onnx":
+            raise SpecError("applies to ONNX files only", where=option, found=str(output))
     graph, weights = _one(model, data, state, tested=True)
     if ending == ".safetensors":
         from safetensors.torch import save
@@ -164,18 +164,10 @@ def export(
         from archgraph.files import write
 
         tensors = {name: weights[name].contiguous() for name in graph.state_names}
-        wrote(write(output, save(tensors, metadata={"format": "pt"})))
+        wrote(write(output, save(tensors, metadata={"format": "pt"})))  # transformers asks for it
         return
-    wrote(
-        archgraph.export(
-            graph,
-            weights,
-            output,
-            weights="beside" if beside else "inside",
-            optimize=optimize,
-            verify=verify,
-        )
-    )
+    where: Literal["beside", "inside"] = "beside" if beside else "inside"
+    wrote(archgraph.export(graph, weights, output, weights=where, optimize=optimize, verify=verify))
 
 
 def with_states(
@@ -185,20 +177,21 @@ def with_states(
     weights = list(files or ())
     if len(weights) > len(names):
         raise SpecError("more files than models", where="--state", found=str(weights[len(names)]))
-    return zip(names, [*weights, *[None] * (len(names) - len(weights))], strict=True)
+    return zip(names, itertools.chain(weights, itertools.repeat(None)), strict=False)
 
 
 def with_weights(
     files: Sequence[str],
-    subjects: Sequence[Any],
+    subjects: Sequence[object],
     states: Sequence[Path] | None,
     data: Path | None,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[object, dict[str, State]]:
     """Return what a page shows by the names of its weights, and these weights."""
     pairs = list(with_states(files, states))
     if len(files) == 1 and Path(files[0]).is_dir():
         models = _models(files[0], data, pairs[0][1])
         return subjects[0], {name: model[1] for name, model in models.items()}
+    # One file with several states stands there as often.
     names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
     weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
     return dict(zip(names, subjects, strict=True)), weights
@@ -206,7 +199,7 @@ def with_weights(
 
 def _models(
     name: str, data: Path | None, file: Path | None, tested: bool = False
-) -> dict[str, Any]:
+) -> Mapping[str, WithState]:
     """Read architectures with weights: of a run, of one of its models, or of a model file.
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
@@ -220,35 +213,33 @@ def _models(
     from archgraph.language.yaml import read_document
     from archgraph.states import check_update
 
+    # A file whose name holds a colon is that file.
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
     if Path(folder or name).is_dir():
         if file is not None:
             raise SpecError("has weights of its own", where=name, found=f"--state {file}")
-        trained_models: dict[str, Any] = dict(
-            trained(folder or name, data_root=data, tested=tested)
-        )
-        if not mark:
-            return trained_models
-        if chosen not in trained_models:
-            raise SpecError(
-                "has no such model", where=name, found=chosen, expected=", ".join(trained_models)
-            )
-        return {chosen: trained_models[chosen]}
+        models = trained(folder or name, data_root=data, tested=tested)
+        if mark and chosen not in models:
+            expected = ", ".join(models)
+            raise SpecError("has no such model", where=name, found=chosen, expected=expected)
+        return {chosen: models[chosen]} if mark else models
     graph, state = load_model(read_document(name))
     if file is not None:
         try:
             state = load_file(file)
         except SafetensorError as error:
             raise SpecError("is not a safetensors file", where=str(file), found=error) from error
-        check_update(graph, state, finite=False)
+        check_update(graph, state, finite=False)  # weights that diverged can be looked at
     return {"": (graph, state or archgraph.initial_state(graph, 0))}
 
 
-def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> Any:
+def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
     """Return an architecture with weights; of a run folder its global model."""
+    from archgraph.fields import GLOBAL  # with pydantic: not before a command needs it
+
     models = _models(name, data, file, tested)
-    if len(models) > 1 and "global" not in models:
+    if len(models) > 1 and GLOBAL not in models:
         raise SpecError(
             "holds several models", where=name, found=", ".join(models), expected=f"{name}:MODEL"
         )
-    return models.get("global") or next(iter(models.values()))
+    return models.get(GLOBAL) or next(iter(models.values()))

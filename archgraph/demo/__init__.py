@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import RunError
-from archgraph.tables import plural
+from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from archgraph.federation.family import Family
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 PARTS = ("residual", "network")
 
 
-def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterator[Any]:
+def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterator[str | Table]:
     """Draw, federate and report two models; yields what to print, text or what rich draws.
 
     The first model is a YAML file, the second a module in plain Python. For each: its family of
@@ -57,29 +56,30 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
     yield f"  archgraph run {specs / 'residual_experiment.yaml'}"
 
 
-def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[Any]:
+def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[str | Table]:
     """Run one model, from its family to the page about its run."""
     import archgraph
-    from archgraph.display import coverage, draw_family, summary
+    from archgraph.display import coverage, draw_family, summary_table
     from archgraph.reports import curves, read_run, report
-    from archgraph.reports.plots import save
+    from archgraph.reports.plots import save_figure
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
     yield f"\n{family.graph.name or name}: {_sizes(family)}"
     if name == "network":
         yield _same(family)
+    # FedFA's weak point: where it is, few clients train.
     weak = min(coverage(family).items(), key=lambda item: item[1])
     pictures = draw_family(family, folder / "pictures", form="svg")
     archgraph.draw(family.graph, folder / "pictures" / "global.png", cover=coverage(family))
     fed = f"least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
     yield f"{plural(len(pictures), 'picture')}; {fed}"
-    yield summary(family.graph)
+    yield summary_table(family.graph)
     spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
     run = archgraph.run(spec, out=folder / "run")
     for file in ("curves.svg", "curves.png"):
-        save(curves(read_run(folder / "run"), title=name), folder / file)
+        save_figure(curves(read_run(folder / "run"), title=name), folder / file)
     report(folder / "run", folder / "report.html")
     yield run.table()
 
@@ -102,6 +102,7 @@ def _same(family: Family) -> str:
     import archgraph
     from archgraph.demo.network import Network
 
+    # Both ways: the graph's weights fit the module, and the module computes what the graph does.
     module = Network().eval()
     built = archgraph.build(family.graph, family.state).eval()
     module.load_state_dict(built.state_dict(), strict=True)
@@ -112,25 +113,26 @@ def _same(family: Family) -> str:
 
 
 def _empty(folder: Path) -> Path:
-    """Return the folder, or the first numbered one that is empty."""
-    for number in itertools.count(1):
-        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+    """Return the folder, or the first numbered one that is new or empty."""
+    number, candidate = 1, folder
+    while True:
         try:
-            if not (candidate.exists() or candidate.is_symlink()):
-                candidate.mkdir(parents=True)
+            candidate.mkdir(parents=True, exist_ok=True)
+            if not any(candidate.iterdir()):
                 return candidate
-            if candidate.is_dir() and not any(candidate.iterdir()):
-                return candidate
+        except FileExistsError:  # a file has the name
+            pass
         except OSError as error:
-            raise RunError(
-                "cannot write the folder", where=str(candidate), found=error.strerror
-            ) from error
-    raise AssertionError("there is always another number")
+            reason = error.strerror
+            raise RunError("cannot write the folder", where=str(candidate), found=reason) from error
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
 
 
 def _copied(folder: Path) -> Path:
     """Copy the demo's YAML files to where the user can change them."""
     folder.mkdir()
+    # As resources: an installed package may be a zip file.
     for item in resources.files("archgraph.demo").iterdir():
         if item.name.endswith(".yaml"):
             with resources.as_file(item) as source:

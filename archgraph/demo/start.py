@@ -35,13 +35,10 @@ def start(folder: str | os.PathLike[str]) -> Path:
         ['README.md', 'ablations', 'experiments', 'families', 'models', 'papers', 'studies']
     """
     root = Path(folder)
+    # Nothing of the user's is replaced, and nothing is mixed with files of an older version.
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
-        raise RunError(
-            "needs a new or empty folder",
-            where=str(root),
-            found="a folder with files in it" if root.is_dir() else "a file",
-            expected="a path that does not exist yet, or an empty folder",
-        )
+        kind = "a folder with files in it" if root.is_dir() else "a file"
+        raise RunError("needs a new or empty folder", where=str(root), found=kind)
     try:
         with resources.as_file(resources.files("archgraph") / "specs") as specs:
             for source in sorted(file for pattern in COPIED for file in specs.glob(pattern)):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from archgraph.analysis.axes import Axis
-from archgraph.analysis.structure import Block, Structure, structure
+from archgraph.analysis.structure import Block, structure
 from archgraph.display.facts import (
     AxisFact,
     AxisMember,
@@ -19,20 +19,21 @@ from archgraph.display.facts import (
     Pin,
 )
 from archgraph.display.pricing import Pricing, axis_names, halved
-from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Node, per_graph
+from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout, Prod, Sum
 
 
 @per_graph
-def facts(graph: ArchGraph) -> Facts:
+def graph_facts(graph: ArchGraph) -> Facts:
     """Collect the facts about a graph; cached with it.
 
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> found = facts(trace(net, torch.zeros(1, 3)).graph)
-        >>> found.parameters, found.halving.parameters, found.axes["2.out"].pin.place
+        >>> about = graph_facts(trace(net, torch.zeros(1, 3)).graph)
+        >>> about.parameters, about.halving.parameters, about.axes["2.out"].pin.place
         (50, 24, '2')
     """
     return _Collector(graph).facts()
@@ -45,10 +46,11 @@ class _Collector:
         self.graph = graph
         self.pricing = Pricing(graph)
         self.solved = self.pricing.solved
-        self.found: Structure = structure(graph)
-        self.home = {name: block for block in self.found.blocks for name in block.nodes}
+        self.structured = structure(graph)
+        self.home = {name: block for block in self.structured.blocks for name in block.nodes}
+        # Where an axis leaves the model and where it is made: the place of a pin without operator.
         self.returned: dict[str, str] = {}  # the operator that returns an axis
-        for name in {i.name: None for i in walk(graph.outputs) if isinstance(i, Ref)}:
+        for name in dict.fromkeys(refs(graph.outputs)):
             for layout in (d for dims in self.solved.value[name] for d in dims):
                 for axis in self.pricing.names(layout):
                     self.returned.setdefault(axis, name)
@@ -69,17 +71,21 @@ class _Collector:
         reached = sum(map(pricing.numel, on_free))
         order = {a.name: i for i, a in enumerate(self.solved.all)}
         return Facts(
-            pricing.whole.parameters,
-            pricing.whole.macs,
-            reached / pricing.whole.parameters if pricing.whole.parameters else 0.0,
+            pricing.cost.parameters,
+            pricing.cost.macs,
+            reached / pricing.cost.parameters if pricing.cost.parameters else 0.0,
             pricing.halving(self.solved.free),
             every,
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(
                 [(a, every[a.name].section) for a in self.solved.free],
-                [s.name for s in self.found.sections],
+                # Sections without a free axis stay in the table of facts.
+                [s.name for s in self.structured.sections],
             ),
-            {b.name: self._block(b, tuple(members.get(b.name, ()))) for b in self.found.blocks},
+            {
+                b.name: self._block(b, tuple(members.get(b.name, ())))
+                for b in self.structured.blocks
+            },
             {
                 p.name: LeafFact(
                     p.name,
@@ -156,11 +162,12 @@ class _Collector:
             tuple(tuple(map(layout_text, dims)) for dims in self.solved.value[node.name]),
             tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
             tuple(dict.fromkeys(node.leaves())),
-            self.pricing.whole.nodes[node.name].macs,
+            self.pricing.cost.nodes[node.name].macs,
         )
 
     def _pin(self, axis: Axis) -> Pin:
         """Split the reason into what, which operator, where in the model and in its source."""
+        # Reasons are sentences, since errors print them too: the solver does not keep their parts.
         why, node, remedy = axis.reason, None, None
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
@@ -209,8 +216,8 @@ def layout_text(layout: Layout, axis: str = "") -> str:
             return str(layout)
 
 
-# The reason of an operator: `indexed by values (aten.index.Tensor %index in net at net.py:12)`,
-# and what would free the axis, if anything.
+# The reason of an operator, as `ops.equations` writes it: `indexed by values (aten.index.Tensor
+# %index in net at net.py:12)`, and what would free the axis, if anything.
 _PLACE = re.compile(
     r"(?P<why>.*?) \((?P<op>\S+) %(?P<node>\S+?)(?: in (?P<scope>.*?))?(?: at (?P<source>.*?))?\)"
     r"(?:; (?P<remedy>.*))?",
@@ -234,6 +241,7 @@ _REMEDIES = (
 def _remedy(why: str, spoken: str | None, outside: bool) -> str:
     if spoken:
         return spoken.removesuffix(" would free it")
+    # An axis of an input meets what the caller chose: no layer of the model frees it.
     if outside and why.startswith("meets a dimension"):
         return "another input: its size comes from outside"
     for beginning, remedy in _REMEDIES:

@@ -24,14 +24,6 @@ class Reach:
     total: int
     weights: float
 
-    @property
-    def share(self) -> float:
-        """Both in one number: the mean over all clients of the share of weights that each has."""
-        return self.clients / self.total * self.weights
-
-    def __str__(self) -> str:
-        return f"{self.clients} of {self.total} clients, {percent(self.weights)} of the weights"
-
 
 class Cover(Mapping[str, float]):
     """Share of the clients that feed each leaf of a global state, 0 to 1, by leaf name.
@@ -41,8 +33,8 @@ class Cover(Mapping[str, float]):
         parts: Share of its positions that each kind of client has, by leaf.
 
     >>> cover = Cover((1, 3), {"w": (1.0, 0.5)})
-    >>> cover["w"], str(cover.reach({"w": 8}))
-    (0.625, '4 of 4 clients, 62 % of the weights')
+    >>> cover["w"], cover.reach({"w": 8})
+    (0.625, Reach(clients=4, total=4, weights=0.625))
     """
 
     def __init__(self, counts: tuple[int, ...], parts: Mapping[str, tuple[float, ...]]) -> None:
@@ -76,9 +68,11 @@ class Cover(Mapping[str, float]):
         shares = self.shares(sizes)
         if shares is None:
             return None
-        clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
-        weighted = sum(many * part for many, part in zip(self.counts, shares, strict=True))
-        return Reach(clients, sum(self.counts), weighted / clients if clients else 0.0)
+        pairs = list(zip(self.counts, shares, strict=True))
+        clients = sum(many for many, part in pairs if part)
+        # Of the clients that have any of it: with the others, depth and width would be mixed again.
+        weights = sum(many * part for many, part in pairs) / clients if clients else 0.0
+        return Reach(clients, sum(self.counts), weights)
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
@@ -101,13 +95,12 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
         >>> coverage([(all_of_it, 3)])
         {'fc.weight': 1.0}
     """
-    pairs = list(
-        ((kind.transfer, kind.count) for kind in federation.clients)
-        if isinstance(federation, Family)
-        else federation
-    )
+    if isinstance(federation, Family):
+        federation = ((kind.transfer, kind.count) for kind in federation.clients)
+    pairs = list(federation)
     if not sum(clients for _, clients in pairs):
-        raise ArchGraphError("coverage needs at least one client", expected="at least one")
+        raise ArchGraphError("coverage needs at least one client")
+    # Leaves of one name in two global models would be added up, though they are not the same.
     if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
         raise ArchGraphError("the transfers start from different global models")
     covered = [transfer.coverage for transfer, _ in pairs]

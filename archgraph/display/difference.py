@@ -6,7 +6,6 @@ import difflib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from archgraph.analysis.structure import structure
 from archgraph.display.hierarchy import between
@@ -119,7 +118,10 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
         if was != now:
             leaves.append(Change(name, _leaf(was), _leaf(now)))
 
+    # Names of operators count up from the start of a graph, so one more shifts all that follow:
+    # operators are matched by what they do and where, and compared in the names of `a`.
     keys = [[(n.op, n.scope) for n in g.nodes] for g in (a, b)]
+    # Without autojunk: it ignores what is frequent, and in a graph relu is.
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     partner: dict[str, str] = {}
     nodes: list[Change] = []
@@ -129,10 +131,8 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
                 partner[other.name] = one.name
                 before, after = _call(one, {}), _call(other, partner)
                 if before != after or one.type != other.type:
-                    kinds = (str(one.type), str(other.type))
-                    nodes.append(
-                        Change(_place(one), f"{before} → {kinds[0]}", f"{after} → {kinds[1]}")
-                    )
+                    calls = f"{before} → {one.type}", f"{after} → {other.type}"
+                    nodes.append(Change(_place(one), *calls))
         else:
             nodes += [Change(_place(n), _call(n, {}), None) for n in a.nodes[i1:i2]]
             nodes += [Change(_place(n), None, _call(n, partner)) for n in b.nodes[j1:j2]]
@@ -171,7 +171,7 @@ def _call(node: Node, names: dict[str, str]) -> str:
 def _renamed(value: Value, names: dict[str, str]) -> str:
     """Write a value in the names of the other graph, as far as operators were matched."""
 
-    def rename(item: Any) -> Any:
+    def rename(item: Value) -> Value:
         return Ref(names.get(item.name, item.name)) if isinstance(item, Ref) else item
 
     return show(replace(value, rename))

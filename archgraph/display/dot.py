@@ -7,16 +7,15 @@ enters is at least twice as wide, so that the arrow comes in at the right of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import graphviz
 
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
 from archgraph.display.markup import FONT, bar, stacked_lines, text, width
-from archgraph.display.rows import Row, scene_rows
+from archgraph.display.rows import Row, scene_rows, span, spine
 from archgraph.display.scene import Box, Cluster, Scene
-from archgraph.display.spine import span, spine
 
 Direction = Literal["TB", "LR"]
 Fed = Reach | float
@@ -30,27 +29,15 @@ WIDTH = 2.2
 STRAIGHT = "40"
 
 
-def dot(
-    picture: Scene,
-    heading: str,
-    fed: Mapping[str, Fed],
-    tips: Callable[[Box], str],
-    direction: Direction,
-) -> str:
-    """Write the DOT text of a scene.
+class Drawing:
+    """A picture of a scene while its DOT text is written.
 
     Args:
         picture: The scene.
-        heading: Title and legend, as Graphviz's HTML.
         fed: How clients feed what has weights, by `box NAME` and `group NAME`; may be empty.
         tips: What a pointer over a box shows.
         direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
     """
-    return _Drawing(picture, fed, tips, direction).source(heading)
-
-
-class _Drawing:
-    """A picture while it is written."""
 
     def __init__(
         self,
@@ -68,7 +55,7 @@ class _Drawing:
         self.frames = 0
 
     def source(self, heading: str) -> str:
-        """Write the DOT text."""
+        """Write the DOT text under a heading, title and legend as Graphviz's HTML."""
         target = graphviz.Digraph(
             self.picture.name or "graph",
             graph_attr={
@@ -108,7 +95,7 @@ class _Drawing:
         self.links(target)
         return str(target.source)
 
-    def row(self, target: Any, row: Row, number: int) -> None:
+    def row(self, target: graphviz.Digraph, row: Row, number: int) -> None:
         """Draw frames and boxes of one row."""
         inside: set[str] = set()
         for group in self.picture.groups:
@@ -126,7 +113,7 @@ class _Drawing:
         leaving = [name for row in self.rows for name in row.leaves]
         return str(leaving.index(tail) + 1)
 
-    def mark(self, target: Any, name: str, label: str, after: bool) -> None:
+    def mark(self, target: graphviz.Digraph, name: str, label: str, after: bool) -> None:
         """Draw a small circle where an arrow leaves or enters a row."""
         target.node(
             name,
@@ -139,8 +126,9 @@ class _Drawing:
             tooltip=f"continues {'at' if after else 'from'} {label}",
         )
 
-    def box(self, target: Any, box: Box, around: Fed | None) -> None:
+    def box(self, target: graphviz.Digraph, box: Box, around: Fed | None) -> None:
         """Draw one box, without what the frame around it says."""
+        # Boxes of one `group` stand in a straight line.
         look = {"group": "spine"} if box.name in self.spine else {}
         fed = self.fed.get(f"box {box.name}")
         if fed is not None and box.kind == "operator":
@@ -159,19 +147,23 @@ class _Drawing:
         label = _box_label(box, None if same or not box.leaves else fed, quiet)
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
-    def frame(self, target: Any, group: Cluster, within: str, row: Row, inside: set[str]) -> None:
+    def frame(
+        self, target: graphviz.Digraph, group: Cluster, within: str, row: Row, inside: set[str]
+    ) -> None:
         """Draw a frame with its contents; a section of one block needs one frame only."""
-        here = [box for each in group.walk() for box in each.boxes if box in row.boxes]
+        every = [box for each in group.walk() for box in each.boxes]
+        here = row.boxes.intersection(every)
         if not here:
             return
         # A section of one block is drawn as that block, under the section's title.
         block = group.groups[0] if single(group) else group
         fed = self.fed.get(f"group {block.name}")
         self.frames += 1
+        # Graphviz draws a frame around what is called a cluster, and around nothing else.
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
-            continued = len(here) < sum(len(each.boxes) for each in group.walk())
+            title = _title(group, fed, within, continued=len(here) < len(every))
             frame.attr(
-                label=f"<{stacked_lines(_title(group, fed, within, continued=continued))}>",
+                label=f"<{stacked_lines(title)}>",
                 labeljust="l",
                 labelloc="t",
                 style="filled,rounded",
@@ -194,15 +186,12 @@ class _Drawing:
         before: dict[str, list[str]] = {}
         for link in self.picture.links:
             before.setdefault(link.head, []).append(link.tail)
+        # From left to right arrows enter a frame at its side, beside the title.
         for group in self.picture.groups if self.direction == "TB" else ():
             for each in group.walk():
                 block = each.groups[0] if single(each) else each
-                title = _title(
-                    each,
-                    self.fed.get(f"group {block.name}"),
-                    "" if each is group else group.name,
-                    continued=False,
-                )
+                fed = self.fed.get(f"group {block.name}")
+                title = _title(each, fed, "" if each is group else group.name, continued=False)
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
                     # An arrow enters here, in the middle: the title at the left has half the width.
@@ -210,7 +199,7 @@ class _Drawing:
                         wide[name] = max(wide.get(name, 0.0), 2 * width(title))
         return wide
 
-    def links(self, target: Any) -> None:
+    def links(self, target: graphviz.Digraph) -> None:
         """Draw arrows; one to a later row ends at a mark and continues from its twin there."""
         row_of = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
         drawn: set[tuple[str, str]] = set()
@@ -218,7 +207,7 @@ class _Drawing:
             start, stop = row_of[link.tail], row_of[link.head]
             tail, head = self.ids[link.tail], self.ids[link.head]
             ends = [(tail, head)]
-            if start != stop:
+            if start != stop:  # an arrow across rows would cross all that stands between them
                 ends = [(tail, f"{tail}_out"), (f"{tail}_in{stop}", head)]
             look: dict[str, str] = {}
             if link.tail in self.spine and link.head in self.spine:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from pydantic_core import to_jsonable_python
 
 from archgraph.display import explanation_tables as tables
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.display.facts import (
     AxisFact,
     BlockFact,
@@ -19,16 +21,16 @@ from archgraph.display.facts import (
     LeafFact,
     OperatorFact,
     Saving,
-    plain_fact,
 )
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
+from archgraph.plain import Json
 from archgraph.tables import Table, count
 
 # Names of parts, by kind.
-NamesByKind: TypeAlias = Mapping[str, Sequence[str]]
+NamesByKind: TypeAlias = Mapping[str, Collection[str]]
 # Names that an unknown name may have meant.
 NEAREST = 3
 # The kinds of parts, as :class:`Facts` and :class:`Explanation` name them.
@@ -71,7 +73,7 @@ class Explanation:
         """Axes that may not, each with its pin."""
         return tuple(a for a in self.axes if not a.free)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """Return the explanation as values that JSON can write.
 
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
@@ -79,20 +81,16 @@ class Explanation:
         ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
         ``blocks``, ``leaves``, ``operators``.
         """
-        overall = {
-            k: plain_fact(getattr(self.about, k))
-            for k in ("parameters", "macs", "reach", "halving")
-        }
-        chosen = {k: plain_fact(getattr(self, k)) for k in KINDS}
-        return {"model": self.model, "asked": self.asked, **overall, **chosen}
+        overall = {k: getattr(self.about, k) for k in ("parameters", "macs", "reach", "halving")}
+        parts = {k: getattr(self, k) for k in KINDS}
+        return to_jsonable_python({"model": self.model, "asked": self.asked, **overall, **parts})
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables())
 
     def __repr__(self) -> str:
-        return (
-            f"Explanation({self.model!r}, {len(self.free)} free and {len(self.pinned)} pinned axes)"
-        )
+        axes = f"{len(self.free)} free and {len(self.pinned)} pinned axes"
+        return f"Explanation({self.model!r}, {axes})"
 
     def tables(self) -> tuple[Table, ...]:
         """Return the explanation as tables; empty ones are left out.
@@ -104,28 +102,25 @@ class Explanation:
             first = [self._overview()]
         elif len(self.axes) == 1 and self.axes[0].name == self.asked and not self.blocks:
             axis = self.axes[0]
-            parts = [
+            of_axis = (
                 tables.one_axis(axis),
                 tables.leaves_with_axis(axis),
                 tables.operators_with_axis(axis, self.about),
-            ]
-            return tuple(table for table in parts if table.rows)
+            )
+            return tuple(table for table in of_axis if table.rows)
         else:
             one = self.operators if len(self.operators) == 1 else ()
             first = [*map(tables.one_operator, one), self._halves()]
-        return tuple(
-            table
-            for table in (
-                *first,
-                tables.free_axes(self.free, self._together, each),
-                tables.pinned_axes(self.pinned, each),
-                tables.removable_blocks(self.blocks, each),
-                tables.staying_blocks(self.blocks, each),
-                tables.leaf_layouts(self.leaves),
-                tables.several_operators(self.operators if len(self.operators) > 1 else ()),
-            )
-            if table.rows
+        parts = (
+            *first,
+            tables.free_axes(self.free, self._together, each),
+            tables.pinned_axes(self.pinned, each),
+            tables.removable_blocks(self.blocks, each),
+            tables.staying_blocks(self.blocks, each),
+            tables.leaf_layouts(self.leaves),
+            tables.several_operators(self.operators if len(self.operators) > 1 else ()),
         )
+        return tuple(table for table in parts if table.rows)
 
     def _overview(self) -> Table:
         about = self.about
@@ -147,6 +142,7 @@ class Explanation:
 
     def _halves(self) -> Table:
         """Tabulate what halving all axes of a role or a section saves."""
+        # A single role repeats the row of all free axes.
         roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
         groups = [(f"role {g.name}", g) for g in roles]
         groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
@@ -181,28 +177,37 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> found = explain(trace(net, torch.zeros(1, 3)).graph)
-        >>> [(a.name, a.saving.parameters) for a in found.free]
+        >>> explanation = explain(trace(net, torch.zeros(1, 3)).graph)
+        >>> [(a.name, a.saving.parameters) for a in explanation.free]
         [('0.out', 24)]
-        >>> [(a.name, a.pin.why) for a in found.pinned][-1]
+        >>> [(a.name, a.pin.why) for a in explanation.pinned][-1]
         ('2.out', "dimension 1 of the model's output")
     """
-    about = facts(graph)
+    about = graph_facts(graph)
     if name is None:
-        kinds = ("axes", "roles", "sections", "blocks")
-        return Explanation(
-            graph.name, None, about, **{k: tuple(getattr(about, k).values()) for k in kinds}
-        )
-    word = name.removeprefix("%")
-    parts = _named(about, word, operator=word != name) or _like(about, word)
-    if not parts:
-        raise _unknown(about, word)
-    chosen = {k: tuple(f for n, f in getattr(about, k).items() if n in parts[k]) for k in KINDS}
+        parts: NamesByKind = {k: getattr(about, k) for k in ("axes", "roles", "sections", "blocks")}
+    else:
+        word = name.removeprefix("%")
+        parts = _named(about, word, operator=word != name) or _like(about, word)
+        if not parts:
+            known = dict.fromkeys(name for kind in KINDS for name in getattr(about, kind))
+            raise ArchGraphError(
+                "no axis, section, block, leaf or operator has this name",
+                where=word,
+                hint=nearest(word, known, cutoff=0.5, count=NEAREST)
+                or "without a name, everything is explained",
+            )
+    # In the order of the graph, however the parts were matched, and each once.
+    chosen = {
+        kind: tuple(fact for n, fact in getattr(about, kind).items() if n in parts.get(kind, ()))
+        for kind in KINDS
+    }
     return Explanation(graph.name, name, about, **chosen)
 
 
 def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
     """Return the parts of exactly this name, each with the axes that it makes or has."""
+    # `%fc` is the operator, where a block or leaf may have its name as well.
     if operator:
         return _operator_of(about, [n for n in about.operators if n == word])
     sections = [s for s in about.sections if s == word]
@@ -240,13 +245,3 @@ def _parts(**names: Iterable[str]) -> NamesByKind:
 
 def _matching(names: Iterable[str], word: str) -> list[str]:
     return [n for n in names if n.startswith(f"{word}.") or fnmatch.fnmatchcase(n, word)]
-
-
-def _unknown(about: Facts, word: str) -> ArchGraphError:
-    known = list(dict.fromkeys(name for kind in KINDS for name in getattr(about, kind)))
-    return ArchGraphError(
-        "no axis, section, block, leaf or operator has this name",
-        where=word,
-        hint=nearest(word, known, cutoff=0.5, count=NEAREST)
-        or "without a name, everything is explained",
-    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 from archgraph.display.facts import (
     AxisFact,
@@ -35,7 +35,7 @@ def savings(saving: Saving | None) -> tuple[str, str]:
     )
 
 
-def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
+def numbered_runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
     """Return the names that differ in one number and agree in everything else, in order.
 
     Args:
@@ -46,15 +46,15 @@ def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, lis
         For each run its pattern and the indices of its members; a name alone is its own pattern.
 
     Example:
-        >>> runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])
+        >>> numbered_runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])
         [('a.*.w', [0, 1]), ('b1.w', [2]), ('b2.w', [3]), ('c', [4])]
     """
-    members: dict[tuple[Any, ...], list[int]] = {}
+    members: dict[tuple[int, str, str, Hashable], list[int]] = {}
     for index, name in enumerate(names):
         parts = re.split(r"(\d+)", name)
         for at in range(1, len(parts), 2):
-            rest = ("".join(parts[:at]), "".join(parts[at + 1 :]))
-            members.setdefault((at, *rest, alike[index]), []).append(index)
+            before, after = "".join(parts[:at]), "".join(parts[at + 1 :])
+            members.setdefault((at, before, after, alike[index]), []).append(index)
     grouped: set[int] = set()
     runs_of_names: list[tuple[str, list[int]]] = []
     # the longest runs first; of equal ones that of the number further left, e.g. the block's
@@ -72,13 +72,17 @@ def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, lis
 def _grouped(
     names: Sequence[str], alike: Sequence[Hashable], each: bool
 ) -> list[tuple[str, list[int]]]:
-    return [(n, [i]) for i, n in enumerate(names)] if each else runs(names, alike)
+    return [(n, [i]) for i, n in enumerate(names)] if each else numbered_runs(names, alike)
+
+
+def _times(name: str, number: int) -> str:
+    return name if number == 1 else f"{name} ×{number}"
 
 
 def _kinds(spans: Sequence[str]) -> str:
     """Write the operators of spans: `layer norm ×2, softmax`."""
     counts = Counter(s.partition(" in ")[0] for s in spans)
-    return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in counts.items())
+    return ", ".join(_times(kind, number) for kind, number in counts.items())
 
 
 def free_axes(
@@ -91,21 +95,27 @@ def free_axes(
     rows = []
     for name, indices in groups:
         members = [axes[i] for i in indices]
-        first = members[0]
-        many = (str(len(members)) if len(members) > 1 else "",) if several else ()
+        first, many = members[0], str(len(members)) if len(members) > 1 else ""
         role = f"{first.role}*" if first.spans else first.role
-        rows.append((name, *many, str(first.size), role, *savings(together(members))))
+        rows.append((name, many, str(first.size), role, *savings(together(members))))
     notes = ["a row of several axes shows what halving all of them saves"] if several else []
     kinds = dict.fromkeys(s.partition(" in ")[0] for a in axes for s in a.spans)
     if kinds:
         notes.append(f"*: {', '.join(kinds)} runs over it; cutting it changes what that computes")
-    return Table(
-        "Free axes: what halving saves",
-        ("axis", *(("axes",) if several else ()), "size", "role", *SAVES),
-        tuple(rows),
-        right=frozenset({1, 2, 4, 5} if several else {1, 3, 4}),
-        short=frozenset({0}),
-        note="\n".join(notes),
+    heads, right = ("axis", "axes", "size", "role", *SAVES), frozenset({1, 2, 4, 5})
+    title, note = "Free axes: what halving saves", "\n".join(notes)
+    return _filled_columns(Table(title, heads, tuple(rows), right, note=note, short=frozenset({0})))
+
+
+def _filled_columns(table: Table) -> Table:
+    """Leave out columns in which every cell is empty."""
+    used = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in used),
+        rows=tuple(tuple(row[i] for i in used) for row in table.rows),
+        right=frozenset(at for at, i in enumerate(used) if i in table.right),
+        short=frozenset(at for at, i in enumerate(used) if i in table.short),
     )
 
 
@@ -113,7 +123,8 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
     """Return one row per cause; where it holds for many axes, the first ones stand for all."""
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
-        assert axis.pin is not None
+        assert axis.pin is not None  # it is pinned
+        # One cause at many places is one row, unless every axis is asked for.
         key = (axis.pin.why, axis.pin.operator, axis.pin.remedy)
         causes.setdefault((*key, axis.pin.place) if each else key, []).append(axis)
     rows = []
@@ -121,7 +132,7 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
         groups = _grouped([a.name for a in members], [(a.section, a.size) for a in members], each)
         limit = len(groups) if each else EACH
         lines = [
-            f"{name} [{members[indices[0]].size}]" + (f" ×{len(indices)}" * (len(indices) > 1))
+            _times(f"{name} [{members[indices[0]].size}]", len(indices))
             for name, indices in groups[:limit]
         ]
         hidden = sum(len(indices) for _, indices in groups[limit:])
@@ -152,48 +163,29 @@ def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
     """Return the blocks that can be left out, with what that saves."""
     blocks = [b for b in blocks if b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
-    several = any(len(indices) > 1 for _, indices in groups)
     rows = []
     for name, indices in groups:
-        many = (str(len(indices)) if len(indices) > 1 else "",) if several else ()
-        block = blocks[indices[0]]
-        rows.append((name, *many, block.kind, *savings(block.saving)))
-    return Table(
-        "Removable blocks: what skipping one saves",
-        ("block", *(("blocks",) if several else ()), "kind", *SAVES),
-        tuple(rows),
-        right=frozenset({1, 3, 4} if several else {2, 3}),
-        short=frozenset({0}),
-    )
+        block, many = blocks[indices[0]], str(len(indices)) if len(indices) > 1 else ""
+        rows.append((name, many, block.kind, *savings(block.saving)))
+    title, heads = "Removable blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES)
+    right = frozenset({1, 3, 4})
+    return _filled_columns(Table(title, heads, tuple(rows), right, short=frozenset({0})))
 
 
 def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
     """Return the blocks that cannot be left out, with the reason."""
     blocks = [b for b in blocks if not b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
-    return Table(
-        "Blocks that stay",
-        ("block", "kind", "why"),
-        tuple(
-            (
-                name if len(indices) == 1 else f"{name} ×{len(indices)}",
-                blocks[indices[0]].kind,
-                blocks[indices[0]].reason,
-            )
-            for name, indices in groups
-        ),
-        short=frozenset({0}),
-    )
+    first = [(_times(name, len(indices)), blocks[indices[0]]) for name, indices in groups]
+    rows = tuple((name, block.kind, block.reason) for name, block in first)
+    return Table("Blocks that stay", ("block", "kind", "why"), rows, short=frozenset({0}))
 
 
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
     """Return the leaves with the layout of each dimension."""
-    return Table(
-        "Leaves",
-        ("leaf", "shape", "layout of each dimension"),
-        tuple((p.name, "×".join(map(str, p.shape)), " | ".join(p.layout)) for p in leaves),
-        short=frozenset({0}),
-    )
+    heads = ("leaf", "shape", "layout of each dimension")
+    rows = tuple((p.name, "×".join(map(str, p.shape)), " | ".join(p.layout)) for p in leaves)
+    return Table("Leaves", heads, rows, short=frozenset({0}))
 
 
 def one_axis(axis: AxisFact) -> Table:
@@ -203,14 +195,14 @@ def one_axis(axis: AxisFact) -> Table:
         inside = axis.section if axis.block == axis.section else f"{axis.section}, {axis.block}"
         rows.append(("made in", inside))
     if axis.pin is None:
-        parameters, macs = (" = ".join(text.split()) for text in savings(axis.saving))
+        parameters, macs = (" = ".join(text.split()) for text in savings(axis.saving))  # 24 = 50%
         rows += [
             ("free", "yes"),
             ("halving", f"{axis.size} → {axis.halved}"),
             ("saves", f"{parameters} of the parameters, {macs} of the MACs"),
         ]
     else:
-        rows += [("free", f"no: {axis.pin.why}")]
+        rows.append(("free", f"no: {axis.pin.why}"))
         if axis.pin.operator is not None:
             rows.append(("pinned by", f"{axis.pin.operator} %{axis.pin.node}"))
         rows.append(("in", axis.pin.place))
@@ -225,10 +217,8 @@ def one_axis(axis: AxisFact) -> Table:
 
 def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
     """Return runs of names with their numbers of members, the number written behind the name."""
-    return [
-        (name if len(indices) == 1 else f"{name} ×{len(indices)}", len(indices))
-        for name, indices in runs(names, [None] * len(names))
-    ]
+    groups = numbered_runs(names, [None] * len(names))
+    return [(_times(name, len(indices)), len(indices)) for name, indices in groups]
 
 
 def leaves_with_axis(axis: AxisFact) -> Table:
@@ -247,30 +237,18 @@ def leaves_with_axis(axis: AxisFact) -> Table:
         texts = []
         for layout in dict.fromkeys(m.layout for m in members if m.layout != full):
             several = layout.count(" + ") > 1
+            # A dense network concatenates hundreds of them: no line holds their names.
             texts.append("one of several terms" if several else _local(layout, axis.name))
         return ", ".join(texts)
 
     shapes = [shape(members) for members in dims.values()]
     layouts = [made_of(members) for members in dims.values()]
-    groups = runs(list(dims), list(zip(shapes, layouts, strict=True)))
-    mixed = any(layouts)
-    rows = tuple(
-        (
-            name,
-            str(len(indices)),
-            shapes[indices[0]],
-            *((layouts[indices[0]],) if mixed else ()),
-        )
-        for name, indices in groups
-    )
-    return Table(
-        f"Leaves that have it: {len(dims)}",
-        ("leaf", "leaves", "shape", *(("what [ ] is made of",) if mixed else ())),
-        rows,
-        right=frozenset({1}),
-        short=frozenset({0, 3} if mixed else {0}),
-        note="[ ]: the dimension with the axis",
-    )
+    groups = numbered_runs(list(dims), list(zip(shapes, layouts, strict=True)))
+    rows = tuple((n, str(len(of)), shapes[of[0]], layouts[of[0]]) for n, of in groups)
+    title = f"Leaves that have it: {len(dims)}"
+    heads = ("leaf", "leaves", "shape", "what [ ] is made of")
+    note, short = "[ ]: the dimension with the axis", frozenset({0, 3})
+    return _filled_columns(Table(title, heads, rows, frozenset({1}), note=note, short=short))
 
 
 def _local(layout: str, axis: str) -> str:
@@ -279,6 +257,7 @@ def _local(layout: str, axis: str) -> str:
     >>> _local("a.b.q.heads[2] × a.b.v.dim[3]", "a.b.q.heads")
     'q.heads[2] × v.dim[3]'
     """
+    # Names of axes are what stands before `[size]` in the text of a layout.
     names = [axis, *re.findall(r"[^\s()]+(?=\[\d+\])", layout)]
     paths = [name.split(".")[:-1] for name in names]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
@@ -323,13 +302,8 @@ def one_operator(operator: OperatorFact) -> Table:
 
 def several_operators(operators: Sequence[OperatorFact]) -> Table:
     """Tabulate operators, a row each."""
-    return Table(
-        "Operators",
-        ("name", "operator", "in", "result", "MACs"),
-        tuple(
-            (f"%{o.name}", o.operator, o.place, ", ".join(o.shapes), count(o.macs))
-            for o in operators
-        ),
-        right=frozenset({4}),
-        short=frozenset({0, 2}),
+    heads = ("name", "operator", "in", "result", "MACs")
+    rows = tuple(
+        (f"%{o.name}", o.operator, o.place, ", ".join(o.shapes), count(o.macs)) for o in operators
     )
+    return Table("Operators", heads, rows, right=frozenset({4}), short=frozenset({0, 2}))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from archgraph.display.pricing import Pricing
@@ -224,12 +223,3 @@ class Facts:
     leaves: Mapping[str, LeafFact]
     operators: Mapping[str, OperatorFact]
     pricing: Pricing = field(compare=False, repr=False)
-
-
-def plain_fact(fact: Any) -> Any:
-    """Return a fact as values that JSON can write: dataclasses as mappings, tuples as lists."""
-    if dataclasses.is_dataclass(fact):
-        return {f.name: plain_fact(getattr(fact, f.name)) for f in dataclasses.fields(fact)}
-    if isinstance(fact, tuple):
-        return [plain_fact(item) for item in fact]
-    return fact

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from archgraph.analysis.structure import structure
-from archgraph.display.cover import Cover, coverage
+from archgraph.display import colours
+from archgraph.display.cover import Cover, coverage, percent
 from archgraph.display.dot import Direction
 from archgraph.display.labels import count_parameters
-from archgraph.display.multiples import multiples
-from archgraph.display.picture import draw, save
+from archgraph.display.markup import FONT, coloured_row, plain_table, text
+from archgraph.display.picture import draw, write_picture
 from archgraph.display.pieces import Detail
 from archgraph.federation.family import Family, sizes
 from archgraph.tables import plural
+
+# Points of a bar of all weights.
+WHOLE = 76
 
 
 def draw_family(
@@ -48,32 +53,21 @@ def draw_family(
         RunError: If a file cannot be written, or the format is unknown.
     """
     target = Path(folder)
+    drawn = functools.partial(draw, detail=detail, direction=direction, fold=fold)
     name = family.name or family.graph.name or "model"
     paths = []
-    if family.graph.nodes:  # else clients have nothing but models of their own
+    # Without a global model clients have models of their own only, and nothing to be fed.
+    if family.graph.nodes:
         cover = coverage(family)
         paths += [target / f"global.{form}", target / f"clients.{form}"]
-        draw(
-            family.graph,
-            paths[0],
-            cover=cover,
-            detail=detail,
-            direction=direction,
-            fold=fold,
-            title=f"{name}: {plural(sum(cover.counts), 'client')}",
-            notes=family_legend(family),
-        )
-        save(multiples(name, family_legend(family), block_shares(family, cover)), paths[1])
+        legend = family_legend(family)
+        title = f"{name}: {plural(sum(cover.counts), 'client')}"
+        drawn(family.graph, paths[0], cover=cover, title=title, notes=legend)
+        write_picture(multiples(name, legend, block_shares(family, cover)), paths[1])
     for member in family.clients:
         paths.append(target / f"{file_name(member.name)}.{form}")
-        draw(
-            member.graph,
-            paths[-1],
-            detail=detail,
-            direction=direction,
-            fold=fold,
-            title=f"{name}: {member.name} ({plural(member.count, 'client')})",
-        )
+        title = f"{name}: {member.name} ({plural(member.count, 'client')})"
+        drawn(member.graph, paths[-1], title=title)
     return tuple(paths)
 
 
@@ -111,3 +105,58 @@ def file_name(name: str) -> str:
     ('client-weak', 'client-a-b-c')
     """
     return "client-" + re.sub(r"[^\w.+-]+", "-", name)
+
+
+def multiples(
+    name: str,
+    legend: Sequence[Sequence[str]],
+    blocks: Iterable[tuple[str, str, Sequence[float]]],
+) -> str:
+    """Write a table as DOT text: clients in columns, blocks of the global model in rows.
+
+    Args:
+        name: Of the family.
+        legend: A row of titles, then a row for each kind of client: name, number, sizes.
+        blocks: Section, block, and the share of its weights that each kind of client has.
+
+    Example:
+        >>> rows = [("clients", "number", "parameters"), ("small", "3", "2k")]
+        >>> "small" in multiples("family", rows, [("stem", "conv", (0.5,))])
+        True
+    """
+    kinds = legend[1:]
+    rows = [["", *(text(kind[0], size=11, bold=True) for kind in kinds)]]
+    for column, title in list(enumerate(legend[0]))[1:]:
+        words = (text(kind[column], size=9, colour=colours.QUIET) for kind in kinds)
+        rows.append([text(title, size=9, colour=colours.QUIET), *words])
+    before = ""
+    for section, block, shares in blocks:
+        if section != before:
+            rows.append([text(section, size=10, bold=True), *("" for _ in kinds)])
+        before = section
+        bars = [_bar(share) for share in shares]
+        rows.append([text(block, size=9), *bars, *("" for _ in kinds[len(bars) :])])
+    title = text(f"{name}: its clients", size=16, bold=True)
+    note = text("a bar: share of the block's weights that a client has; –: no such block", size=9)
+    top = [f'<TD COLSPAN="{len(kinds) + 1}">{line}</TD>' for line in (title, note)]
+    body = [
+        "".join(f'<TD ALIGN="{"CENTER" if i else "LEFT"}">{c}</TD>' for i, c in enumerate(row))
+        for row in rows
+    ]
+    table = plain_table([*top, *body], spacing=6)
+    return (
+        f'digraph clients {{\n\tgraph [bgcolor="{colours.PAPER}" fontname="{FONT}"]\n'
+        f'\tnode [shape=plain fontname="{FONT}"]\n\ttable [label=<{table}>]\n}}\n'
+    )
+
+
+def _bar(share: float) -> str:
+    """Draw a centred bar, as wide as the share, with the share in it or beside it."""
+    if not share:
+        return text("–", size=9, colour=colours.QUIET)
+    full = max(round(share * WHOLE), 3)  # a share of a per cent is still seen
+    side = (WHOLE - full) // 2
+    tone = colours.blend(colours.SCALE, share)
+    cells = [(side, colours.SECTION), (full, tone), (WHOLE - full - side, colours.SECTION)]
+    lines = plain_table([coloured_row(cells, 9)]), text(percent(share), size=8)
+    return plain_table(f"<TD>{line}</TD>" for line in lines)

@@ -11,14 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show
+from archgraph.graph.values import refs
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
 # So many blocks fold although their widths differ (the layers of a dense block).
 GROWING = 3
 # Section and blocks: names with the names of their operators in topological order.
-Sections = Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]
+Blocks = Sequence[tuple[str, Sequence[str]]]
+Sections = Sequence[tuple[str, Blocks]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def between(first: str, last: str) -> str:
     """
     if first == last:
         return first
-    a, b = (re.split(r"(\d+)", text) for text in (first, last))
+    a, b = (re.split(r"(\d+)", text) for text in (first, last))  # numbers at odd positions
     apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     if len(a) == len(b) and len(apart) == 1 and apart[0] % 2:
         a[apart[0]] += f"–{b[apart[0]]}"
@@ -109,13 +111,13 @@ class _Reading:
         self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]], marks: Mapping[str, object]
     ) -> None:
         self.graph, self.feeds, self.marks = graph, feeds, marks
-        ends = (item.name for item in walk(graph.outputs) if isinstance(item, Ref))
-        self.users: dict[str, list[str]] = {name: [""] for name in ends}
+        # The caller is a user, too, of no name: a block whose value it gets does not fold.
+        self.users: dict[str, list[str]] = {name: [""] for name in refs(graph.outputs)}
         for name, before in feeds.items():
             for used in before:
                 self.users.setdefault(used, []).append(name)
 
-    def section(self, blocks: Sequence[tuple[str, Sequence[str]]]) -> list[Fold]:
+    def section(self, blocks: Blocks) -> list[Fold]:
         """Fold a section: at each block the fold that covers most, equal widths first."""
         folded: list[Fold] = []
         start = 0
@@ -133,9 +135,7 @@ class _Reading:
                 start += 1
         return folded
 
-    def run(
-        self, blocks: Sequence[tuple[str, Sequence[str]]], period: int, growing: bool = False
-    ) -> Fold:
+    def run(self, blocks: Blocks, period: int, growing: bool = False) -> Fold:
         """Fold the first blocks and all that repeat them."""
         units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
         names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
@@ -152,12 +152,12 @@ class _Reading:
                 ("same", name) if name == other else ("made before", position.get(name))
                 for name, other in zip(outside, before, strict=False)
             ]
-            alike = (
-                here == lines
-                and relation in (None, current)
-                and ("made before", None) not in current
-            )
-            if not alike or not self.private(nodes[many - 1], nodes[many]):
+            if (
+                here != lines
+                or relation not in (None, current)
+                or ("made before", None) in current
+                or not self.private(nodes[many - 1], nodes[many])
+            ):
                 break
             relation, before, many = current, outside, many + 1
         return Fold(names[:many], nodes[:many], growing)
@@ -184,10 +184,12 @@ class _Reading:
                 case _:
                     return value
 
+        # Names are replaced by the order of first use, so that equal blocks have equal lines.
         lines: list[object] = [tuple(self.marks.get(block) for block in blocks)]
         for name in nodes:
             node = self.graph.node[name]
             used = tuple(show(unnamed(Ref(other))) for other in self.feeds.get(name, ()))
+            # Of what grows, ranks are compared, not sizes; arguments may name sizes, too.
             if growing:
                 refs = [len(self.graph.param[leaf].shape) for leaf in node.leaves()]
                 lines.append((node.op, used, refs, [len(kind.shape) for kind in node.types]))

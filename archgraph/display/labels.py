@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -66,15 +67,12 @@ def _repeat(value: Value) -> str:
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _ones(value: Value) -> bool:
-    return all(item == 1 for item in walk(value))
-
-
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
     """Return the shape of a node's matrix or kernel; empty if it has none."""
     if not row(node.op).weighted:
         return ()
     shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
+    # Of weight and bias, the weight.
     return max(shapes, key=len, default=())
 
 
@@ -117,19 +115,17 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    words = [operator_words(node.op)]
-    if len(kernel) > 2:
-        words.append(_repeat(kernel[2:]))
+    text = operator_words(node.op)
+    if len(kernel) > 2:  # out, in, and the kernel itself
+        text += f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
-        square = (size, size) if isinstance(size, int) else size
-        words.append(_repeat(square))
-    text = " ".join(words)
+        text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
     if kernel and len(node.shape) > 1:
-        channels = node.shape[1] if len(kernel) > 2 else node.shape[-1]
-        text += f" → {channels}"
+        # Convolutions have channels behind the batch axis, linear layers at the end.
+        text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
     for name in SHOWN:
         value = node.arg(name)
-        if value not in (None, ()) and not _ones(value):
+        if value not in (None, ()) and not all(item == 1 for item in walk(value)):
             same = isinstance(value, tuple) and len(set(value)) == 1
             text += f", {name} {value[0] if same and isinstance(value, tuple) else _repeat(value)}"
     return LabelLine(text, strong=bool(kernel))
@@ -149,18 +145,12 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     What only moves values before and after attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
-    words: list[str] = []
     attending = any(attends(graph, graph.node[name]) for name in names)
     labelled = [n for n in names if not (attending and growth(graph.node[n].op).moves)]
+    # A box of nothing else still needs a label.
     labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    for line in (operator_label(graph, graph.node[name]) for name in labelled):
-        if not line.strong:
-            words.append(line.text)
-            continue
-        if words:
-            lines.append(LabelLine(abbreviated(words)))
-        lines.append(line)
-        words = []
-    if words:
-        lines.append(LabelLine(abbreviated(words)))
+    every = [operator_label(graph, graph.node[name]) for name in labelled]
+    for strong, group in itertools.groupby(every, key=lambda line: line.strong):
+        alike = list(group)
+        lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]
     return tuple(lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from archgraph.display import colours
 from archgraph.display.cover import Cover
-from archgraph.display.markup import bar, text
+from archgraph.display.markup import bar, plain_table, text
 from archgraph.display.scene import Scene
 from archgraph.tables import count
 
@@ -38,25 +38,21 @@ def heading(
         marks.append("dashed: training only")
     if any(link.mask for link in picture.links):
         marks.append("dotted: masks attention")
+    # Two to a line: the legend of a narrow picture is not wider than the picture.
     lines += [_quiet(" · ".join(marks[i : i + 2])) for i in range(0, len(marks), 2)]
     if notes:
         lines.append(_table(notes))
     if cover is not None:
         lines.append(_scale())
     if isinstance(cover, Cover):
-        lines.append(_row([bar(0.4), _quiet("share of its weights that such a client has: width")]))
+        width = _quiet("share of its weights that such a client has: width")
+        lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{width}</TD>"], padding=2))
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
     return f'<<TABLE BORDER="0" CELLSPACING="2">{rows}</TABLE>>'
 
 
 def _quiet(words: str) -> str:
     return text(words, size=9, colour=colours.QUIET)
-
-
-def _row(cells: Sequence[str]) -> str:
-    inner = "".join(f"<TD>{cell}</TD>" for cell in cells)
-    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="2">'
-    return f"{table}<TR>{inner}</TR></TABLE>"
 
 
 def _scale() -> str:
@@ -67,20 +63,18 @@ def _scale() -> str:
         f"{text(f'{100 * s:.0f}', size=8)}</TD>"
         for s in steps
     )
-    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="2">'
     caption = _quiet("share of clients that have it, %")
-    return f"{table}<TR><TD>{caption} </TD>{cells}</TR></TABLE>"
+    return plain_table([f"<TD>{caption} </TD>{cells}"], padding=2)
 
 
 def _table(notes: Sequence[Sequence[str]]) -> str:
     """Write a small table; numbers are right-aligned."""
-    rows = []
-    for number, row in enumerate(notes):
-        cells = "".join(
+    rows = (
+        "".join(
             f'<TD ALIGN="{"RIGHT" if column else "LEFT"}">'
             f"{text(cell, size=9, bold=number == 0)}</TD>"
             for column, cell in enumerate(row)
         )
-        rows.append(f"<TR>{cells}</TR>")
-    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="8" CELLPADDING="0">'
-    return f"{table}{''.join(rows)}</TABLE>"
+        for number, row in enumerate(notes)
+    )
+    return plain_table(rows, spacing=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from archgraph.display import colours
 
@@ -35,17 +35,29 @@ def stacked_lines(lines: Sequence[str]) -> str:
     return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
 
 
-def bar(share: float, length: int = BAR, colour: str = colours.INK) -> str:
-    """Draw a bar that is filled up to a share."""
-    full = round(min(max(share, 0.0), 1.0) * length)
-    cells = [(full, colour), (length - full, colours.PAPER)]
-    row = "".join(
-        f'<TD BGCOLOR="{tone}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
-        for points, tone in cells
+def plain_table(
+    rows: Iterable[str], *, spacing: int = 0, padding: int = 0, attributes: str = ""
+) -> str:
+    """Write a table without borders; a row is the text of its cells."""
+    inner = "".join(f"<TR>{row}</TR>" for row in rows)
+    gaps = f'CELLSPACING="{spacing}" CELLPADDING="{padding}"'
+    return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}{attributes}>{inner}</TABLE>'
+
+
+def coloured_row(cells: Iterable[tuple[int, str]], height: int) -> str:
+    """Write cells of some widths in points and colours; Graphviz refuses those of no width."""
+    return "".join(
+        f'<TD BGCOLOR="{colour}" WIDTH="{points}" HEIGHT="{height}" FIXEDSIZE="TRUE"></TD>'
+        for points, colour in cells
         if points
     )
-    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0" ALIGN="LEFT">'
-    return f"{table}<TR>{row}</TR></TABLE>"
+
+
+def bar(share: float) -> str:
+    """Draw a bar that is filled up to a share."""
+    full = round(min(max(share, 0.0), 1.0) * BAR)
+    row = coloured_row([(full, colours.INK), (BAR - full, colours.PAPER)], 4)
+    return plain_table([row], attributes=' ALIGN="LEFT"')
 
 
 def width(lines: Sequence[str]) -> float:
@@ -54,8 +66,9 @@ def width(lines: Sequence[str]) -> float:
     >>> width([text("encoder", size=10)]) < width([text("encoder.layers", size=10)])
     True
     """
+    # Before Graphviz lays anything out, and without its fonts: read off what `text` wrote.
     widest = 0.0
     for line in lines:
         texts = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
         widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in texts))
-    return (widest + 8) / 72
+    return (widest + 8) / 72  # points; 8 for the margins

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from archgraph.display.cover import Cover
-from archgraph.display.dot import Direction, Fed, dot
+from archgraph.display.dot import Direction, Drawing, Fed
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import heading
 from archgraph.display.pieces import Detail
@@ -59,7 +60,7 @@ def draw(
         notes: Rows of a table under the heading, the first one its titles.
 
     Raises:
-        RunError: If the file cannot be written or its ending is not a format.
+        RunError: If the file cannot be written or its suffix is not a format.
         ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:
@@ -72,7 +73,7 @@ def draw(
         'digraph tiny {'
     """
     if path is not None:
-        _form(path)
+        picture_form(path, FORMATS)  # before what may take long
     from archgraph.analysis.structure import structure
 
     structured = structure(graph)
@@ -82,37 +83,38 @@ def draw(
     fed = {} if cover is None else _fed(graph, picture, cover)
     total = count_parameters(graph, tuple(graph.param))
     head = heading(picture, graph.name if title is None else title, total, cover, notes)
-
-    def tips(box: Box) -> str:
-        return "\n".join(_tips(graph, box))
-
-    text = dot(picture, head, fed, tips, direction)
+    text = Drawing(picture, fed, functools.partial(_tips, graph), direction).source(head)
     if path is not None:
-        save(text, path)
+        write_picture(text, path)
     return text
 
 
-def save(text: str, path: str | os.PathLike[str]) -> None:
+def write_picture(text: str, path: str | os.PathLike[str]) -> None:
     """Write the picture of a DOT text, or the text itself (`.dot`).
 
     Raises:
         RunError: If the file cannot be written or its ending is not a format.
     """
-    form = _form(path)
+    form = picture_form(path, FORMATS)
     write(Path(path), text if form == "dot" else render(text, form))
 
 
-def _form(path: str | os.PathLike[str]) -> str:
-    """Return the format that a file's suffix implies."""
-    ending = Path(path).suffix.lower().lstrip(".")
-    if ending not in FORMATS:
+def picture_form(path: str | os.PathLike[str], formats: Sequence[str]) -> str:
+    """Return the format that a file's suffix names.
+
+    Raises:
+        RunError: If it is none of the formats.
+    """
+    suffix = Path(path).suffix
+    form = suffix.lower().lstrip(".")
+    if form not in formats:
         raise RunError(
             "is not a picture format",
-            where=str(Path(path)),
-            found=Path(path).suffix or "no ending",
-            expected=" or ".join(f".{name}" for name in FORMATS),
+            where=str(path),
+            found=suffix or "no ending",
+            expected=" or ".join(f".{name}" for name in formats),
         )
-    return ending
+    return form
 
 
 def notebook(graph: ArchGraph) -> str | None:
@@ -133,6 +135,7 @@ def render(text: str, form: str = "svg") -> bytes:
         >>> render("digraph { a -> b }").startswith(b"<?xml")
         True
     """
+    # -P: a module of the current folder must not stand in for pygraphviz.
     code = (
         "import sys, pygraphviz\n"
         "graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())\n"
@@ -147,12 +150,9 @@ def render(text: str, form: str = "svg") -> bytes:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RunError(
-            "the layout takes too long",
-            expected=f"at most {SECONDS:g} s",
-            hint="draw less detail, or write .dot and lay it out elsewhere",
-        ) from error
-    # A label that cannot be read is left out with a warning only.
+        hint = "draw less detail, or write .dot and lay it out elsewhere"
+        raise RunError(f"the layout takes more than {SECONDS:g} s", hint=hint) from error
+    # Graphviz leaves out a label that it cannot read, warns, and exits as if all were well.
     if done.returncode or not done.stdout or b"syntax error" in done.stderr:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunError("Graphviz cannot draw this", found=lines[-1] if lines else "no output")
@@ -166,15 +166,12 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
     2. A box inside it has the mean of its own leaves, else the share of the group.
     3. A box outside all groups has the mean of its leaves.
     """
-    blocks = {group.name for group in picture.clusters()}
-    known = graph.param.keys() | blocks
+    known = graph.param.keys() | {group.name for group in picture.clusters()}
     for name, share in cover.items():
         if name not in known:
             raise ArchGraphError("coverage of an unknown leaf or block", where=name)
-        if not 0.0 <= share <= 1.0:
-            raise ArchGraphError(
-                "is not a share of clients", where=name, found=share, expected="0 to 1"
-            )
+        if not 0.0 <= share <= 1.0:  # NaN, too
+            raise ArchGraphError(f"{share} is not a share of clients, 0 to 1", where=name)
 
     def mean(leaves: tuple[str, ...]) -> Fed | None:
         sizes = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
@@ -186,6 +183,8 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
     fed: dict[str, Fed] = {}
     for group in picture.clusters():  # 1
         around = cover[group.name] if group.name in cover else mean(group.leaves)
+        # A section has a colour of its own only if it was given one: the mean over blocks that are
+        # fed differently would hide the weak one.
         if around is None or not (group.boxes or group.name in cover):
             continue
         fed[f"group {group.name}"] = around
@@ -199,9 +198,9 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[s
     return fed
 
 
-def _tips(graph: ArchGraph, box: Box) -> Iterator[str]:
-    """Yield tooltips of a box: its operators as the graph prints them."""
-    for name in box.nodes:
-        yield str(graph.node[name])
+def _tips(graph: ArchGraph, box: Box) -> str:
+    """Return the tooltip of a box: its operators as the graph prints them."""
+    lines = [str(graph.node[name]) for name in box.nodes]
     if box.folded:
-        yield f"and the same {len(box.folded) // max(len(box.nodes), 1)} more times"
+        lines.append(f"and the same {len(box.folded) // len(box.nodes)} more times")
+    return "\n".join(lines)

@@ -8,9 +8,10 @@ from typing import Literal
 
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
-from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode, walk
-from archgraph.ops import zeros
-from archgraph.ops.table import row
+from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
+from archgraph.graph.passes import reachable
+from archgraph.graph.values import refs
+from archgraph.ops import row, zeros
 
 Detail = Literal["section", "block", "node"]
 
@@ -43,6 +44,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     `block` operators without a weight follow the one that feeds them, attention takes in what
     splits its heads, and all that makes a mask is one box. At `section` a block is one box.
     """
+    # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
     visible = _shown(graph, detail)
     operators = [name for name in visible if graph.node[name].op != "input"]
@@ -106,18 +108,10 @@ def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
     """Return nodes that a value needs; `training=None` follows both branches of every `Mode`."""
 
-    def refs(value: Value) -> Iterator[str]:
-        chosen = value if training is None else in_mode(value, training)
-        return (item.name for item in walk(chosen) if isinstance(item, Ref))
+    def used(value: Value) -> list[str]:
+        return refs(value if training is None else in_mode(value, training))
 
-    visited: set[str] = set()
-    pending = list(refs(roots))
-    while pending:
-        name = pending.pop()
-        if name not in visited:
-            visited.add(name)
-            pending.extend(refs(tuple(value for _, value in graph.node[name].args)))
-    return visited
+    return reachable(used(roots), lambda name: used(tuple(v for _, v in graph.node[name].args)))
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
@@ -141,14 +135,17 @@ def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...
     first: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for name in names:
         node = graph.node[name]
-        lists = [(k, v) for k, v in node.args if isinstance(v, tuple) and v]
-        lists = [(k, v) for k, v in lists if all(isinstance(item, Ref) for item in v)]
+        lists = [
+            (key, tuple(refs(value)))
+            for key, value in node.args
+            if isinstance(value, tuple) and value and all(isinstance(item, Ref) for item in value)
+        ]
         if len(lists) != 1:
             continue
-        key, value = lists[0]
-        items = tuple(item.name for item in walk(value) if isinstance(item, Ref))
+        key, items = lists[0]
+        # Only operators alike in all but the list continue one another.
         kind = f"{node.op} {node.with_args(**{key: ()}).args}"
-        for length in range(len(items) - 1, 0, -1):
+        for length in range(len(items) - 1, 0, -1):  # the longest beginning, the fewest arrows
             source = first.get((kind, key, items[:length]))
             if source is not None:
                 rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
@@ -162,20 +159,20 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
     """Return parameter-free operators that only make masks, each with its mask."""
     ends = set(graph.output_refs())
     masks: dict[str, str] = {}
+    # From the end: whether a node leads only to a mask depends on its users.
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
-        learned = any(graph.param[leaf].role == "parameter" for leaf in node.leaves())
+        learned = any(is_parameter(graph, leaf) for leaf in node.leaves())
         if node.op == "input" or learned or node.name in ends or not users:
             continue
-        masked = [_masks(graph.node[user], node.name) for user in users]
+        # Users that take it as the mask of their attention, and as nothing else.
+        masked = [
+            mask_of(user) == node.name and list(user.uses()).count(node.name) == 1
+            for user in map(graph.node.__getitem__, users)
+        ]
         if all(yes or user in masks for yes, user in zip(masked, users, strict=True)):
             masks[node.name] = node.name if any(masked) else masks[next(iter(users))]
     return masks
-
-
-def _masks(node: Node, name: str) -> bool:
-    """Return whether a node takes a value as the mask of its attention, and as nothing else."""
-    return mask_of(node) == name and list(node.uses()).count(name) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,11 @@ class _Boxes:
     def chains(self, names: Sequence[str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
-        users = self.users()
+        users: dict[str, list[str]] = {}
+        for name, before in self.feeds.items():
+            for used in before:
+                users.setdefault(used, []).append(name)
+        # What prepares an attention shares its box, wherever it stands among its operators.
         preparing = {n: node for node in names for n in self.prepared(node, users)}
         chains: dict[str, list[str]] = {}
         result: list[list[str]] = []
@@ -230,14 +231,6 @@ class _Boxes:
                 result.append(chains[name])
             chains[name].append(name)
         return result
-
-    def users(self) -> dict[str, list[str]]:
-        """Return, for each operator, the operators that use it."""
-        users: dict[str, list[str]] = {}
-        for name, before in self.feeds.items():
-            for used in before:
-                users.setdefault(used, []).append(name)
-        return users
 
     def together(self, one: str, other: str) -> bool:
         """Return whether both are in one block, and both in training only or neither."""

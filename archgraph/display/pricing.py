@@ -12,8 +12,9 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.positions import Kept, node_after, param_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, walk
-from archgraph.graph.passes import specialise
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, walk
+from archgraph.graph.passes import reachable, specialise
+from archgraph.graph.values import refs
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.table import macs as node_macs
@@ -32,7 +33,8 @@ class Pricing:
         self.graph = graph
         self.solved: Axes = axes(graph)
         self.evaluated = specialise(graph, training=False)
-        self.whole = cost(graph)
+        self.cost = cost(graph)
+        # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         self.nodes_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
@@ -50,6 +52,8 @@ class Pricing:
         stated: dict[str, set[str]] = {}
         for (node_name, _), sizes in self.solved.attributes.items():
             stated.setdefault(node_name, set()).update(*map(self.names, _layouts(sizes)))
+        # The axes that an operator meets: in its results, its arguments, and the sizes in its
+        # attributes (`groups`, a `view`'s shape). Whatever it costs can change with no other axis.
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
             names = value_names[node.name].union(stated.get(node.name, ()))
@@ -59,8 +63,10 @@ class Pricing:
             for name in names:
                 self.nodes_of[name].append(node.name)
         self.counting = frozenset(n.name for n in self.evaluated.nodes if row(n.op).macs)
+        # Two graphs: parameters count for training, too, MACs for evaluation alone.
         self._trained = Liveness(graph)
         self._evaluated = Liveness(self.evaluated)
+        # Leaves that no operator uses (counters of batch norms) go with the rest of their module.
         self._silent: dict[str, list[str]] = {}
         for param in graph.params:
             if not graph.leaf_users[param.name]:
@@ -87,7 +93,7 @@ class Pricing:
     ) -> Saving:
         """Return what keeping some positions of some axes saves, some operators and leaves gone."""
         parameters = sum(map(self.numel, leaves))
-        macs = sum(self.whole.nodes[name].macs for name in nodes)
+        macs = sum(self.cost.nodes[name].macs for name in nodes)
         touched = dict.fromkeys(leaf for name in selection for leaf in self.leaves_of[name])
         sizes = {
             leaf: param_after(self.solved, self.graph.param[leaf], selection) for leaf in touched
@@ -100,16 +106,22 @@ class Pricing:
             for name in dict.fromkeys(n for axis in selection for n in self.nodes_of[axis])
             if name in self.counting and name not in nodes
         ]
+        # Costs are read off a graph of these operators alone, of the sizes after the cut.
         if counted:
             small = self._resized(counted, sizes, selection)
             macs += sum(
-                self.whole.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
+                self.cost.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
             )
-        return self.saving(parameters, macs)
+        return Saving(
+            parameters,
+            macs,
+            parameters / self.cost.parameters if self.cost.parameters else 0.0,
+            macs / self.cost.macs if self.cost.macs else 0.0,
+        )
 
     def skipping(self, block: Block) -> Saving:
         """Return what skipping a block saves, with everything that only it needs."""
-        # a dense block takes the width that it appends away from all that reads it
+        # A dense block takes the width that it appends away from all that reads it.
         none = np.zeros(0, dtype=np.int64)
         selection = {
             name: none
@@ -121,19 +133,10 @@ class Pricing:
         gone = self._trained.without(*ends)
         leaves = self._trained.unused(gone)
         for module in {leaf.rpartition(".")[0] for leaf in leaves} & self._silent.keys():
-            used = self._trained.leaves_under.get(module, frozenset())
+            used = self._trained.leaves_under.get(module, set())
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
         return self.cutting(selection, self._evaluated.without(*ends), leaves)
-
-    def saving(self, parameters: int, macs: int) -> Saving:
-        """Return a saving with its shares."""
-        return Saving(
-            parameters,
-            macs,
-            parameters / self.whole.parameters if self.whole.parameters else 0.0,
-            macs / self.whole.macs if self.whole.macs else 0.0,
-        )
 
     def _resized(
         self, names: Iterable[str], sizes: Mapping[str, Param], selection: Kept
@@ -156,25 +159,18 @@ class Liveness:
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
-        outputs = list(walk(graph.outputs))
-        self.roots = {i.name for i in outputs if isinstance(i, Ref)}
-        self.returned = {i.name for i in outputs if isinstance(i, Leaf)}
-        live: set[str] = set()
-        pending = list(self.roots)
-        while pending:
-            name = pending.pop()
-            if name not in live:
-                live.add(name)
-                pending.extend(graph.node[name].uses())
+        self.roots = set(refs(graph.outputs))
+        self.returned = {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
+        # Of the outputs alone: what only updates buffers keeps no operator alive.
+        live = reachable(self.roots, lambda name: graph.node[name].uses())
         self.users = {n: [u for u in graph.users[n] if u in live] for n in live}
         self.leaf_users = {
             leaf: [u for u in users if u in live] for leaf, users in graph.leaf_users.items()
         }
-        under: dict[str, set[str]] = {}
+        self.leaves_under: dict[str, set[str]] = {}
         for leaf, users in graph.leaf_users.items():
             if users:
-                under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
-        self.leaves_under = {module: frozenset(names) for module, names in under.items()}
+                self.leaves_under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
 
     def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
         """Return operators that become unused when a value replaces another or lists lose terms."""
@@ -186,6 +182,7 @@ class Liveness:
             if name in gone or name == entry or self.graph.node[name].op == "input":
                 continue
             needed = name in self.roots or any(u not in gone for u in self.users[name])
+            # Visited again from its last user, if that goes later.
             if needed and name not in starts:
                 continue
             gone.add(name)

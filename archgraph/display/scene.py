@@ -19,7 +19,8 @@ from archgraph.display.labels import (
     shape_label,
 )
 from archgraph.display.pieces import Detail, Pieces, pieces
-from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode, walk
+from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode
+from archgraph.graph.values import refs
 from archgraph.tables import count
 
 BoxKind = Literal["operator", "input", "output"]
@@ -186,6 +187,7 @@ class _Making:
     def __init__(self, graph: ArchGraph, parts: Pieces, folds: Sequence[Fold]) -> None:
         self.graph, self.parts = graph, parts
         self.order = {node.name: i for i, node in enumerate(graph.nodes)}
+        # Only the first repetition of a fold is drawn; the others stand for their place in it.
         self.twin: dict[str, str] = {}
         self.turn: dict[str, tuple[int, int]] = {}
         self.copies: dict[str, list[str]] = {}
@@ -214,7 +216,8 @@ class _Making:
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
-        until = tuple(dict.fromkeys(leaf for n in last for leaf in graph.node[n].leaves()))
+        # Sizes of the first and the last repetition differ in a fold of blocks that grow.
+        until = dict.fromkeys(leaf for n in last for leaf in graph.node[n].leaves())
         entry = graph.node[names[0]].op == "input"
         sizes = count(count_parameters(graph, leaves)), count(count_parameters(graph, until))
         return Box(
@@ -273,14 +276,9 @@ class _Making:
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
         """Build the arrow of one value to one operator."""
         node, source = self.graph.node[name], self.graph.node[used]
-        steady = {
-            item.name
-            for _, value in node.args
-            for item in walk(in_mode(value, False))
-            if isinstance(item, Ref)
-        }
+        steady = set(refs(tuple(in_mode(value, False) for _, value in node.args)))
         label = shape_label(source.types[0])
-        if len(source.types) > 1:
+        if len(source.types) > 1:  # which of the results is taken, getitem says
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
         only = used in set(node.uses()) - steady
         training = self.parts.training

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from archgraph.analysis.cost import cost
-from archgraph.analysis.structure import structure
+from archgraph.analysis.structure import Block, structure
 from archgraph.display.labels import count_parameters, dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.tables import Table, count, plural
 
 
-def summary(graph: ArchGraph) -> Table:
+def summary_table(graph: ArchGraph) -> Table:
     """Tabulate sections and blocks with the shapes of their results, parameters and MACs.
 
     1. Operators are gathered in order: those of a block at its first one, neighbours outside all
@@ -28,29 +27,30 @@ def summary(graph: ArchGraph) -> Table:
         ...     Node("x", "input", type=kind),
         ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),
         ... )
-        >>> summary(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))).rows[-1]
+        >>> summary_table(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))).rows[-1]
         ('total', '', '8', '0', '0', '')
     """
     spent = cost(graph)
     structured = structure(graph)
     owner = {name: block for block in structured.blocks for name in block.nodes}
-    runs: list[tuple[Any, list[Node]]] = []
-    at: dict[str, list[Node]] = {}
+    runs: list[tuple[Block | None, list[Node]]] = []
+    members: dict[str, list[Node]] = {}
     for node in graph.nodes:  # 1
         if node.op == "input":
             continue
         block = owner.get(node.name)
-        if block is not None and block.name in at:
-            at[block.name].append(node)
+        if block is not None and block.name in members:
+            members[block.name].append(node)
         elif block is None and runs and runs[-1][0] is None:
             runs[-1][1].append(node)
         else:
             runs.append((block, [node]))
             if block is not None:
-                at[block.name] = runs[-1][1]
+                members[block.name] = runs[-1][1]
 
     def numbers(nodes: Iterable[Node]) -> tuple[str, str]:
         nodes = tuple(nodes)
+        # Each leaf once: operators of a row may share it.
         leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
         macs = sum(spent.nodes[node.name].macs for node in nodes if node.name in spent.nodes)
         return count(count_parameters(graph, tuple(leaves))), count(macs)
@@ -58,6 +58,7 @@ def summary(graph: ArchGraph) -> Table:
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     begun: set[str] = set()
+    blocks_of = {section.name: section.blocks for section in structured.sections}
     for block, nodes in runs:  # 2
         if block is None:
             first, last = nodes[0].scope or nodes[0].name, nodes[-1].scope or nodes[-1].name
@@ -66,22 +67,18 @@ def summary(graph: ArchGraph) -> Table:
             continue
         shape = shape_label(graph.node[block.exit].types[0])
         can = "removable" if block.removable else ""
-        section = next(s for s in structured.sections if s.name == block.section)
-        if len(section.blocks) == 1:
-            alike = block.name == section.name
-            name = section.name if alike else f"{section.name}: {block.name}"
+        name, blocks = f"  {block.name}", blocks_of[block.section]
+        if len(blocks) == 1:
+            alike = block.name == block.section
+            name = block.name if alike else f"{block.section}: {block.name}"
             strong.add(len(rows))
-            rows.append((name, block.kind, shape, *numbers(nodes), can))
-            continue
-        if block.section not in begun:
+        elif block.section not in begun:
             begun.add(block.section)
-            members = [graph.node[name] for b in section.blocks for name in b.nodes]
-            end = shape_label(graph.node[section.blocks[-1].exit].types[0])
+            inside = numbers(graph.node[n] for b in blocks for n in b.nodes)
+            end = shape_label(graph.node[blocks[-1].exit].types[0])
             strong.add(len(rows))
-            rows.append(
-                (block.section, plural(len(section.blocks), "block"), end, *numbers(members), "")
-            )
-        rows.append((f"  {block.name}", block.kind, shape, *numbers(nodes), can))
+            rows.append((block.section, plural(len(blocks), "block"), end, *inside, ""))
+        rows.append((name, block.kind, shape, *numbers(nodes), can))
     strong.add(len(rows))  # 3
     ends = [graph.node[name] for name in graph.output_refs()]
     result = shape_label(ends[0].types[0]) if ends else ""

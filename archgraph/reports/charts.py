@@ -10,8 +10,16 @@ from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.plots import BESIDE, draw_line, fit, panels, scale, tiers_panel, time_panel
-from archgraph.reports.runs import Log, better, chosen, judge, seconds, series
+from archgraph.reports.plots import (
+    BESIDE,
+    draw_line,
+    fit_scale,
+    panels,
+    scale,
+    tiers_panel,
+    time_panel,
+)
+from archgraph.reports.runs import Log, better, judge, rows_where, seconds, series
 from archgraph.reports.sheets import in_bytes
 
 if TYPE_CHECKING:
@@ -28,29 +36,35 @@ NAMED = 40
 
 def charts(log: Log) -> Iterator[tuple[str, Figure]]:
     """Draw figures on all data and on clients' own over the rounds and bytes; time by purpose."""
-    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    figure, panel = one_panel()
     tiers_panel(panel, log)
     legend(figure, panel)
     yield f"{judge([log])} over the rounds", figure
     yield from _own(log)
     yield from _over_bytes(log)
     if seconds(log.figures):
-        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        figure, panel = one_panel()
         time_panel(panel, {log.name: log.figures})
         yield "seconds per round", figure
 
 
+def one_panel() -> tuple[Figure, Axes]:
+    """Make a figure of one panel."""
+    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    return figure, panel
+
+
 def _own(log: Log) -> Iterator[tuple[str, Figure]]:
-    """Each tier on its clients' own test data, and the mean over all clients."""
+    """Draw each tier on its clients' own test data, and the mean over all clients."""
     what = judge([log])
-    own = chosen(log.figures, part="test local", metric=what)
-    lines = [(name, series(own, group=name)) for name in log.models if name != GLOBAL]
+    local = rows_where(log.figures, part="test local", metric=what)
+    lines = [(name, series(local, group=name)) for name in log.models if name != GLOBAL]
     if all(points.empty for _, points in lines):
         return
-    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    figure, panel = one_panel()
     for number, (name, points) in enumerate(lines):
         draw_line(panel, points, name, number)
-    draw_line(panel, series(own, group=ALL_CLIENTS), ALL_CLIENTS, 0, bold=True)
+    draw_line(panel, series(local, group=ALL_CLIENTS), ALL_CLIENTS, 0, bold=True)
     more = None if what == "accuracy" else better([log], what)
     scale(panel, what, f"{what} on clients' own classes", more)
     legend(figure, panel)
@@ -60,17 +74,19 @@ def _own(log: Log) -> Iterator[tuple[str, Figure]]:
 def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     """Draw what the run reached by the bytes that had travelled until then, both ways together."""
     what = judge([log])
-    of_run = chosen(log.figures, part="run")
+    of_run = rows_where(log.figures, part="run")
     sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
-    tested = chosen(log.figures, part="test", metric=what)
+    tested = rows_where(log.figures, part="test", metric=what)
     rows = tested[tested["group"].isin(log.submodels)].groupby("round")["value"]
     values = series(tested, group=GLOBAL)
+    # A round before which nothing travelled (the test of the first state) has no place on the axis.
     values = values[values.index.isin(sent[sent > 0].index)]
     worst = (rows.min() if better([log], what) else rows.max())[values.index]
-    if len(values) < 2:
+    if len(values) < 2:  # no curve
         return
     worst.index = values.index = sent[values.index]
-    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    figure, panel = one_panel()
+    # `global` is a tested model, or else the mean of all.
     name = GLOBAL if GLOBAL in log.models else "mean of all models"
     draw_line(panel, values, name, 0, bold=True)
     if not worst.equals(values):
@@ -78,14 +94,15 @@ def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     panel.set_title(f"{what} by bytes sent", loc="left", fontsize=10, color=colours.INK)
     panel.xaxis.set_major_formatter(lambda value, _: in_bytes(round(value)))
     panel.set_xlabel("bytes down and up so far", fontsize=9, color=colours.INK)
-    fit(panel, what)
+    fit_scale(panel, what)
     legend(figure, panel)
     yield f"{what} by bytes sent", figure
 
 
 def legend(figure: Figure, panel: Axes) -> None:
-    """Names of the lines below the panel, where they hide nothing."""
+    """Put the names of the lines below the panel, where they hide nothing."""
     lines, names = panel.get_legend_handles_labels()
+    # Figures of their own size have the legend inside: on a telephone it would cover the lines.
     if inside := panel.get_legend():
         inside.remove()
     if names:
@@ -108,7 +125,7 @@ def _columns(names: Sequence[str]) -> int:
 
 
 def data_chart(clients: Sequence[ClientFacts]) -> Figure | None:
-    """Examples of each client, and their share of each class; None without clients.
+    """Draw the examples of each client, and the share of each class; None without clients.
 
     Shares, because a client with few examples may be as one-sided as one with many.
 
@@ -123,14 +140,12 @@ def data_chart(clients: Sequence[ClientFacts]) -> Figure | None:
     classes = max(len(client.classes) for client in clients)
     each = 0.24 if len(clients) <= NAMED else 0.05
     height = min(0.9 + each * len(clients), 11.0)
-    figure, axes = panels(
-        WIDTH, 2 if classes else 1, ratios=(1.0, 1.4) if classes else None, height=height
-    )
+    figure, axes = panels(WIDTH, 2 if classes else 1, ratios=(1.0, 1.4), height=height)
     rows = range(len(clients))
     fills = [colours.SERIES[1 if client.malicious else 0] for client in clients]
     axes[0].barh(rows, [client.examples for client in clients], color=fills, height=0.75)
     axes[0].set_title("training examples", loc="left", fontsize=10, color=colours.INK)
-    axes[0].set_ylim(len(clients) - 0.4, -0.6)
+    axes[0].set_ylim(len(clients) - 0.4, -0.6)  # the first client on top
     if len(clients) <= NAMED:
         axes[0].set_yticks(rows, [_name(client) for client in clients])
         axes[0].set_ylabel("")
@@ -146,10 +161,9 @@ def _by_class(panel: Axes, clients: Sequence[ClientFacts], classes: int) -> None
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.ticker import MaxNLocator
 
-    shares = [
-        [many / max(sum(c.classes), 1) for many in (*c.classes, *[0] * (classes - len(c.classes)))]
-        for c in clients
-    ]
+    # A client's list may end before the last class of another's.
+    counts = ([*c.classes, *[0] * (classes - len(c.classes))] for c in clients)
+    shares = [[many / max(sum(row), 1) for many in row] for row in counts]
     # From transparent on: it stands on a light page as well as on a dark one.
     hue = colours.SERIES[0]
     shades = LinearSegmentedColormap.from_list("examples", [f"{hue}00", f"{hue}ff"])

@@ -12,26 +12,26 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import RunError
 from archgraph.language import ExperimentSpec
-from archgraph.reports.measures import Measure, of_tiers, spent, tested
-from archgraph.reports.runs import Log, better, chosen, judge, read_run, together
+from archgraph.plain import Json, digest
+from archgraph.reports.measures import Measure, cost_measures, of_tiers, tested
+from archgraph.reports.runs import Log, better, judge, read_run, rows_where, together
 from archgraph.reports.settings import differing
-from archgraph.reports.sheets import as_csv
+from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What stands in no file of facts, or decides no figure.
-UNTOLD = frozenset({"archgraph", "seed"})
+# Facts that do not tell experiments apart: the version of the language, and the seed.
+COMMON = frozenset({"archgraph", "seed"})
 # Signs of a value in the table of differences.
 BRIEF = 48
 # Settings in a label.
-TOLD = 2
-NOTHING = "–"
+DETAILS = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RunGroup:
     """
 
     label: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Json]
     runs: tuple[Log, ...]
     seeds: tuple[int, ...]
     tests: tuple[int, ...]
@@ -110,7 +110,7 @@ class Comparison:
 
     @functools.cached_property
     def frame(self) -> DataFrame:
-        """All figures of all runs, the runs by experiment and seed."""
+        """Frame of all figures of all runs, the runs by experiment and seed."""
         groups = {group.label: group.runs for group in self.groups}
         return together(groups, {group.label: group.seeds for group in self.groups})
 
@@ -126,32 +126,23 @@ class Comparison:
     def tables(self) -> tuple[Table, ...]:
         """Return tables with a row per group; below, what the groups differ in."""
         measures = self._measures()
-        rows = tuple(
-            (
-                group.label,
-                group.strategy,
-                str(len(group.seeds)),
-                str(group.at) if group.at == group.planned else f"{group.at} of {group.planned}",
-                *([] if self.last is None else [str(len(group.tests))]),
-                *(_spread(group.figures.get(m.key), m.show) for m in measures),
-            )
-            for group in self.groups
-        )
+        rows = []
+        for group in self.groups:
+            rounds = str(group.at) + (f" of {group.planned}" if group.at < group.planned else "")
+            tests = [] if self.last is None else [str(len(group.tests))]
+            values = (_spread(group.figures.get(m.key), m.show) for m in measures)
+            row = (group.label, group.strategy, str(len(group.seeds)), rounds, *tests, *values)
+            rows.append(row)
         heads = ("experiment", "strategy", "seeds", "rounds", *self._tests())
         titles = (*heads, *(m.title for m in measures))
-        first = Table(
-            title="Runs",
-            columns=titles,
-            rows=rows,
-            right=frozenset(range(2, len(titles))),
-            note=self._note(),
-        )
+        right = frozenset(range(2, len(titles)))
+        first = Table("Runs", titles, tuple(rows), right=right, note=self._note())
         labels = tuple(group.label for group in self.groups)
         differences = tuple((key, *texts) for key, texts in self.differences.items())
         second = Table("What they differ in", ("setting", *labels), differences)
         return (first, second) if differences else (first,)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """Return the comparison as values that JSON can write."""
         return {
             "groups": [
@@ -212,7 +203,7 @@ class Comparison:
 
 
 def comparison(
-    places: Iterable[str | os.PathLike[str]],
+    paths: Iterable[str | os.PathLike[str]],
     *,
     unfinished: bool = False,
     tiers: bool = False,
@@ -221,7 +212,7 @@ def comparison(
     """Read runs and put those that differ only in the seed together.
 
     Args:
-        places: Run folders, or folders that hold some.
+        paths: Run folders, or folders that hold some.
         unfinished: Take runs that are not done, too, as far as they are.
         tiers: Measure every tier that has clients, too: the mean over them of the accuracy on test
             data of each client's own mixture of classes (``matched``). Where a run does not have
@@ -233,36 +224,33 @@ def comparison(
         RunError: If there are no runs, or a run is unfinished, untested or named twice.
     """
     if last is not None and not last > 0:
-        raise RunError(
-            "no part of the rounds",
-            where="last",
-            found=last,
-            expected="a fraction of all rounds (below 1), or a number of rounds",
-        )
-    by_settings: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
-    for folder in run_folders(places):
+        expected = "a fraction of all rounds (below 1), or a number of rounds"
+        raise RunError("no part of the rounds", where="last", found=last, expected=expected)
+    by_settings: dict[str, list[tuple[int, Log, dict[str, Json]]]] = {}
+    for folder in run_folders(paths):
         log = read_run(folder)
         settings = _settings(log)
         planned = settings["rounds"]
         if log.done < planned and not log.stopped and not unfinished:
             raise RunError(
-                "the run is not finished",
+                f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or take it "
+                "as it is (--unfinished)",
                 where=str(folder),
-                found=f"{log.done} of {plural(planned, 'round')}",
-                hint="go on with it, or take it as it is (--unfinished)",
             )
+        # What is left decides all figures but for chance: equal settings are seeds of one group.
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
     groups = tuple(_group(*row, last) for row in zip(labels, by_settings.values(), strict=True))
+    # Measures are columns of one frame of all groups, so it comes before they are known.
     compared = Comparison(groups, (), last)
     until, counted = _until(compared)
     logs = [log for group in groups for log in group.runs]
     there = set(counted.loc[counted["submodel"], "metric"])
     names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
     columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
-    measures = (*tested(counted, names), *columns, *spent(until))
+    measures = (*tested(counted, names), *columns, *cost_measures(until))
     measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
 
@@ -271,28 +259,28 @@ def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
     """Return the figures until each group's last common test, and those of the tests that count."""
     import pandas
 
-    frames = [chosen(compared.frame, experiment=group.label) for group in compared.groups]
-    pairs = [*zip(compared.groups, frames, strict=True)]
-    until = pandas.concat([own[own["round"] <= group.at] for group, own in pairs])
-    counted = pandas.concat([own[own["round"].isin(group.tests)] for group, own in pairs])
+    groups = compared.groups
+    frames = [(of, rows_where(compared.frame, experiment=of.label)) for of in groups]
+    until = pandas.concat([rows[rows["round"] <= of.at] for of, rows in frames])
+    counted = pandas.concat([rows[rows["round"].isin(of.tests)] for of, rows in frames])
     return until, counted
 
 
-def run_folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Run folders, each once, in the order in which they were named."""
+def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Return run folders, each once, in the order in which they were named."""
     folders: dict[Path, Path] = {}
-    for place in map(Path, places):
+    for path in map(Path, paths):
         # A folder that holds none is left for reading to refuse.
-        inside = [] if (place / "run.yaml").is_file() else sorted(place.rglob("run.yaml"))
-        for folder in [path.parent for path in inside] or [place]:
+        inside = [] if (path / "run.yaml").is_file() else sorted(path.rglob("run.yaml"))
+        for folder in [file.parent for file in inside] or [path]:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
-        raise RunError("no runs to compare", expected="at least one run folder")
+        raise RunError("no runs to compare: name at least one run folder")
     return tuple(folders.values())
 
 
-def _settings(log: Log) -> dict[str, Any]:
-    """All that decides the figures of a run: its facts, and how it was tested."""
+def _settings(log: Log) -> dict[str, Json]:
+    """Return all that decides the figures of a run: its facts, and how it was tested."""
     path = log.folder / "facts.json"
     try:
         facts = json.loads(path.read_bytes())
@@ -302,7 +290,7 @@ def _settings(log: Log) -> dict[str, Any]:
         raise RunError("cannot tell what this run is", where=str(path), found=error) from error
 
 
-def _evaluate(config: str) -> Any:
+def _evaluate(config: str) -> Json:
     from ruamel.yaml import YAML
 
     # Of the whole file only these lines: a family may be long.
@@ -311,35 +299,27 @@ def _evaluate(config: str) -> Any:
 
 
 def _group(
-    label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None
+    label: str, runs: Sequence[tuple[int, Log, dict[str, Json]]], last: float | None
 ) -> RunGroup:
     """Group runs of equal settings and choose which of their tests count, without figures."""
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
+            # Twice the same value would shrink the deviation.
             raise RunError(
-                "the same run twice",
-                where=str(twin.folder),
-                found=f"seed {seed} of the same experiment, as in {log.folder}",
-                expected="another seed",
+                f"seed {seed} of the same experiment as {log.folder}", where=str(twin.folder)
             )
-    tested = [_tested(log) for _, log, _ in runs]
-    common = sorted(set.intersection(*tested))
+    tests = [set(rows_where(log.figures, part="test")["round"]) for _, log, _ in runs]
+    common = sorted(set.intersection(*tests))
     if not common:
         folders = ", ".join(str(log.folder) for _, log, _ in runs)
         raise RunError("no round after which all of them were tested", where=folders)
     settings = runs[0][2]
     many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
     # 0.29 of 100 rounds are 29, not 28.999….
-    tests = tuple(n for n in common if n > round(common[-1] - many, 9))
-    return RunGroup(
-        label,
-        settings,
-        runs=tuple(log for _, log, _ in runs),
-        seeds=tuple(seed for seed, _, _ in runs),
-        tests=tests or tuple(common[-1:]),
-        figures={},
-    )
+    counted = tuple(n for n in common if n > round(common[-1] - many, 9)) or tuple(common[-1:])
+    seeds, logs, _ = zip(*runs, strict=True)
+    return RunGroup(label, settings, logs, seeds, counted, figures={})
 
 
 def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
@@ -358,28 +338,24 @@ def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
     return figures
 
 
-def _tested(log: Log) -> set[int]:
-    """Return the rounds after which a run was tested."""
-    return set(log.figures.loc[log.figures["part"] == "test", "round"])
-
-
-def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
+def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
     """Return the experiments' names; where several share one, with what sets them apart."""
-    labels = [log.name for log, _ in named]
+    labels = [log.name for log, _ in experiments]
     for name in _repeated(labels):
         alike = [i for i, label in enumerate(labels) if label == name]
-        apart = list(_differences([named[i] for i in alike]).items())[:TOLD]
-        for place, i in enumerate(alike):
+        apart = list(_differences([experiments[i] for i in alike]).items())[:DETAILS]
+        for number, i in enumerate(alike):
             details = (
-                of[place] if key == "strategy" else f"{key.split('.')[-1]}={of[place]}"
+                of[number] if key == "strategy" else f"{key.split('.')[-1]}={of[number]}"
                 for key, of in apart
-                if of[place] != NOTHING
+                if of[number] != NOTHING
             )
             labels[i] = f"{name} ({', '.join(details)})"
+    # The first few differences may leave two alike; folders never are.
     again = _repeated(labels)
     return [
         f"{label}: {log.folder}" if label in again else label
-        for label, (log, _) in zip(labels, named, strict=True)
+        for label, (log, _) in zip(labels, experiments, strict=True)
     ]
 
 
@@ -387,7 +363,7 @@ def _repeated(labels: Sequence[str]) -> set[str]:
     return {label for label in labels if labels.count(label) > 1}
 
 
-def _differences(many: Sequence[tuple[Log, Mapping[str, Any]]]) -> dict[str, tuple[str, ...]]:
+def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tuple[str, ...]]:
     """Return where plain values differ: a text for each, by the path of its keys.
 
     1. Options of a strategy are compared where it is used: those of another mean something else.
@@ -421,15 +397,15 @@ def _changed(log: Log, keys: Iterable[str]) -> Iterator[str]:
             yield key
 
 
-def _strategy(settings: Mapping[str, Any]) -> str:
+def _strategy(settings: Mapping[str, Json]) -> str:
     return str(next(iter(settings["strategy"])))
 
 
-def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _flat(settings: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """Yield settings as texts by path; a setting identified by its content is one short text."""
     yield "strategy", _strategy(settings)
     for key, value in settings.items():
-        if key in UNTOLD:
+        if key in COMMON:
             continue
         if key == "family":
             kinds = ", ".join(f"{row['count']} {name}" for name, row in value.items())
@@ -443,7 +419,7 @@ def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _leaves(value, key)
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}")
@@ -454,17 +430,12 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, text
 
 
-def _digest(value: Any) -> str:
-    """Eight signs that tell contents apart."""
-    import hashlib
-
-    if isinstance(value, str):
-        return value[:8]
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+def _digest(value: Json) -> str:
+    """Return eight signs that tell contents apart; a text is a digest already."""
+    return (value if isinstance(value, str) else digest(value))[:8]
 
 
 def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
     if figure is None:
         return NOTHING
-    std = figure.std
-    return show(figure.mean) if std is None else f"{show(figure.mean)} ± {show(std)}"
+    return show(figure.mean) + ("" if figure.std is None else f" ± {show(figure.std)}")

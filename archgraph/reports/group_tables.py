@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
@@ -16,7 +15,7 @@ from archgraph.tables import count
 
 
 def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
-    """Every run with its group and its seed."""
+    """Yield every run with its group and its seed."""
     for group in compared.groups:
         for seed, log in zip(group.seeds, group.runs, strict=True):
             yield group, seed, log
@@ -36,7 +35,7 @@ def data_sheet(compared: Comparison) -> Sheet:
                     group.label,
                     tier,
                     len(clients) / len(group.runs),
-                    sum(one.malicious for one in clients) / len(group.runs) or None,
+                    sum(one.malicious for one in clients) / len(group.runs) or None,  # no column
                     statistics.fmean(examples),
                     min(examples),
                     max(examples),
@@ -59,7 +58,7 @@ def data_sheet(compared: Comparison) -> Sheet:
 
 def sent_sheet(compared: Comparison) -> Sheet:
     """Tabulate groups and models: tasks, bytes and MACs as means over the seeds; all models."""
-    rows: list[tuple[Any, ...]] = []
+    rows: list[tuple[object, ...]] = []
     note = ""
     for group in compared.groups:
         sheets = [traffic_sheet(log) for log in group.runs]
@@ -67,7 +66,9 @@ def sent_sheet(compared: Comparison) -> Sheet:
         of_runs = [{str(row[0]): row[1:] for row in sheet.rows} for sheet in sheets]
         # A tier that no client of a run was drawn from has neither tasks nor bytes there.
         nothing = (0, 0, 0, 0)
-        for name in _last(dict.fromkeys(name for of in of_runs for name in of), "all"):
+        # The sum last, wherever the first run with the tier has it.
+        names = dict.fromkeys(name for of in of_runs for name in of)
+        for name in sorted(names, key=lambda name: name == "all"):
             values = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
             rows.append((group.label, name, *map(_mean, values)))
     strong = frozenset(i for i, row in enumerate(rows) if row[1] == "all")
@@ -92,7 +93,7 @@ def attack_sheet(compared: Comparison) -> Sheet:
         options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
         bad = {client.client: client.label for client in log.clients if client.malicious}
         what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
-        taken = int((what == "clients").sum())
+        merged = int((what == "clients").sum())
         rows.append(
             (
                 group.label,
@@ -100,8 +101,8 @@ def attack_sheet(compared: Comparison) -> Sheet:
                 attack.kind,
                 ", ".join(f"{key} {said(value)}" for key, value in options.items()),
                 len(bad),
-                taken,
-                len(what) - taken,
+                merged,
+                len(what) - merged,
                 "; ".join(bad.values()),
             )
         )
@@ -120,14 +121,10 @@ def attack_sheet(compared: Comparison) -> Sheet:
 
 def shared_sheet(compared: Comparison) -> Sheet:
     """Return the settings that are not the defaults and are the same in all runs."""
-    sheets = [setting_sheet(log) for _, _, log in each_run(compared)]
-    first, *others = sheets
+    first, *others = [setting_sheet(log) for _, _, log in each_run(compared)]
     rows = (row for row in first.rows if row[0] != "seed")  # the head says it
-    return Sheet(
-        "shared_settings",
-        first.columns,
-        tuple(row for row in rows if all(row in other.rows for other in others)),
-    )
+    shared = tuple(row for row in rows if all(row in other.rows for other in others))
+    return Sheet("shared_settings", first.columns, shared)
 
 
 def differences_csv(compared: Comparison) -> str:
@@ -137,12 +134,9 @@ def differences_csv(compared: Comparison) -> str:
     return as_csv(("setting", *labels), rows)
 
 
-def _last(names: Iterable[str], name: str) -> list[str]:
-    return sorted(names, key=lambda one: one == name)
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    return None if None in values else statistics.fmean(values)
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _short(value: float) -> str:

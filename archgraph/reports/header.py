@@ -9,7 +9,7 @@ from archgraph.fields import GLOBAL
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import Log, RoundLine, chosen, seconds
+from archgraph.reports.runs import Log, RoundLine, rows_where, seconds
 from archgraph.reports.sheets import in_bytes
 from archgraph.tables import count, plural
 
@@ -18,7 +18,7 @@ NAMED = 6
 
 
 def header(log: Log) -> Iterator[tuple[str, str]]:
-    """Facts of a run, each with its name."""
+    """Yield facts of a run, each with its name."""
     spec = log.experiment
     if spec is not None:
         yield "strategy", spec.strategy_name
@@ -54,16 +54,17 @@ def data(spec: ExperimentSpec) -> str:
         >>> data(ExperimentSpec.model_validate({**facts, "data": named}))
         'mnist, dirichlet (alpha 0.5)'
     """
-    doors = ("dataset", "python", *spec.data.located)
-    found = (getattr(spec.data, key, None) for key in doors)
-    named = [value for value in found if isinstance(value, str)][:1]
+    # Each kind of data names its source by one of these keys.
+    sources = (getattr(spec.data, key, None) for key in ("dataset", "python", *spec.data.located))
+    parts = [value for value in sources if isinstance(value, str)][:1]
     partition = spec.data.partition
     if partition is not None:
         options = partition.model_dump(exclude={"scheme", "shares"}, exclude_defaults=True)
+        # Papers compare by alpha, so it is written where it is the default, too.
         options |= {"alpha": value} if (value := getattr(partition, "alpha", None)) else {}
-        told = ", ".join(f"{key} {value}" for key, value in options.items())
-        named.append(f"{partition.scheme} ({told})" if told else partition.scheme)
-    return ", ".join(named) or "given from Python"
+        text = ", ".join(f"{key} {value}" for key, value in options.items())
+        parts.append(f"{partition.scheme} ({text})" if text else partition.scheme)
+    return ", ".join(parts) or "given from Python"
 
 
 def _clients(log: Log) -> Iterator[tuple[str, str]]:
@@ -72,19 +73,16 @@ def _clients(log: Log) -> Iterator[tuple[str, str]]:
         return
     of = ", ".join(f"{many} {name}" for name, many in tiers.items())
     sample = log.experiment.sample if log.experiment else 1.0
-    part = "" if sample == 1.0 and isinstance(sample, float) else f"; {_share(sample)} a round"
-    yield "clients", f"{tiers.total()}: {of}{part}"
-
-
-def _share(sample: float) -> str:
-    return f"{100 * sample:g} %" if isinstance(sample, float) else str(sample)
+    # 1.0 is all clients, 1 is one client.
+    share = f"{100 * sample:g} %" if isinstance(sample, float) else str(sample)
+    yield "clients", f"{tiers.total()}: {of}" + (f"; {share} a round" if share != "100 %" else "")
 
 
 def _sizes(log: Log, of: str) -> str:
-    """Of the global model, and from the smallest to the largest of the others."""
+    """Write a size of the global model, and its range over the others."""
     sizes = {name: getattr(cost, of) for name in log.graphs if (cost := log.cost(name))}
-    whole, others = sizes.pop(GLOBAL, None), sorted(sizes.values())
-    parts = [] if whole is None else [f"{count(whole)} global"]
+    size, others = sizes.pop(GLOBAL, None), sorted(sizes.values())
+    parts = [] if size is None else [f"{count(size)} global"]
     if others:
         ends = dict.fromkeys(map(count, (others[0], others[-1])))
         parts.append(f"{'–'.join(ends)} of clients")
@@ -92,7 +90,7 @@ def _sizes(log: Log, of: str) -> str:
 
 
 def _sent(log: Log) -> Iterator[tuple[str, str]]:
-    sums = chosen(log.figures, part="run").groupby("metric")["value"].sum()
+    sums = rows_where(log.figures, part="run").groupby("metric")["value"].sum()
     if DOWN in sums:
         yield "communication", f"{in_bytes(sums[DOWN])} down, {in_bytes(sums[UP])} up"
 
@@ -104,8 +102,8 @@ def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, st
         yield "malicious", f"{listed(bad, NAMED, '; ')} ({spec.attack.kind})"
     spent: RoundLine = log.rounds[-1].get("privacy") or {} if log.rounds else {}
     if spent:
-        epsilon = spent.get("epsilon")
-        shown = "∞" if epsilon is None else f"{epsilon:.4g}"
-        yield "privacy of a client", f"ε {shown} for δ {spent['delta']:g}"
+        epsilon = spent.get("epsilon")  # JSON has no infinity
+        bound = "∞" if epsilon is None else f"{epsilon:.4g}"
+        yield "privacy of a client", f"ε {bound} for δ {spent['delta']:g}"
     if lost := sum(log.lost.values()):
         yield "lost", plural(lost, "update")

@@ -9,18 +9,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import RUN, chosen, seconds
+from archgraph.reports.runs import RUN, rows_where, seconds
 from archgraph.tables import count
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+    from pandas.core.groupby import SeriesGroupBy
 
 Show = Callable[[float], str]
 
@@ -66,26 +67,27 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
 
 
 def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> Iterator[Measure]:
-    rows = chosen(figures, part=part, metric=name)
+    rows = rows_where(figures, part=part, metric=name)
     of = "" if part == "test" else f"{part} "
-    submodels = chosen(rows, submodel=True)
+    submodels = rows_where(rows, submodel=True)
     values = {
         "worst": _averaged(figures, submodels, np.min if more else np.max),
         "average": _averaged(figures, submodels, statistics.fmean),
-        "global": _averaged(figures, chosen(rows, model=True, group=GLOBAL)),
+        "global": _averaged(figures, rows_where(rows, model=True, group=GLOBAL)),
     }
     for which, value in values.items():
         yield _column(f"{of.strip()}_{which}_{name}".lstrip("_"), f"{of}{which}", name, value)
 
 
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
-    own = chosen(figures, metric=name, part="test local")
-    trained = chosen(figures, metric=name, part="test trained")
+    local = rows_where(figures, metric=name, part="test local")
+    trained = rows_where(figures, metric=name, part="test trained")
+    # NaN is a figure that was not finite: such a model is not the best one.
     best = np.nanmax if more else np.nanmin
     values = {
-        "local": _averaged(figures, chosen(own, group=ALL_CLIENTS)),
+        "local": _averaged(figures, rows_where(local, group=ALL_CLIENTS)),
         "trained": _averaged(figures, trained),
-        "best local": _averaged(figures, chosen(own, submodel=True), best),
+        "best local": _averaged(figures, rows_where(local, submodel=True), best),
     }
     for which, value in values.items():
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
@@ -101,22 +103,23 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     Returns:
         The columns, and whether they are on these mixtures.
     """
-    rows = chosen(figures, part="test local", model=True)
+    rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
+    # One measure for all columns: where a test lacks the mixtures, none shows them.
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
     metric = "matched" if mixed else name
     columns = [
         _column(f"tier.{tier}.{metric}", tier, metric, _averaged(figures, of))
         for tier in rows["group"].unique()
-        for of in [chosen(rows, group=tier, metric=metric)]
+        for of in [rows_where(rows, group=tier, metric=metric)]
     ]
     return columns, mixed
 
 
-def spent(figures: DataFrame) -> Iterator[Measure]:
+def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     """Yield columns of what all rounds together took; what some round does not say is left out."""
-    of_run = chosen(figures, part="run")
+    of_run = rows_where(figures, part="run")
     # A row per round: what its line does not say is a gap.
     rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")
 
@@ -135,6 +138,7 @@ def spent(figures: DataFrame) -> Iterator[Measure]:
     yield Measure("mace", "MACE", count, mace)
     yield Measure("epochs", "T·E", _number, epochs)
     yield Measure("tmac", "TMAC", count, mace * epochs)
+    # No column where no run lost any; a group without losses beside one with shows zero.
     yield Measure("lost", "lost updates", _number, lost[lost > 0], absent=0.0)
 
 
@@ -159,8 +163,9 @@ def _averaged(
     return _each(runs, statistics.fmean)[runs.size() == tests.reindex(runs.size().index)]
 
 
-def _each(groups: Any, reduce: Callable[[np.ndarray], float]) -> Series:
+def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Series:
     """Reduce the values of each group, to the bit as Python does it."""
+    # pandas' own sum and mean add in another order, and published pages have these bits.
     return groups.agg(lambda values: reduce(values.to_numpy()))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from archgraph.display import colours
 from archgraph.display.style import STYLE
 from archgraph.errors import ArchGraphError
+from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.reports.charts import charts, data_chart
 from archgraph.reports.comparison import comparison, run_folders
@@ -90,13 +91,13 @@ def page(log: Log, architectures: str = "") -> str:
 
 def live_parts(log: Log) -> Iterator[str]:
     """Yield what changes from round to round, from the numbers that the run recorded."""
-    yield facts(header(log))
+    yield definition_list(header(log))
     yield "<h2>Models</h2>"
     yield model_sheet(log).html() or "<p>Nothing was tested yet.</p>"
     yield from _rounds(log)
     yield from _clients(log)
     yield from section("Communication", traffic_sheet(log).html())
-    yield from section("Clients left out", folded(lost_sheet(log), "update"))
+    yield from section("Clients left out", expandable(lost_sheet(log), "update"))
 
 
 def html_page(title: str, body: Iterable[str]) -> str:
@@ -110,8 +111,8 @@ def html_page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Facts with their names, in columns as wide as there is room."""
+def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
+    """Write facts with their names, in columns as wide as there is room."""
     rows = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
         for name, text in pairs
@@ -126,7 +127,7 @@ def section(title: str, inside: str) -> Iterator[str]:
         yield inside
 
 
-def folded(sheet: Sheet, noun: str) -> str:
+def expandable(sheet: Sheet, noun: str) -> str:
     """Return a table that is folded where it is long; empty without rows."""
     many = len(sheet.rows)
     opened = " open" if many <= FEW else ""
@@ -150,11 +151,11 @@ def _clients(log: Log) -> Iterator[str]:
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
         yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'
-        yield folded(client_sheet(log), "client")
+        yield expandable(client_sheet(log), "client")
 
 
 def _settings(log: Log) -> Iterator[str]:
-    """Those that differ from the defaults; all of them on demand, or if none can be told apart."""
+    """Yield settings that are not defaults; all on demand, or where the defaults are not known."""
     if log.experiment is not None:
         yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
     opened = "" if log.experiment else " open"
@@ -169,8 +170,8 @@ def chart(figure: Figure, name: str) -> str:
     svg = picture(figure).decode()
     inside = re.sub("<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Every figure numbers its parts alike: two would share identifiers.
-    own = hashlib.sha256(name.encode()).hexdigest()[:8]
-    inside = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{own}-", inside)
+    prefix = hashlib.sha256(name.encode()).hexdigest()[:8]
+    inside = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", inside)
     label = f'<svg role="img" aria-label="{html.escape(name)}"'
     drawn = colours.themed(inside).replace("<svg", label, 1)
     file = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
@@ -199,9 +200,8 @@ def _architectures(log: Log, viewer: str) -> Iterator[str]:
     yield from [viewer_frame(viewer)] if viewer else drawings(log)
     for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
         for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
-            name = html.escape(path.stem)
-            shown = image(path.read_bytes(), subtype, path.stem)
-            yield f"<details><summary>{name}</summary>{shown}</details>"
+            drawn = image(path.read_bytes(), subtype, path.stem)
+            yield f"<details><summary>{html.escape(path.stem)}</summary>{drawn}</details>"
 
 
 def viewer_frame(viewer: str) -> str:
@@ -213,23 +213,21 @@ def viewer_frame(viewer: str) -> str:
 
 
 def drawings(log: Log) -> Iterator[str]:
-    """Every architecture as a picture."""
+    """Yield every architecture as a picture."""
     from archgraph.display.picture import draw, render
 
-    graphs = log.graphs
     cover = _coverage(log)
-    for name, graph in graphs.items():
-        if isinstance(graph, str):
+    for name, graph in log.graphs.items():
+        if isinstance(graph, str):  # why its file cannot be read
             yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
             continue
-        shares = cover if name == "global" else None
+        shares, opened = (cover, " open") if name == GLOBAL else (None, "")
         svg = render(draw(graph, cover=shares, title=name), "svg").decode()
-        opened = " open" if name == "global" else ""
         yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
 
 
 def _coverage(log: Log) -> Mapping[str, float] | None:
-    """Share of clients by leaf of the global model; None where the folder does not tell it."""
+    """Return the coverage of the global model; None where the folder does not tell it."""
     from archgraph.display.cover import coverage
     from archgraph.reports.run_family import run_family
 

@@ -8,11 +8,12 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archgraph.display import colours
+from archgraph.display.picture import picture_form
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.files import write
@@ -21,8 +22,8 @@ from archgraph.reports.runs import (
     RUN,
     Log,
     better,
-    chosen,
     judge,
+    rows_where,
     seconds,
     series,
     together,
@@ -37,7 +38,12 @@ Reduce = Callable[[np.ndarray], float]
 FORMATS = ("svg", "png", "pdf")
 # Markers besides colours distinguish lines in print and without colour vision.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+)
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
 # How many times the smallest value the largest one is on a logarithmic scale.
@@ -80,7 +86,7 @@ def curves(log: Log, *, title: str = "") -> Figure:
     return figure
 
 
-def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
+def seed_curves(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     """Draw runs that differ in the seed only: means as lines, standard deviations as bands.
 
     Args:
@@ -92,7 +98,7 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     """
     logs = [log for many in groups.values() for log in many]
     if not any(log.rounds for log in logs):
-        raise RunError("no runs to compare", expected="at least one")
+        raise RunError("no runs to compare")
     figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
     what = judge(logs)
     worst = np.min if better(logs, what) else np.max
@@ -101,10 +107,10 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, name in enumerate(groups):
-        own = chosen(figures, experiment=name)
-        means = reduced(own, what, np.mean)
+        rows = rows_where(figures, experiment=name)
+        means = reduced(rows, what, np.mean)
         band(axes[0], means, name, number)
-        band(axes[1], reduced(own, what, worst), name, number)
+        band(axes[1], reduced(rows, what, worst), name, number)
         for panel, spent in zip(axes[2:], costs.values(), strict=False):
             band(panel, means, name, number, spent[name])
     scale(axes[0], what, f"average submodel: {what}")
@@ -114,7 +120,7 @@ def spread(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
     if len(groups) > 1:
         axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
     if timed:
-        time_panel(axes[-1], {name: chosen(figures, experiment=name) for name in groups})
+        time_panel(axes[-1], {name: rows_where(figures, experiment=name) for name in groups})
     return figure
 
 
@@ -123,27 +129,21 @@ def picture(figure: Figure, form: str = "svg") -> bytes:
     import matplotlib as mpl
 
     stream = io.BytesIO()
-    fixed: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    # The time of drawing and random identifiers would differ with every call.
+    fixed = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    # Text stays text: it can be searched, and takes the fonts of the page.
     with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none"}):
         figure.savefig(stream, format=form, dpi=150, metadata=fixed[form], facecolor="white")
     return stream.getvalue()
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.svg`, `.png` or `.pdf`.
 
     Raises:
-        RunError: If the file cannot be written or its ending names no format.
+        RunError: If the file cannot be written or its suffix is not a format.
     """
-    form = Path(path).suffix.lower().lstrip(".")
-    if form not in FORMATS:
-        raise RunError(
-            "is not a picture format",
-            where=str(path),
-            found=Path(path).suffix or "no ending",
-            expected=" or ".join(f".{name}" for name in FORMATS),
-        )
-    return write(path, picture(figure, form))
+    return write(path, picture(figure, picture_form(path, FORMATS)))
 
 
 def panels(
@@ -152,19 +152,29 @@ def panels(
     title: str = "",
     ratios: Sequence[float] | None = None,
     height: float = 4.0,
+    points: tuple[int, int] = (13, 9),
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure of ``count`` panels in a row, in the style of all figures."""
+    """Make a figure of ``count`` panels in a row, in the style of all figures.
+
+    Args:
+        width: In inches.
+        count: Number of panels.
+        title: Heading.
+        ratios: Of the widths of the panels, if there are as many.
+        height: In inches.
+        points: Sizes of the heading and of the numbers at the axes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    grid: Any = {"width_ratios": list(ratios)} if ratios and count == len(ratios) else {}
-    axes = list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+    widths = list(ratios) if ratios and count == len(ratios) else None
+    axes = list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
     if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color=colours.INK)
+        figure.suptitle(title, fontsize=points[0], fontweight="bold", color=colours.INK)
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(colours.LINE)
-        panel.tick_params(colors=colours.INK, labelsize=9)
+        panel.tick_params(colors=colours.INK, labelsize=points[1])
         panel.set_axisbelow(True)
     return figure, axes
 
@@ -196,7 +206,7 @@ def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
         what: The figure.
         reduce: Over the submodels; of values of which one is NaN, NaN.
     """
-    rows = chosen(figures, part="test", metric=what, submodel=True)
+    rows = rows_where(figures, part="test", metric=what, submodel=True)
     values = rows.groupby(["round", "seed"])["value"]
     return by_seed(values.agg(lambda of: reduce(of.to_numpy())))
 
@@ -214,11 +224,12 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
         say is left out.
     """
     keys = [*RUN, "round"]
-    rounds = chosen(figures, part="run").pivot(index=keys, columns="metric", values="value")
+    rounds = rows_where(figures, part="run").pivot(index=keys, columns="metric", values="value")
     spent = {}
     for axis, (metrics, unit) in COSTS.items():
         # A figure that no line has is a column of gaps.
         each = (rounds.reindex(columns=metrics) / unit).sum(axis=1, skipna=False)
+        # Half a curve would look like a cheaper run.
         if each.notna().all():
             means = each.groupby(RUN).cumsum().groupby(["experiment", "round"]).mean()
             spent[axis] = {name: means[name] for name in means.index.unique("experiment")}
@@ -278,10 +289,10 @@ def scale(
     panel.set_xlabel(axis, fontsize=9, color=colours.INK)
     if axis == "round":
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    fit(panel, what)
+    fit_scale(panel, what)
 
 
-def fit(panel: Axes, what: str) -> None:
+def fit_scale(panel: Axes, what: str) -> None:
     """Fit the scale of values to what is drawn: no further than a share goes, nor than it can."""
     from matplotlib.ticker import PercentFormatter
 
@@ -296,6 +307,7 @@ def fit(panel: Axes, what: str) -> None:
             # Never less than two points of a per cent: rounding is not a trend.
             room = max(0.06 * (max(known) - min(known)), 0.01)
             panel.set_ylim(max(min(known) - room, -0.01), min(max(known) + room, 1.01))
+    # Losses of runs that diverge would flatten all others.
     elif what == "perplexity" or (known and 0 < WIDE * min(known) < max(known)):
         panel.set_yscale("log")
 
@@ -303,16 +315,15 @@ def fit(panel: Axes, what: str) -> None:
 def tiers_panel(panel: Axes, log: Log) -> None:
     """Draw every model by the figure that judges it, over the rounds."""
     what = judge([log])
+    tested = rows_where(log.figures, part="test", metric=what)
     others = [name for name in log.models if name != GLOBAL]
     for number, name in enumerate(others):
-        points = series(log.figures, part="test", group=name, metric=what)
-        draw_line(panel, points, name, number)
+        draw_line(panel, series(tested, group=name), name, number)
     if GLOBAL in log.models:
-        points = series(log.figures, part="test", group=GLOBAL, metric=what)
-        draw_line(panel, points, GLOBAL, 0, bold=True)
+        draw_line(panel, series(tested, group=GLOBAL), GLOBAL, 0, bold=True)
     validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
     draw_line(panel, validated, "on validation examples", len(others))
-    more = None if what == "accuracy" else better([log], what)
+    more = None if what == "accuracy" else better([log], what)  # which way, accuracy says
     scale(panel, what, f"{what} on all test data", more)
     if log.models:
         panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")
@@ -328,7 +339,7 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
     left = [0.0] * len(names)
     spent = []
     for figures in runs.values():
-        rounds = len(chosen(figures, part="run", metric="clients"))  # every round has this row
+        rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
         spent.append({k: v / max(rounds, 1) for k, v in seconds(figures).items()})
     fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
     for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):
@@ -338,8 +349,8 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
         panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
         left = [a + b for a, b in zip(left, values, strict=True)]
     few = len(names) <= 4
-    told = ["\n".join(textwrap.wrap(name, BESIDE // len(names))) if few else name for name in names]
-    panel.set_xticks(range(len(names)), told if len(names) > 1 else [""])
+    labels = ["\n".join(textwrap.wrap(n, BESIDE // len(names))) if few else n for n in names]
+    panel.set_xticks(range(len(names)), labels if len(names) > 1 else [""])
     if not few:
         panel.tick_params(axis="x", labelrotation=25)
         for text in panel.get_xticklabels():
@@ -347,7 +358,7 @@ def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
     panel.set_xlim(-0.8, len(names) - 0.2)
     panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
-    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)
+    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)  # room for the legend above the bars
     panel.legend(
         frameon=False, labelcolor=colours.INK, fontsize=8, loc="upper center", reverse=True
     )

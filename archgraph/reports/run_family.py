@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from archgraph.errors import RunError
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
@@ -21,26 +19,22 @@ def run_family(log: Log) -> Family:
         RunError: If the folder holds no global model, or a model of it is damaged.
         ArchGraphError: If a client's model is not a part of the global one.
     """
-    whole = _graph(log, GLOBAL)
+    joint = _graph(log, GLOBAL)
+    file = log.folder / "run.yaml"
     try:
-        members: list[dict[str, Any]] = read_document(log.folder / "run.yaml").data["family"][
-            "clients"
-        ]
+        # Not as an experiment: a folder of another version still tells its clients.
+        members = read_document(file).data["family"]["clients"]
         kinds = [(str(one["name"]), int(one.get("count", 1))) for one in members]
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            "does not tell its clients", where=str(log.folder / "run.yaml"), found=error
-        ) from error
-    clients = []
-    for name, count in kinds:
-        graph = _graph(log, name)
-        clients.append(Tier(name, graph, align(graph, whole).transfer, count=count))
-    return Family(whole, None, tuple(clients), log.name)
+        raise RunError("does not tell its clients", where=str(file), found=error) from error
+    graphs = [(name, _graph(log, name), count) for name, count in kinds]
+    tiers = (Tier(name, g, align(g, joint).transfer, count=count) for name, g, count in graphs)
+    return Family(joint, None, tuple(tiers), log.name)
 
 
 def _graph(log: Log, name: str) -> ArchGraph:
     graph = log.graphs.get(name)
     if isinstance(graph, ArchGraph):
         return graph
-    found = graph or f"no models/{name}.yaml"
-    raise RunError("has no such model", where=str(log.folder), found=found)
+    reason = graph or f"no models/{name}.yaml"  # a text says why its file cannot be read
+    raise RunError("has no such model", where=str(log.folder), found=reason)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.fields import GLOBAL
+from archgraph.plain import Json
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import Log, chosen, judge, series, tests
+from archgraph.reports.runs import Log, judge, rows_where, series, tests
 from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes
 from archgraph.tables import Table, count, plural
@@ -42,11 +43,11 @@ def model_sheet(log: Log) -> Sheet:
     last = [*tests(log)][-1:]
     worst = (last[0].get("worst") or {}).get("name") if last else None
     show, counts = functools.partial(shown, figure), _members(log)
-    of_judge = chosen(log.figures, metric=figure)
-    rows: list[tuple[Any, ...]] = []
+    of_judge = rows_where(log.figures, metric=figure)
+    rows: list[tuple[object, ...]] = []
     for name in log.models:
         tested = series(of_judge, part="test", group=name)
-        own = series(of_judge, part="test local", group=name)
+        local = series(of_judge, part="test local", group=name)
         if tested.empty:
             continue
         size = log.cost(name)
@@ -54,7 +55,7 @@ def model_sheet(log: Log) -> Sheet:
             (
                 name,
                 float(tested.iloc[-1]),
-                None if own.empty else float(own.iloc[-1]),
+                None if local.empty else float(local.iloc[-1]),
                 float(tested[best]) if best in tested.index else None,
                 "worst" if name == worst and len(log.models) > 1 else "",
                 counts.get(name),
@@ -77,7 +78,7 @@ def model_sheet(log: Log) -> Sheet:
 
 
 def _note(log: Log) -> str:
-    last = chosen(log.figures, part="test")["round"].max()  # NaN: nothing was tested
+    last = rows_where(log.figures, part="test")["round"].max()  # NaN: nothing was tested
     nouns = {"rejected": "update", "failed": "client"}
     parts = [plural(log.done, "round") if log.done else "no rounds"]
     parts += [f"{plural(many, nouns[key])} {key}" for key, many in log.lost.items() if many]
@@ -101,7 +102,7 @@ def client_sheet(log: Log) -> Sheet:
     rows = []
     for client in log.clients:
         asked = of_clients.get(client.client, log.updates[:0])
-        taken = int((asked["what"] == "clients").sum())
+        merged = int((asked["what"] == "clients").sum())
         present = sum(many > 0 for many in client.classes) if client.classes else None
         rows.append(
             (
@@ -111,8 +112,8 @@ def client_sheet(log: Log) -> Sheet:
                 "malicious" if client.malicious else other,
                 client.examples,
                 present,
-                taken,
-                len(asked) - taken or None,
+                merged,
+                len(asked) - merged or None,
                 _sum(asked, DOWN),
                 _sum(asked, UP),
                 *client.classes,
@@ -133,6 +134,7 @@ def client_sheet(log: Log) -> Sheet:
     )
     counts = tuple(SheetColumn(f"class_{i}", "", hidden=True) for i in range(classes))
     width = len(columns) + classes
+    # A client's counts may end before the last class of another's.
     padded = tuple(row + (None,) * (width - len(row)) for row in rows)
     return Sheet("clients", (*columns, *counts), padded)
 
@@ -140,13 +142,14 @@ def client_sheet(log: Log) -> Sheet:
 def traffic_sheet(log: Log) -> Sheet:
     """Tabulate architectures that clients trained, and all: bytes down and up, MACs forward."""
     by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
-    rows: list[tuple[Any, ...]] = []
+    rows: list[tuple[Json, ...]] = []
     for name, asked in by_tier:
         size, seen = log.cost(str(name)), _sum(asked, "seen")
         macs = None if size is None or seen is None else int(size.macs * seen)
         rows.append((name, len(asked), _sum(asked, DOWN), _sum(asked, UP), macs))
     if len(rows) > 1:
         _, *counts = zip(*rows, strict=True)
+        # A sum without the part that some row lacks would be too small.
         rows.append(("all", *(None if None in column else sum(column) for column in counts)))
     columns = (
         SheetColumn("tier", "model"),
@@ -166,28 +169,24 @@ def traffic_sheet(log: Log) -> Sheet:
 
 def setting_sheet(log: Log) -> Sheet:
     """Return the settings that are not the defaults; empty if the experiment cannot be read."""
-    found = differing(log.experiment) if log.experiment else ()
+    settings = differing(log.experiment) if log.experiment else ()
     columns = (
         SheetColumn("setting", "setting"),
         SheetColumn("value", "value", said),
         SheetColumn("default", "default", said),
     )
-    return Sheet("settings", columns, tuple(map(tuple, found)))
+    return Sheet("settings", columns, tuple(map(tuple, settings)))
 
 
 def lost_sheet(log: Log) -> Sheet:
-    """Every update that was refused, and every client that failed."""
+    """Tabulate every update that was refused, and every client that failed."""
     names = {client.client: client.label for client in log.clients}
     lost = log.updates[log.updates["what"] != "clients"]
-    rows = [
-        (
-            row.round,
-            names.get(row.client, f"client {row.client}, {row.name}"),
-            row.what,
-            str(row.reason),
-        )
-        for row in lost.itertuples(index=False)
-    ]
+    rows = []
+    for row in lost.itertuples(index=False):
+        # Older folders do not describe their clients.
+        client = names.get(row.client, f"client {row.client}, {row.name}")
+        rows.append((row.round, client, row.what, str(row.reason)))
     columns = (
         SheetColumn("round", "round", right=True),
         SheetColumn("client", "client"),

@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.analysis.cost import Cost, cost
 from archgraph.data.validation import Selection
 from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.fields import GLOBAL
+from archgraph.plain import Json
 from archgraph.record.lines import parsed
 from archgraph.record.points import REPORTS, frame
 from archgraph.record.progress import judge_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
 
-RoundLine = Mapping[str, Any]
+RoundLine = Mapping[str, Json]
 # Figures of which less is better where a test does not say it; seconds by purpose begin so.
 LESS, SECONDS = ("perplexity", "loss"), "seconds_"
 RUN = ["experiment", "seed"]
@@ -129,13 +130,13 @@ class Log:
         from archgraph.language import load
 
         paths = sorted(self.folder.glob("models/*.yaml"), key=lambda p: (p.stem != GLOBAL, p.stem))
-        found: dict[str, ArchGraph | str] = {}
+        graphs: dict[str, ArchGraph | str] = {}
         for path in paths:
             try:
-                found[path.stem] = load(path)
-            except ArchGraphError as error:
-                found[path.stem] = str(error)
-        return found
+                graphs[path.stem] = load(path)
+            except ArchGraphError as error:  # a page without one picture is better than no page
+                graphs[path.stem] = str(error)
+        return graphs
 
     def cost(self, name: str) -> Cost | None:
         """Return the cost of one of the models; None if its file is missing or damaged."""
@@ -157,8 +158,9 @@ class Log:
     @property
     def name(self) -> str:
         """The run's name: its experiment's, else its folder's."""
-        named = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
-        return named[1] if named else self.folder.resolve().name
+        # Without the experiment: it takes long to read, and a damaged one still has a name.
+        line = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
+        return line[1] if line else self.folder.resolve().name
 
 
 def read_run(folder: str | os.PathLike[str]) -> Log:
@@ -167,22 +169,21 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     Raises:
         RunError: If the folder is not a run folder, or a line is damaged.
     """
-    place = Path(folder)
+    path = Path(folder)
     try:
-        config = (place / "run.yaml").read_text(encoding="utf-8", errors="replace")
-        raw = (place / "metrics.jsonl").read_bytes()
+        config = (path / "run.yaml").read_text(encoding="utf-8", errors="replace")
+        raw = (path / "metrics.jsonl").read_bytes()
     except OSError as error:
         raise RunError(
             "not a run folder",
-            where=str(place),
-            found=f"{error.strerror}: {Path(error.filename or place).name}",
+            where=str(path),
+            found=f"{error.strerror}: {Path(error.filename or path).name}",
             expected="run.yaml and metrics.jsonl",
         ) from error
-    rounds = parsed(raw, place / "metrics.jsonl")
-    return Log(place, config, tuple(rounds))
+    return Log(path, config, tuple(parsed(raw, path / "metrics.jsonl")))
 
 
-def tests(log: Log) -> Iterator[Mapping[str, Any]]:
+def tests(log: Log) -> Iterator[Mapping[str, Json]]:
     """Yield the evaluations of a run; what they say in words is not in its frame."""
     return filter(None, (line.get("evaluation") for line in log.rounds))
 
@@ -231,11 +232,12 @@ def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[i
     return pandas.concat(frames, ignore_index=True)
 
 
-def chosen(figures: DataFrame, **columns: Any) -> DataFrame:
+def rows_where(figures: DataFrame, **columns: object) -> DataFrame:
     """Return the rows that have these values in their columns.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5, "loss": 1.0}}}
-    >>> chosen(Log(Path("run"), "", (line,)).figures, part="test", metric="loss")["value"].tolist()
+    >>> log = Log(Path("run"), "", (line,))
+    >>> rows_where(log.figures, part="test", metric="loss")["value"].tolist()
     [1.0]
     """
     for column, value in columns.items():
@@ -243,7 +245,7 @@ def chosen(figures: DataFrame, **columns: Any) -> DataFrame:
     return figures
 
 
-def series(figures: DataFrame, **columns: Any) -> Series:
+def series(figures: DataFrame, **columns: object) -> Series:
     """Return one finite figure by round, where it was measured.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
@@ -251,7 +253,7 @@ def series(figures: DataFrame, **columns: Any) -> Series:
     >>> series(log.figures, part="test", group="global", metric="accuracy").to_dict()
     {3: 0.5}
     """
-    return chosen(figures, **columns).set_index("round")["value"].dropna()
+    return rows_where(figures, **columns).set_index("round")["value"].dropna()
 
 
 def seconds(figures: DataFrame) -> dict[str, float]:

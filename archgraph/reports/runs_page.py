@@ -12,8 +12,8 @@ import numpy as np
 
 from archgraph.display import colours
 from archgraph.fields import GLOBAL
-from archgraph.reports.charts import HEIGHT, WIDTH, data_chart, legend
-from archgraph.reports.comparison import NOTHING, Comparison, RunGroup
+from archgraph.reports.charts import data_chart, legend, one_panel
+from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.group_tables import (
     attack_sheet,
     data_sheet,
@@ -23,20 +23,27 @@ from archgraph.reports.group_tables import (
     shared_sheet,
 )
 from archgraph.reports.header import header
-from archgraph.reports.page import chart, drawings, facts, folded, html_page, section, viewer_frame
+from archgraph.reports.page import (
+    chart,
+    definition_list,
+    drawings,
+    expandable,
+    html_page,
+    section,
+    viewer_frame,
+)
 from archgraph.reports.plots import (
     Reduce,
     band,
     by_cost,
     by_seed,
-    panels,
     reduced,
     scale,
     time_panel,
 )
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
-from archgraph.reports.runs import RUN, Log, better, chosen, judge, seconds
-from archgraph.reports.sheets import Sheet, SheetColumn, download
+from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
+from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
     data = "".join(chart(figure, name) for name, figure in data_charts(compared))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        facts(_facts(compared)),
+        definition_list(_facts(compared)),
         "<h2>Runs</h2>",
         f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
@@ -82,7 +89,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
             data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
         ),
         *section("Communication and computation", sent_sheet(compared).html()),
-        *section("Attack", folded(attack_sheet(compared), "attacked run")),
+        *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
@@ -100,13 +107,9 @@ def _upright(table: Table) -> Table:
     """Turn a table into one with a column per group if they are few: it fits a telephone."""
     if len(table.rows) > FEW:
         return table
-    columns = list(zip(table.columns, *table.rows, strict=True))
-    return Table(
-        table.title,
-        ("", *columns[0][1:]),
-        tuple(columns[1:]),
-        right=frozenset(range(1, len(columns[0]))),
-    )
+    first, *rows = zip(table.columns, *table.rows, strict=True)
+    right = frozenset(range(1, len(first)))
+    return Table(table.title, ("", *first[1:]), tuple(rows), right=right)
 
 
 def _wide(inside: str) -> str:
@@ -114,7 +117,7 @@ def _wide(inside: str) -> str:
 
 
 def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
-    """Facts of all runs; where few of them differ, what there is."""
+    """Yield facts of all runs; where few of them differ, what there is."""
     logs = [log for _, _, log in each_run(compared)]
     yield "runs", f"{len(logs)} in {plural(len(compared.groups), 'group')}"
     yield "seeds", ", ".join(dict.fromkeys(str(seed) for _, seed, _ in each_run(compared)))
@@ -136,6 +139,7 @@ def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) ->
         paths = sorted(log.folder.glob("models/*.yaml"))
         if paths:
             family = tuple((path.name, path.read_bytes()) for path in paths)
+            # By content: seeds of one experiment, and most experiments of a table, share models.
             users.setdefault(family, (log, []))[1].append(group.label)
     for number, (log, labels) in enumerate(users.values()):
         text = viewer(log) if viewer else ""
@@ -146,7 +150,7 @@ def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) ->
 
 
 def _run(group: RunGroup, seed: int, log: Log) -> str:
-    """One of the runs, folded."""
+    """Write one of the runs, folded."""
     name = f"{group.label}, seed {seed}: {log.folder}"
     sheets = {
         "model": model_sheet(log),
@@ -155,15 +159,16 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
         "setting": setting_sheet(log),
     }
     # Files of several runs in one folder need names of their own.
-    named = {noun: replace(s, name=f"{s.name}_{log.folder.name}") for noun, s in sheets.items()}
-    inside = [facts(header(log)), *(folded(sheet, noun) for noun, sheet in named.items())]
-    return f"<details><summary>{html.escape(name)}</summary>{''.join(inside)}</details>"
+    inside = definition_list(header(log))
+    for noun, sheet in sheets.items():
+        inside += expandable(replace(sheet, name=f"{sheet.name}_{log.folder.name}"), noun)
+    return f"<details><summary>{html.escape(name)}</summary>{inside}</details>"
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
     """Tabulate runs, rounds and models with the figure that judges them."""
     what = judge(_logs(compared))
-    rows = chosen(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
+    rows = rows_where(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
     # By model within a run, not by round.
     runs = [of.groupby("group", sort=False) for _, of in rows.groupby(RUN, sort=False)]
@@ -173,28 +178,28 @@ def rounds_sheet(compared: Comparison) -> Sheet:
 
 
 def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
-    """Means over the seeds as lines, standard deviations as bands; then the time of each group."""
+    """Draw means over the seeds with their deviations as bands; then the time of each group."""
     logs, figures = _logs(compared), compared.frame
     what = judge(logs)
     more = better(logs, what)
     said = None if what == "accuracy" else more
     for title, curves in _curves(compared, what, np.min if more else np.max):
-        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        figure, panel = one_panel()
         for number, (name, runs) in enumerate(curves.items()):
             band(panel, runs, name, number, bold=name == GLOBAL)
         scale(panel, what, title, said)
         legend(figure, panel)
         yield f"{title} over the rounds", figure
-    of = {group.label: chosen(figures, experiment=group.label) for group in compared.groups}
+    of = {group.label: rows_where(figures, experiment=group.label) for group in compared.groups}
     for axis, spent in by_cost(figures).items():
-        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-        for number, (label, own) in enumerate(of.items()):
-            band(panel, reduced(own, what, np.mean), label, number, spent[label])
+        figure, panel = one_panel()
+        for number, (label, rows) in enumerate(of.items()):
+            band(panel, reduced(rows, what, np.mean), label, number, spent[label])
         scale(panel, what, f"average submodel: {what}", said, axis)
         legend(figure, panel)
         yield f"average submodel: {what} over {axis}", figure
     if seconds(figures):
-        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        figure, panel = one_panel()
         time_panel(panel, of)
         yield "seconds per round", figure
 
@@ -214,9 +219,9 @@ def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
-    """Of one group each model; of several the worst and average submodel, and each tier's."""
-    tested = chosen(compared.frame, part="test", metric=what, model=True)
-    of = {group.label: chosen(tested, experiment=group.label) for group in compared.groups}
+    """Yield of one group each model; of several the worst and average submodel and each tier."""
+    tested = rows_where(compared.frame, part="test", metric=what, model=True)
+    of = {group.label: rows_where(tested, experiment=group.label) for group in compared.groups}
     tiers = list(dict.fromkeys(name for log in _logs(compared) for name in log.models))
     if len(of) == 1:
         (rows,) = of.values()
@@ -228,6 +233,7 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
         yield f"{title} submodel: {what}", curves
     for tier in tiers[:TIERS]:
         curves = {label: _of(rows, tier) for label, rows in of.items()}
+        # Not the mean of those runs only that have the tier: other seeds are other data.
         everywhere = {group.label: len(group.runs) for group in compared.groups}
         title = f"{tier} model: {what}" if tier == GLOBAL else f"{tier}: {what}"
         yield title, {n: runs for n, runs in curves.items() if runs.shape[1] == everywhere[n]}
@@ -235,7 +241,7 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
 
 def _of(rows: DataFrame, model: str) -> DataFrame:
     """Return a figure of a model by round and seed."""
-    return by_seed(chosen(rows, group=model).set_index(["round", "seed"])["value"])
+    return by_seed(rows_where(rows, group=model).set_index(["round", "seed"])["value"])
 
 
 def _logs(compared: Comparison) -> list[Log]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pydantic
 import pydantic_core
@@ -14,6 +14,8 @@ from archgraph.errors import SpecError
 from archgraph.federation.registry import find_strategy
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import IidSpec
+from archgraph.plain import Json
+from archgraph.reports.sheets import NOTHING
 
 # Shown elsewhere on a page, not a choice, or a path of the machine that the run was on.
 ELSEWHERE = frozenset({"archgraph", "name", "family", "strategy", "rounds", "data.root"})
@@ -27,12 +29,12 @@ class Setting(NamedTuple):
     Attributes:
         key: Path of its keys, dotted.
         value: As plain values.
-        default: What it is where nothing is said; None: nothing, or there is no default.
+        default: Value of a setting that is left out; None if there is none.
     """
 
     key: str
-    value: Any
-    default: Any
+    value: Json
+    default: Json
 
 
 def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
@@ -50,13 +52,14 @@ def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
 
 def _of_strategy(spec: ExperimentSpec) -> Iterator[Setting]:
     name, defaults = spec.strategy_name, {}
-    if "python" not in spec.strategy:  # a page runs nobody's code
+    if "python" not in spec.strategy:  # a page does not run user code
         try:
             options = [f for f in dataclasses.fields(find_strategy(name)) if f.init]
-        except SpecError:
+        except SpecError:  # not installed here: all its options are shown
             options = []
         for option in options:
             known = option.default is not dataclasses.MISSING
+            # `default_factory` is MISSING, too, for an option that must be given.
             value = option.default if known else getattr(option, "default_factory", lambda: None)()
             defaults[option.name] = pydantic_core.to_jsonable_python(value)
     for key, value in spec.strategy_options.items():
@@ -71,24 +74,23 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
         default = None if required else field.get_default(call_default_factory=True)
         if value in (default, MEANT.get(key)) and not required:
             continue
-        inside: list[Setting] = []
-        if isinstance(value, pydantic.BaseModel):
-            inside = list(_of_model(value, f"{key}."))
+        # A mapping of defaults only differs as a whole: it is there, where nothing is the default.
+        inside = list(_of_model(value, f"{key}.")) if isinstance(value, pydantic.BaseModel) else []
         yield from inside or [Setting(key, _plain(value), _plain(default))]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Json:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_none=True)
     return pydantic_core.to_jsonable_python(value)
 
 
-def said(value: Any) -> str:
+def said(value: Json) -> str:
     """Write a setting as text.
 
     >>> said("sgd"), said([1, 2]), said(None)
     ('sgd', '[1, 2]', '–')
     """
     if value is None:
-        return "–"
+        return NOTHING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -9,10 +9,11 @@ import json
 import urllib.parse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
+from archgraph.plain import Json
 from archgraph.tables import Table, count
 
+# What stands in a cell without a value.
 NOTHING = "–"
 # What browsers are told of a file inside a page.
 KINDS = {"csv": "text/csv", "svg": "image/svg+xml"}
@@ -21,7 +22,7 @@ MOST = 200
 
 
 def in_bytes(value: float) -> str:
-    """Bytes, short, in powers of ten.
+    """Write bytes, short, in powers of ten.
 
     >>> in_bytes(73_856), in_bytes(0)
     ('73.9 kB', '0 B')
@@ -44,7 +45,7 @@ class SheetColumn:
 
     key: str
     title: str
-    show: Callable[[Any], str] = str
+    show: Callable[[Json], str] = str
     right: bool = False
     hidden: bool = False
 
@@ -68,31 +69,27 @@ class Sheet:
 
     name: str
     columns: tuple[SheetColumn, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    rows: tuple[tuple[Json, ...], ...]
     strong: frozenset[int] = frozenset()
     note: str = ""
 
     def table(self, title: str = "") -> Table:
         """Return the table as text, without columns that are empty."""
         used = [
-            i
+            (i, column)
             for i, column in enumerate(self.columns)
             if not column.hidden and any(row[i] is not None for row in self.rows)
         ]
-        return Table(
-            title,
-            tuple(self.columns[i].title for i in used),
-            tuple(
-                tuple(NOTHING if row[i] is None else self.columns[i].show(row[i]) for i in used)
-                for row in self.rows
-            ),
-            right=frozenset(at for at, i in enumerate(used) if self.columns[i].right),
-            strong=self.strong,
-            note=self.note,
+        titles = tuple(column.title for _, column in used)
+        rows = tuple(
+            tuple(NOTHING if row[i] is None else column.show(row[i]) for i, column in used)
+            for row in self.rows
         )
+        right = frozenset(at for at, (_, column) in enumerate(used) if column.right)
+        return Table(title, titles, rows, right, self.strong, self.note)
 
     def csv(self) -> str:
-        """All values as they are."""
+        """Return all values as they are, those of hidden and empty columns, too."""
         return as_csv([column.key for column in self.columns], self.rows)
 
     def html(self) -> str:
@@ -106,8 +103,8 @@ class Sheet:
         return f'<div class="wide">{short}</div>{note}<p>{link}{more}</p>'
 
 
-def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Lines of values; None is empty, lists and mappings are JSON."""
+def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Json]]) -> str:
+    """Write lines of values; None is empty, lists and mappings are JSON."""
     plain = ([json.dumps(v) if isinstance(v, list | dict) else v for v in row] for row in rows)
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows([heads, *plain])
@@ -116,6 +113,7 @@ def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def download(name: str, text: str, kind: str = "csv", label: str = "") -> str:
     """Return a link to a file that is inside the page: CSV, or the SVG of a plot."""
+    # A page is one file that loads nothing: what can be saved from it is inside.
     source = f"data:{KINDS[kind]};charset=utf-8," + urllib.parse.quote(text)
     file = f"{html.escape(name)}.{kind}"
     return f'<a class="file" download="{file}" href="{html.escape(source)}">{label or file}</a>'

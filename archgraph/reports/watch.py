@@ -105,7 +105,7 @@ class RunServer(ThreadingHTTPServer):
         viewer: Callable[[Log], str] | None = None,
         rounds: Callable[[Log], Json] = lambda log: None,
     ) -> None:
-        self.folder = read_run(folder).folder
+        self.folder = read_run(folder).folder  # refuses what is not a run
         self.pages: dict[str, Callable[[], str]] = {
             INDEX: lambda: watch_page(read_run(self.folder), framed=viewer is not None),
             "state.txt": self.state,
@@ -122,9 +122,8 @@ class RunServer(ThreadingHTTPServer):
                 (LOOPBACK, port), functools.partial(_Request, directory=self._site.name)
             )
         except (OSError, OverflowError) as error:
-            raise RunError(
-                "cannot listen", where=f"port {port}", found=error, hint="--port names another one"
-            ) from error
+            hint = "--port names another one"
+            raise RunError("cannot listen", where=f"port {port}", found=error, hint=hint) from error
 
     def server_close(self) -> None:
         """Stop listening, and remove the pages."""
@@ -143,12 +142,13 @@ class RunServer(ThreadingHTTPServer):
 
     def state(self) -> str:
         """Return a text that changes when the run has written a line, stops or is resumed."""
-        found = (self.folder / "metrics.jsonl").stat()
-        return f"{found.st_size} {found.st_mtime_ns} {goes_on(self.folder)}"
+        lines = (self.folder / "metrics.jsonl").stat()
+        return f"{lines.st_size} {lines.st_mtime_ns} {goes_on(self.folder)}"
 
     def write(self, name: str) -> None:
         """Write a page as the run is now, unless it was written in this state."""
         with self._writing[name]:
+            # Before the page is made: a line that is written meanwhile is shown the next time.
             state = self.state()
             if self._written[name] != state:
                 write(Path(self._site.name) / name, self.pages[name]())
@@ -165,6 +165,8 @@ class _Request(SimpleHTTPRequestHandler):
         """Write the page that is asked for and send its head; anything else gets an error."""
         name = self.path.removeprefix("/") or INDEX
         status, reason = HTTPStatus.OK, ""
+        # A page elsewhere may resolve its own name to this machine (DNS rebinding), but cannot
+        # choose the Host that a browser sends; twice the header is refused, too.
         if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             status, reason = HTTPStatus.FORBIDDEN, "not the name of this server"
         elif name not in self.server.pages:
@@ -229,7 +231,7 @@ def _still(log: Log) -> str:
 
 
 def _left(log: Log) -> str:
-    """About how long it will take, from the rounds so far."""
+    """Estimate how long it will take, from the rounds so far."""
     rounds = _planned(log) - log.done
     spent = sum(seconds(log.figures).values())
     if not log.done or rounds <= 0 or not spent:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from archgraph.engine.facts import UNNAMED, family_of, settled
 from archgraph.engine.local import run
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
-from archgraph.plain import digest
+from archgraph.plain import Json, digest
 from archgraph.processes.isolation import one_thread
 from archgraph.record.folder import read_metrics
 
@@ -33,18 +32,20 @@ def address(spec: ExperimentSpec) -> str:
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*UNNAMED, "seed"):
         values.pop(name, None)
-    if spec.weights is not None:  # by content, if it is known, and not by place
+    if spec.weights is not None:
+        # By content where it is known: a path depends on the machine.
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
         values["weights"] = {"of": spec.weights.sha256 or Path(spec.weights.file).name, **more}
     family = family_of(spec)
     content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (content, *content["clients"]):
         if member.get("model") not in (None, "join"):
-            member["model"] = "below"  # by content, not by place
+            member["model"] = "below"  # the contents of these files stand in `models`
     models = [source.data for source in family.sources()]
-    whole: Mapping[str, Any] = {**values, "family": content, "models": models}
+    settings: Mapping[str, Json] = {**values, "family": content, "models": models}
+    # Strategy and seed are for people who look into the folder; the digest decides.
     name = spec.strategy_name.rpartition(":")[2]
-    return f"{name}-{digest(whole)[:SIGNS]}-seed{spec.seed}"
+    return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
 
 
 def finished(folder: Path, spec: ExperimentSpec) -> bool:
@@ -63,6 +64,7 @@ def run_cell(
     Raises:
         ArchGraphError: As :func:`archgraph.run`.
     """
+    # Sums of threads depend on their number, and cells run side by side: one thread, the same bits.
     with one_thread():
         begun = folder.is_dir() and any(folder.iterdir())
         run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)

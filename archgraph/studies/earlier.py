@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BEGIN, END = "<!-- measured {size} {stamp} -->", "<!-- /measured -->"
+# A section ends before the next heading, whatever an edited page lacks between its comments.
 _SECTION = re.compile(
     r"^## (?P<name>[^\n]+)\n(?:(?!^## ).)*?"
     r"^<!-- measured (?P<size>\w+) (?P<stamp>\w+) -->\n\n"
@@ -35,14 +36,14 @@ class EarlierStudy:
     @property
     def done(self) -> int:
         """Cells that were done."""
-        found = _DONE.search(self.body)
-        return int(found["done"]) if found else 0
+        line = _DONE.search(self.body)
+        return int(line["done"]) if line else 0
 
     @property
     def minutes(self) -> float:
-        """Of its runs; 0 where the summary does not say."""
-        told = self.row[3] if len(self.row) > 3 else ""
-        return float(told) if told.isdecimal() else 0
+        """Minutes that its runs took; 0 where the summary does not say."""
+        text = self.row[3] if len(self.row) > 3 else ""
+        return float(text) if text.isdecimal() else 0
 
 
 def earlier_studies(pages: str) -> Mapping[str, EarlierStudy]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import pydantic
 from pydantic import Field
+from pydantic_core import CoreSchema, core_schema
 
 from archgraph.fields import Base, Mistake, Name, Natural
-from archgraph.language.mistakes import abbreviate
+from archgraph.language.mistakes import shorten
+from archgraph.plain import Json
 
 # How a paper comes from a value to the digits that it prints.
 FigureRounding: TypeAlias = Literal["nearest", "down"]
@@ -36,7 +38,7 @@ class Printed:
     unit: Fraction
 
     @classmethod
-    def parse(cls, value: Any) -> Printed:
+    def parse(cls, value: Json) -> Printed:
         """Read ``6.71M``, ``450K``, ``0.20`` or a whole number.
 
         Raises:
@@ -46,21 +48,19 @@ class Printed:
             >>> Printed.parse("6.71M").unit
             Fraction(10000, 1)
         """
-        text = value if isinstance(value, str) else ""
-        if isinstance(value, int) and not isinstance(value, bool):
-            text = str(value)
+        # YAML reads 0.20 as a float, and with it drops the digit that says how precise it is.
+        text = str(value) if isinstance(value, str | int) else ""  # of true: no number
         parts = _NUMBER.fullmatch(text)
         if parts is None:
-            number = isinstance(value, float)
             raise Mistake(
                 "is not a printed number",
                 found=abbreviate(value),
                 expected="digits and a unit, e.g. 6.71M, 450K, 61706 or '0.20'",
-                hint="in quotes, its last zeros count" if number else None,
+                hint="in quotes, its last zeros count" if isinstance(value, float) else None,
             )
-        whole, rest, suffix = parts[1], parts[2] or "", parts[3]
-        unit = Fraction(_UNITS[suffix], 10 ** max(len(rest) - 1, 0))
-        return cls(text, Fraction(whole + rest) * _UNITS[suffix], unit)
+        integer, decimals, suffix = parts[1], parts[2] or "", parts[3]
+        unit = Fraction(_UNITS[suffix], 10 ** max(len(decimals) - 1, 0))  # without the point
+        return cls(text, Fraction(integer + decimals) * _UNITS[suffix], unit)
 
     def agrees(self, value: Fraction | int, rounding: FigureRounding = "nearest") -> bool:
         """Return whether a value rounds to this number; one in the middle rounds both ways.
@@ -76,24 +76,23 @@ class Printed:
         return 2 * abs(value - self.value) <= self.unit
 
     def like(self, value: Fraction | int) -> str:
-        """Another value in the same unit, two digits finer.
+        """Write another value in the same unit, two digits finer.
 
         >>> Printed.parse("6.7M").like(6_712_345), Printed.parse("12").like(11)
         ('6.712M', '11')
         """
-        _, rest, suffix = _parts(self.text)
         if self.unit == 1 and Fraction(value).denominator == 1:
             return str(value)
-        return f"{float(Fraction(value) / _UNITS[suffix]):.{len(rest) + 2}f}{suffix}"
+        suffix = self.text.lstrip("0123456789. ")
+        digits = len(self.text.removesuffix(suffix).strip().partition(".")[2]) + 2
+        return f"{float(Fraction(value) / _UNITS[suffix]):.{digits}f}{suffix}"
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(cls.parse)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Json]:
         # JSON knows no printed numbers: 11 and 11.0 are one, and digits that count are text.
         return {
             "title": "Printed",
@@ -102,13 +101,6 @@ class Printed:
                 {"type": "integer", "minimum": 0},
             ],
         }
-
-
-def _parts(text: str) -> tuple[str, str, str]:
-    """Digits before the point, digits behind it, unit."""
-    found = _NUMBER.fullmatch(text)
-    assert found is not None
-    return found[1], (found[2] or "").removeprefix("."), found[3]
 
 
 class KnownSpec(Base):
@@ -150,30 +142,22 @@ class FigureSpec(Base):
     @pydantic.model_validator(mode="after")
     def _sensible(self) -> FigureSpec:
         if (self.model is None) == (self.family is None):
-            raise Mistake(
-                "needs a model or a family",
-                found="both" if self.model else "neither",
-                expected="one of them",
-            )
-        alone = [k for k in ("member", "mean", "share") if getattr(self, k)]
-        if self.model is not None and alone:
-            raise Mistake("belongs to a family", place=(alone[0],), found=alone[0])
-        if self.family is not None and self.choose:
-            raise Mistake(
-                "belongs to a model", place=("choose",), hint="or write a family's member"
-            )
-        if self.member is not None and self.mean is not None:
-            raise Mistake("has both a member and a mean", place=("mean",))
-        if self.trainable and self.measure != "parameters":
-            raise Mistake("belongs to parameters", place=("trainable",), found=self.measure)
-        if isinstance(self.published, dict):
-            extra = [k for k in ("model", "member", "mean", "known") if getattr(self, k)]
-            if extra:
-                raise Mistake(
-                    "does not go with figures by kind of client",
-                    place=(extra[0],),
-                    hint="write this one as an entry of its own",
-                )
+            raise Mistake("needs a model or a family, not both")
+        # Keys that say nothing beside others: a figure must not be compared with another one.
+        beside_model, by_client = self.model is not None, isinstance(self.published, dict)
+        useless = {
+            "belongs to a family": ("member", "mean", "share") if beside_model else (),
+            "belongs to a model": () if beside_model else ("choose",),
+            "does not go with a member": ("mean",) if self.member else (),
+            "belongs to parameters": ("trainable",) if self.measure != "parameters" else (),
+            "does not go with figures by kind of client, write an entry of its own": (
+                ("model", "member", "mean", "known") if by_client else ()
+            ),
+        }
+        for mistake, keys in useless.items():
+            for key in keys:
+                if getattr(self, key):
+                    raise Mistake(mistake, place=(key,))
         return self
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.language.kinds import NOT_IMPORTED, FileKind
 from archgraph.language.yaml import read_document
+from archgraph.plain import Json
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
@@ -18,28 +19,24 @@ if TYPE_CHECKING:
     from archgraph.studies.spec import StudySizeName, StudySpec
 
 
-def _check_study(path: Path, cache: dict[str, Any]) -> str:
+def _check_study(path: Path, cache: dict[str, Json]) -> str:
     """Check and describe a study: its cells as experiments, its architectures as published."""
     from archgraph.studies.spec import load_study
 
     study = load_study(path)
-    sizes, waits = [], set[str]()
-    unseen = False
-    for size in study.sizes:
-        text, waiting, hidden = _checked_size(study, size, path, cache)
-        sizes.append(text)
-        waits |= waiting
-        unseen = unseen or hidden
+    checked = [_checked_size(study, size, path, cache) for size in study.sizes]
+    waits = set[str]().union(*(waiting for _, waiting, _ in checked))
     claims = sum(len(list(study.compared(claim))) for claim in study.claims)
-    text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *sizes))
+    text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *(t for t, *_ in checked)))
     if waits:
         text += f"; waits for {', '.join(sorted(waits))}"
     text += _as_published(path, cache)
+    unseen = any(hidden for *_, hidden in checked)
     return f"{text}; Python model {NOT_IMPORTED}" if unseen else text
 
 
 def _checked_size(
-    study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Any]
+    study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Json]
 ) -> tuple[str, set[str], bool]:
     """Check a size's cells; describe them, what they wait for, whether code was not imported.
 
@@ -64,12 +61,12 @@ def _checked_size(
         name = names[id(cell.experiment)] = address(cell.experiment)
         if name not in checked:  # 1
             family = cell.experiment.document_of(("family",)).data["family"]
-            place = (path.parent / family if isinstance(family, str) else path / name).resolve()
+            file = (path.parent / family if isinstance(family, str) else path / name).resolve()
             start = address(_start(cell.experiment))
             try:
-                note = checked_experiment(  # 2
-                    cell.experiment, place, cache, begins=start in checked
-                )
+                note = checked_experiment(
+                    cell.experiment, file, cache, begins=start in checked
+                )  # 2
             except ArchGraphError as error:
                 if study.may_be_refused and not isinstance(error, SpecError):
                     refused += 1
@@ -105,7 +102,7 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
     )
 
 
-def _as_published(path: Path, cache: dict[str, Any]) -> str:
+def _as_published(path: Path, cache: dict[str, Json]) -> str:
     """Describe how many published figures of a study's architectures are equal to ours."""
     from archgraph.studies.published import Sources, findings
 
@@ -124,7 +121,7 @@ def _as_published(path: Path, cache: dict[str, Any]) -> str:
     return f"; {met} of {plural(len(compared), 'published figure')} met" if compared else ""
 
 
-def _check_figures(path: Path, cache: dict[str, Any]) -> str:
+def _check_figures(path: Path, cache: dict[str, Json]) -> str:
     from archgraph.studies.figures import FiguresSpec
 
     paper = read_document(path).validate(FiguresSpec)
@@ -132,13 +129,14 @@ def _check_figures(path: Path, cache: dict[str, Any]) -> str:
     return f"{paper.paper}, {entries}; --figures compares them"
 
 
-def _study_schema() -> dict[str, Any]:
+# The specs are imported when a file of their kind is read: most commands read none.
+def _study_schema() -> dict[str, Json]:
     from archgraph.studies.spec import StudySpec
 
     return StudySpec.model_json_schema()
 
 
-def _figures_schema() -> dict[str, Any]:
+def _figures_schema() -> dict[str, Json]:
     from archgraph.studies.figures import FiguresSpec
 
     return FiguresSpec.model_json_schema()

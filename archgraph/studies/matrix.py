@@ -67,21 +67,15 @@ class MatrixResult:
     def tables(self) -> tuple[Table, ...]:
         """Tabulate strategies (rows) and models (columns); below, why cells do not run."""
         models = tuple(dict.fromkeys(cell.model for cell in self.cells))
-        found = {(cell.strategy, cell.model): cell for cell in self.cells}
-        numbers: dict[str, int] = {}  # by reason
-
-        def shown(strategy: str, model: str) -> str:
-            cell = found.get((strategy, model))
-            if cell is None:
-                return ""
-            if not cell.reason:
-                return _SIGNS[cell.outcome]
-            return f"{_SIGNS[cell.outcome]} {numbers.setdefault(cell.reason, len(numbers) + 1)}"
-
-        rows = tuple(
-            (strategy, *(shown(strategy, model) for model in models))
-            for strategy in dict.fromkeys(cell.strategy for cell in self.cells)
-        )
+        # Many cells have one reason: a sign and its number stand in the cell.
+        numbers: dict[str, int] = {}
+        signs: dict[str, dict[str, str]] = {}
+        for cell in self.cells:
+            sign = _SIGNS[cell.outcome]
+            if cell.reason:
+                sign += f" {numbers.setdefault(cell.reason, len(numbers) + 1)}"
+            signs.setdefault(cell.strategy, {})[cell.model] = sign
+        rows = tuple((name, *(of.get(m, "") for m in models)) for name, of in signs.items())
         counts = ", ".join(f"{self.count(outcome)} {outcome}" for outcome in _SIGNS)
         note = f"{counts} of {plural(self.due, 'cell')}"
         first = Table("Strategies on models", ("strategy", *models), rows, note=note)
@@ -118,14 +112,14 @@ def matrix(
         SpecError: If the file cannot be understood.
         OSError: If the log cannot be written.
     """
-    spec, place = load_study(file), None if log is None else Path(log)
-    done = {(cell.strategy, cell.model): cell for cell in _logged(place)}
+    spec, path = load_study(file), None if log is None else Path(log)
+    done = {(cell.strategy, cell.model): cell for cell in _logged(path)}
     families: dict[str, Family] = {}
     with allowed(python):
-        wanted = cells(spec, "paper")
+        every = cells(spec, "paper")
         # By column: cells of one model share its capture.
-        order = sorted(wanted, key=lambda cell: list(spec.combined()).index(cell.column))
-        for cell in order:
+        columns = list(spec.combined())
+        for cell in sorted(every, key=lambda cell: columns.index(cell.column)):
             key = cell.row, cell.column
             if key in done or (only and not {*key} & {*only}) or cell.experiment is None:
                 continue
@@ -133,12 +127,12 @@ def matrix(
             outcome, reason = _tried(cell.experiment, families, data_root)
             seconds = round(time.perf_counter() - began, 1)
             done[key] = MatrixCell(*key, outcome, reason, seconds)
-            if place is not None:
-                with place.open("a") as stream:
+            if path is not None:  # at once: hours of cells outlive what ends the next one
+                with path.open("a") as stream:
                     stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
             told(done[key])
-    ordered = (done.get((cell.row, cell.column)) for cell in wanted)
-    return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(wanted))
+    ordered = (done.get((cell.row, cell.column)) for cell in every)
+    return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(every))
 
 
 def _logged(log: Path | None) -> Iterable[MatrixCell]:
@@ -161,6 +155,7 @@ def _tried(
             families[text] = resolve(family_of(spec))
         experiment = prepare(spec, data_root=data_root, family=families[text])
         begun(experiment)
+    # Only what is said on purpose is a refusal; anything else before the first round is a fault.
     except ArchGraphError as error:
         return "refused", _plain(error)
     try:

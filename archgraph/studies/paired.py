@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-PairedVerdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
+from typing import Literal
 
 # How often a verdict on two equal methods is wrong, on each side.
 LEVEL = 0.05
-# Seeds beyond which nobody asks.
+# Most seeds that are tried.
 MANY = 1000
 
 
@@ -27,11 +25,9 @@ class Paired:
 
     Attributes:
         differences: By seed, in the direction of the claim: positive where it holds.
-        level: How often a verdict on two equal methods is wrong, on each side.
     """
 
     differences: tuple[float, ...]
-    level: float = LEVEL
 
     @property
     def mean(self) -> float:
@@ -54,20 +50,20 @@ class Paired:
         return _p(self.mean, self.std, len(self.differences))
 
     @property
-    def verdict(self) -> PairedVerdict:
+    def verdict(self) -> Literal["holds", "does not hold", "undecided"]:
         """Holds: better at the level. Does not hold: worse at the level, or equal in every seed.
 
         Example:
             >>> [Paired(d).verdict for d in ((1.0, 2.0, 3.0), (1.0, -1.0), (-2.0, -2.1), (1.0,))]
             ['holds', 'undecided', 'does not hold', 'undecided']
         """
-        if self.p is None:
+        if self.p is None:  # one seed has no deviation
             return "undecided"
-        if not any(self.differences):
+        if not any(self.differences):  # t is 0 / 0
             return "does not hold"
-        if self.p < self.level:
+        if self.p < LEVEL:
             return "holds"
-        return "does not hold" if 1 - self.p < self.level else "undecided"
+        return "does not hold" if 1 - self.p < LEVEL else "undecided"
 
     @property
     def needed(self) -> int | None:
@@ -78,11 +74,13 @@ class Paired:
             (5, None)
         """
         have = len(self.differences)
-        if self.verdict != "undecided" or self.std is None:
-            return have if self.verdict != "undecided" else None
+        if self.verdict != "undecided":
+            return have
+        if self.std is None:
+            return None
         for n in range(have + 1, MANY + 1):
             tail = _p(abs(self.mean), self.std, n)
-            if tail is not None and tail < self.level:
+            if tail is not None and tail < LEVEL:
                 return n
         return None
 
@@ -90,7 +88,7 @@ class Paired:
 def _p(mean: float, std: float | None, n: int) -> float | None:
     if std is None:
         return None
-    if std == 0:
+    if std == 0:  # t is infinite, or equal in every seed
         return 0.5 if mean == 0 else float(mean < 0)
     from scipy.special import stdtr  # 0.1 s, which most commands do not need
 
@@ -99,7 +97,7 @@ def _p(mean: float, std: float | None, n: int) -> float | None:
 
 
 def paired(better: Sequence[float], other: Sequence[float], *, more: bool = True) -> Paired:
-    """Differences between two methods, seed by seed, positive where the first is better.
+    """Pair two methods seed by seed; differences are positive where the first is better.
 
     Args:
         better: Figures of the method that is claimed to be better.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.federation.files import family_without_consent
@@ -79,15 +79,16 @@ def figures(
         ...     head = "archgraph: 1\npaper: A\nsource: nobody, 1999\nfigures:\n"
         ...     entry = "  - {what: Table 1, model: net.yaml, published: 15}\n"
         ...     _ = (Path(folder) / "paper.yaml").write_text(head + entry)
-        ...     [found.verdict for found in figures([folder])]
+        ...     [finding.verdict for finding in figures([folder])]
         ['equal']
     """
     chosen = [Path(path) for path in paths]
     documents = []
     for path in yaml_files(chosen):
         document = read_document(path)
-        named = isinstance(document.data, dict) and "figures" in document.data
-        if named or path in chosen:
+        of_figures = isinstance(document.data, dict) and "figures" in document.data
+        # A file that is named must be one of figures: what else it is, validation says.
+        if of_figures or path in chosen:
             documents.append(document)
     if not documents:
         raise SpecError("holds no file of figures", where=", ".join(map(str, chosen)))
@@ -107,39 +108,33 @@ def findings(document: Document, sources: Sources) -> Iterator[Finding]:
     if "study" not in document.data:
         yield from _compared(document, sources)
         return
-    named = document.validate(StudySpec).architectures
-    if named is None:
+    architectures = document.validate(StudySpec).architectures
+    if architectures is None:
         return
-    place: Place = ("architectures", "figures")
-    file = read_document(beside(document, named.figures, place))
-    found = list(_compared(file, sources, named.of))
-    if not found:
-        document.fail(("architectures", "of"), "begins no figure's name", found=named.of)
-    yield from found
+    file = read_document(beside(document, architectures.figures, ("architectures", "figures")))
+    of_study = list(_compared(file, sources, architectures.of))
+    if not of_study:  # a misspelt beginning would compare nothing and say that all is well
+        document.fail(
+            ("architectures", "of"), "does not begin the name of any figure", found=architectures.of
+        )
+    yield from of_study
 
 
 def figures_table(findings: Iterable[Finding]) -> Table:
     """Tabulate findings; what is not as the files say stands out."""
     listed = list(findings)
+    ours = ["" if f.ours is None else f.published.like(f.ours) for f in listed]
     rows = tuple(
-        (
-            f.paper,
-            f.what,
-            f.published.text,
-            "" if f.ours is None else f.published.like(f.ours),
-            f.verdict,
-        )
-        for f in listed
+        (f.paper, f.what, f.published.text, value, f.verdict)
+        for f, value in zip(listed, ours, strict=True)
     )
-    met = sum(f.met for f in listed)
     explained = sum(f.good and not f.met and f.ours is not None for f in listed)
-    bad = sum(not f.good for f in listed)
     left = sum(f.ours is None for f in listed)
     parts = [
-        f"{met} of {len(listed)} figures are equal",
+        f"{sum(f.met for f in listed)} of {len(listed)} figures are equal",
         f"{explained} differ for a known reason",
         f"{left} not looked at" * bool(left),
-        f"{bad} unexplained",
+        f"{sum(not f.good for f in listed)} unexplained",
     ]
     return Table(
         "Published figures",
@@ -182,36 +177,30 @@ class Sources:
 
 def _compared(document: Document, sources: Sources, of: str = "") -> Iterator[Finding]:
     spec = document.validate(FiguresSpec)
-    for index, figure in enumerate(spec.figures):
+    for keys, figure, published in _entries(spec):
         if not figure.what.startswith(of):
             continue
-        place: Place = ("figures", index)
+        where = document.where(keys)
+        try:
+            ours = _ours(document, figure, keys, sources)
+        except ArchGraphError as error:
+            # An error about another file says which entry asked for it.
+            if not (error.where or "").startswith(where.partition(": ")[0]):
+                error.where = f"{where}: {error.where}" if error.where else where
+            raise
+        verdict, good, met = _verdict(figure, published, ours)
+        yield Finding(spec.paper, figure.what, where, published, ours, verdict, good, met)
+
+
+def _entries(spec: FiguresSpec) -> Iterator[tuple[Place, FigureSpec, Printed]]:
+    """Yield figures with their keys; of figures by kind of client, one for each kind."""
+    for index, figure in enumerate(spec.figures):
         if isinstance(figure.published, Printed):
-            yield _finding(document, spec, figure, figure.published, place, sources)
+            yield ("figures", index), figure, figure.published
             continue
         for member, published in figure.published.items():
             one = figure.model_copy(update={"what": f"{figure.what}, {member}", "member": member})
-            yield _finding(document, spec, one, published, (*place, "published", member), sources)
-
-
-def _finding(
-    document: Document,
-    spec: FiguresSpec,
-    figure: FigureSpec,
-    published: Printed,
-    place: Place,
-    sources: Sources,
-) -> Finding:
-    try:
-        ours = _ours(document, figure, place, sources)
-    except ArchGraphError as error:
-        where = document.where(place)
-        if not (error.where or "").startswith(where.partition(": ")[0]):
-            error.where = f"{where}: {error.where}" if error.where else where
-        raise
-    verdict, good, met = _verdict(figure, published, ours)
-    where = document.where(place)
-    return Finding(spec.paper, figure.what, where, published, ours, verdict, good, met)
+            yield ("figures", index, "published", member), one, published
 
 
 def _verdict(
@@ -221,6 +210,7 @@ def _verdict(
     if ours is None:
         return "Python model not imported", True, False
     met, known = published.agrees(ours, figure.rounding), figure.known
+    # Exceptions that are no longer needed are mistakes, too: they would hide the next difference.
     if known is not None and met:
         return "equal: take `known` out", False, True
     if met and figure.rounding == "nearest":
@@ -237,35 +227,30 @@ def _verdict(
     return f"differs {apart}: {known.because}", True, False
 
 
-def _ours(
-    document: Document, figure: FigureSpec, place: Place, sources: Sources
-) -> Fraction | None:
+def _ours(document: Document, figure: FigureSpec, keys: Place, sources: Sources) -> Fraction | None:
     """Compute the value that a figure's specs give; None if that would run code unasked."""
     from archgraph.language import beside
 
     if figure.model is not None:
-        path = beside(document, figure.model, (*place, "model"))
+        path = beside(document, figure.model, (*keys, "model"))
         graph = sources.graph(path, figure.choose)
         return None if graph is None else Fraction(_measure(figure, graph))
-    assert figure.family is not None
-    start = place[:2]
+    assert figure.family is not None  # one of the two
+    start = keys[:2]  # of the entry, which `keys` of a kind of client go beyond
     family = sources.family(beside(document, figure.family, (*start, "family")))
     if family is None:
         return None
     members = {m.name: m for m in family.clients}
     if figure.member is not None:
         if figure.member not in members:
-            known = place if len(place) > 2 else (*place, "member")
-            document.fail(
-                known,
-                "names no kind of client of the family",
-                **unknown(figure.member, members),
-            )
+            key = keys if len(keys) > 2 else (*keys, "member")
+            message = "is not a kind of client of the family"
+            document.fail(key, message, **unknown(figure.member, members))
         value: Fraction | None = Fraction(_measure(figure, members[figure.member].graph))
     elif figure.mean is not None:
         weights = {n: m.count if figure.mean == "clients" else 1 for n, m in members.items()}
-        total = sum(w * _measure(figure, members[n].graph) for n, w in weights.items())
-        value = Fraction(total, sum(weights.values()))
+        summed = sum(w * _measure(figure, members[n].graph) for n, w in weights.items())
+        value = Fraction(summed, sum(weights.values()))
     else:
         value = None
     if not family.has_global and (value is None or figure.share):
@@ -276,10 +261,10 @@ def _ours(
         )
     if value is None:
         value = Fraction(_measure(figure, family.graph))
-    whole = _measure(figure, family.graph) if figure.share else 1
-    if not whole:
-        document.fail((*start, "share"), "has nothing to be a share of")
-    return value / whole
+    total = _measure(figure, family.graph) if figure.share else 1
+    if not total:
+        document.fail((*start, "share"), "is a share of a global model whose measure is 0")
+    return value / total
 
 
 def _measure(figure: FigureSpec, graph: ArchGraph) -> int:
@@ -292,5 +277,6 @@ def _measure(figure: FigureSpec, graph: ArchGraph) -> int:
         )
     if figure.measure == "state":
         return sum(math.prod(p.shape) for p in graph.params if p.role != "constant")
-    spent: Any = cost(graph)
-    return 2 * spent.macs if figure.measure == "flops" else getattr(spent, figure.measure)
+    spent = cost(graph)
+    # A multiply–accumulate is two operations.
+    return 2 * spent.macs if figure.measure == "flops" else int(getattr(spent, figure.measure))

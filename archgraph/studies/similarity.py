@@ -27,7 +27,6 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.ops.table import row
 from archgraph.states import State
-from archgraph.tables import plural
 
 Matching = Literal["greedy", "assignment"]
 # Correlations in memory at a time.
@@ -49,17 +48,13 @@ class Weight(NamedTuple):
         """Its values as ``[out, in, kernel]``; a kernel of one has one value."""
         value = state[self.leaf].detach()
         if not value.is_floating_point():
-            raise GraphError(
-                "weights to compare are floating point numbers",
-                where=self.leaf,
-                found=str(value.dtype),
-            )
+            raise GraphError(f"{value.dtype} weights cannot be compared", where=self.leaf)
         value = value.permute(self.order).to("cpu", torch.float32)
         return value.reshape(*value.shape[:2], -1)
 
 
 def weights(graph: ArchGraph, nodes: Sequence[str] | None = None) -> tuple[Weight, ...]:
-    """Weights of layers in topological order, each once.
+    """Return the weights of layers in topological order, each once.
 
     Args:
         graph: The architecture.
@@ -72,10 +67,11 @@ def weights(graph: ArchGraph, nodes: Sequence[str] | None = None) -> tuple[Weigh
         for argument, sides in facts.sides.items() if facts.weighted else ():
             leaf = node.arg(argument)
             if isinstance(leaf, Leaf) and {"out", "in"} <= set(sides):
-                rank = len(graph.param[leaf.name].shape)
+                param = graph.param[leaf.name]
+                # Transposed convolutions and `matmul` have them the other way round.
                 first = [sides.index("out"), sides.index("in")]
-                rest = [d for d in range(rank) if d not in first]
-                if rank >= 2 and graph.param[leaf.name].role != "constant":
+                rest = [d for d in range(len(param.shape)) if d not in first]
+                if len(param.shape) >= 2 and param.role != "constant":
                     by_leaf.setdefault(leaf.name, Weight(leaf.name, (*first, *rest)))
     return tuple(by_leaf.values())
 
@@ -90,7 +86,6 @@ def similarity(
     *,
     matching: Matching = "greedy",
     filters: int | None = 32,
-    seed: int = 0,
 ) -> float:
     """Compute the mean correlation of two layers' weight maps, matched one to one.
 
@@ -105,7 +100,6 @@ def similarity(
             published figures of untrained networks fit); ``assignment``: the best matching of all.
         filters: Of a layer with more filters, only this many are compared: drawn at random, the
             same in both layers. None compares all. Maps are never left out.
-        seed: Of the draw.
 
     Raises:
         GraphError: If the kernels differ.
@@ -119,26 +113,26 @@ def similarity(
     if a.shape[2] == b.shape[2] == 1:
         a, b = a.transpose(1, 2), b.transpose(1, 2)
     if a.shape[2] != b.shape[2]:
-        raise GraphError(
-            "kernels of different sizes",
-            found=f"{a.shape[2]} and {b.shape[2]} values",
-            expected="the same",
-        )
-    a, b = _standard(_drawn(a, filters, seed)), _standard(_drawn(b, filters, seed))
-    matched = torch.empty(len(a), len(b))
+        sizes = f"{a.shape[2]} and {b.shape[2]} values"
+        raise GraphError(f"kernels of different sizes cannot be compared: {sizes}")
+    a, b = _standard(_drawn(a, filters)), _standard(_drawn(b, filters))
+    matched = torch.empty(len(a), len(b))  # r̂
+    # All correlations of two wide layers do not fit into memory: some filters of `b` at a time.
     step = max(ROOM // (a.shape[1] * b.shape[1]), 1)
     for i, one in enumerate(a):
         for start in range(0, len(b), step):
             part = b[start : start + step]
+            # r: [map of `one`, filter of `part`, map of `part`]
             table = (one @ part.reshape(-1, part.shape[2]).T).view(len(one), *part.shape[:2])
             matched[i, start : start + step] = _match(table, matching)
     return float(_match(matched[:, None], matching))
 
 
-def _drawn(weight: Tensor, filters: int | None, seed: int) -> Tensor:
+def _drawn(weight: Tensor, filters: int | None) -> Tensor:
     if filters is None or len(weight) <= filters:
         return weight
-    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(seed))
+    # One seed for all: layers of one size are compared at the same filters.
+    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))
     return weight[order[:filters].sort().values]
 
 
@@ -149,7 +143,8 @@ def _standard(maps: Tensor) -> Tensor:
 
 
 def _match(table: Tensor, matching: Matching) -> Tensor:
-    """Mean of the matched values of each table; ``[row, table, column]``."""
+    """Return the mean of the matched values of each table; ``[row, table, column]``."""
+    # The smaller set is matched into the larger one: every row finds a column.
     if table.shape[0] > table.shape[2]:
         table = table.transpose(0, 2).contiguous()
     if matching == "assignment":
@@ -159,12 +154,12 @@ def _match(table: Tensor, matching: Matching) -> Tensor:
         return torch.tensor(
             [float(t[linear_sum_assignment(t, maximize=True)].mean()) for t in tables]
         )
-    taken = torch.zeros(table.shape[1:])
+    barred = torch.zeros(table.shape[1:])  # -inf at columns that have a row
     total = torch.zeros(table.shape[1])
     for line in table:
-        best, at = (line + taken).max(1)
+        best, at = (line + barred).max(1)
         total += best
-        taken.scatter_(1, at[:, None], -math.inf)
+        barred.scatter_(1, at[:, None], -math.inf)
     return total / len(table)
 
 
@@ -175,7 +170,9 @@ def chance(
     matching: Matching = "greedy",
     filters: int | None = 32,
 ) -> float:
-    """Similarity of independent weights, uniform as layers start, of shapes ``(out, in, kernel)``.
+    """Compute the similarity of independent uniform weights of shapes ``(out, in, kernel)``.
+
+    Layers start so.
 
     Example:
         >>> 0.63 < chance((64, 64, 9), (64, 64, 9)) < 0.67
@@ -234,7 +231,7 @@ def block_similarity(
         GraphError: If there is no such section; names the nearest.
     """
     for name in sections:
-        structure(graph).section(name)
+        structure(graph).section(name)  # refuses an unknown one
     theirs, weights_of = other or (graph, state)
     compared = []
     for section in structure(graph).sections:
@@ -250,43 +247,30 @@ def block_similarity(
         most = 0
         for i, (a, ours) in enumerate(rows.items()):
             for j, (b, others) in enumerate(columns.items()):
+                # Within a model a pair is compared once, and no block with itself.
                 if not _alike(ours, others) or (other is None and i >= j):
                     continue
-                each = [
-                    similarity(x, y, matching=matching, filters=filters)
-                    for x, y in zip(ours, others, strict=True)
-                ]
+                layers = list(zip(ours, others, strict=True))
+                each = [similarity(x, y, matching=matching, filters=filters) for x, y in layers]
                 pairs[a, b] = sum(each) / len(each)
                 if other is None:
                     pairs[b, a] = pairs[a, b]
-                expected += [
-                    chance(_shape(x), _shape(y), matching, filters)
-                    for x, y in zip(ours, others, strict=True)
-                ]
+                expected += [chance(_shape(x), _shape(y), matching, filters) for x, y in layers]
                 most = max(most, len(each))
         if pairs:
             above = tuple(a for a in rows if any(a == pair[0] for pair in pairs))
             beside = tuple(b for b in columns if any(b == pair[1] for pair in pairs))
-            compared.append(
-                SectionSimilarity(
-                    section.name,
-                    above,
-                    beside,
-                    tuple(tuple(pairs.get((a, b)) for b in beside) for a in above),
-                    sum(expected) / len(expected),
-                    most,
-                )
-            )
+            values = tuple(tuple(pairs.get((a, b)) for b in beside) for a in above)
+            mean = sum(expected) / len(expected)
+            compared.append(SectionSimilarity(section.name, above, beside, values, mean, most))
     return tuple(compared)
 
 
 def _alike(ours: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return (
-        len(ours) == len(others) > 0
-        and all(a.shape[2] == b.shape[2] for a, b in zip(ours, others, strict=True))
-        and all(
-            len(a) * b.shape[1] == len(b) * a.shape[1] for a, b in zip(ours, others, strict=True)
-        )
+    """Return whether layers have equal kernels, and inputs and outputs in one proportion."""
+    return len(ours) == len(others) > 0 and all(
+        a.shape[2] == b.shape[2] and len(a) * b.shape[1] == len(b) * a.shape[1]
+        for a, b in zip(ours, others, strict=True)
     )
 
 
@@ -296,7 +280,7 @@ def _shape(weight: Tensor) -> tuple[int, int, int]:
 
 
 def _kernels(graph: ArchGraph, nodes: Sequence[str], state: State) -> list[Tensor]:
-    """Weights of a block that have kernels, else all."""
+    """Return the weights of a block that have kernels, else all."""
     values = [weight.of(state) for weight in weights(graph, nodes)]
     return [w for w in values if w.shape[2] > 1] or values
 
@@ -351,13 +335,11 @@ def scale_variation(
         GraphError: If there are fewer than two models, or none of the baseline's name.
     """
     if len(models) < 2:
-        raise GraphError("nothing to compare", found=plural(len(models), "model"), expected="two")
+        raise GraphError(f"needs two models to compare, not {len(models)}")
     if baseline is None:
         baseline = min(models, key=lambda name: _parameters(models[name][0]))
     if baseline not in models:
-        raise GraphError(
-            "no such model", where="baseline", found=baseline, expected=", ".join(models)
-        )
+        raise GraphError(f"no model {baseline} among {', '.join(models)}", where="baseline")
     graph, state = models[baseline]
     base = {w.leaf: w.of(state) for w in weights(graph)}
     compared = {
@@ -378,7 +360,7 @@ def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, 
             continue
         theirs, ours = on_common_prefix(theirs, ours)
         theirs_l1, before = magnitude(theirs), magnitude(ours)
-        ratio = theirs_l1 / before if before else math.inf if theirs_l1 else 1.0
+        ratio = theirs_l1 / before if before else math.inf if theirs_l1 else 1.0  # 0 / 0: equal
         yield weight.leaf, Scale(theirs_l1, ratio, magnitude(theirs - ours))
 
 
@@ -389,7 +371,7 @@ def on_common_prefix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def magnitude(weight: Tensor) -> float:
-    """Mean L1 norm of the weight maps ``[out, in, kernel]``.
+    """Compute the mean L1 norm of the weight maps ``[out, in, kernel]``.
 
     >>> magnitude(torch.tensor([[[1.0, -2.0]], [[0.0, 5.0]]]))
     4.0

@@ -6,10 +6,10 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -24,7 +24,6 @@ from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 
 StudySizeName = Literal["paper", "small"]
-STUDY_SIZES: tuple[StudySizeName, ...] = ("paper", "small")
 
 # Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
 # setting by setting; a family, a strategy and everything else is replaced.
@@ -75,7 +74,7 @@ class StudyClaim(Base):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """What the claim compares with."""
+        """Rows or columns that the claim compares with."""
         return (self.than,) if isinstance(self.than, str) else self.than
 
 
@@ -164,47 +163,50 @@ class StudySpec(FromFile):
 
     @property
     def read(self) -> dict[str, StudyFigure]:
-        """What a cell shows, with options."""
-        named = self.figures.items()
-        return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in named}
+        """Figures of a cell, with options."""
+        figures = self.figures.items()
+        return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in figures}
 
     def combined(self) -> dict[str, tuple[str, ...]]:
         """Return the columns: the names of their parts, by name."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
-    def named(self) -> Iterator[_Named]:
-        """Row, column and parts of the column's name of every cell that the sizes may leave out."""
+    def addresses(self) -> Iterator[_Address]:
+        """Yield the address of every cell, those that the sizes may leave out included."""
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 
-    def named_by(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """Row and column of the cells that any of the patterns names, as in ``leave_out``.
+    def matching(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
+        """Return row and column of the cells that any of the patterns names, as in ``leave_out``.
 
         Raises:
-            SpecError: If a pattern names none.
+            SpecError: If a pattern does not match any cell.
         """
+        cells: set[tuple[str, str]] = set()
         for pattern in patterns:
-            if not any(_matches(pattern, cell) for cell in self.named()):
+            of_pattern = {c[:2] for c in self.addresses() if _matches(pattern, c)}
+            if not of_pattern:
+                expected = "ROW, COLUMN or 'ROW | COLUMN', with * and ?; rows: "
                 raise SpecError(
-                    "names no cell",
+                    "does not match any cell",
                     where=self.study,
                     found=pattern,
-                    expected="ROW, COLUMN or 'ROW | COLUMN', with * and ?; "
-                    f"rows: {', '.join(self.rows)}",
+                    expected=expected + ", ".join(self.rows),
                 )
-        every = self.named()
-        return frozenset(c[:2] for c in every if any(_matches(p, c) for p in patterns))
+            cells |= of_pattern
+        return frozenset(cells)
 
     def printed(self, row: str, column: str, figure: str) -> float | None:
         """Return what the paper prints in a cell, or None if it prints nothing."""
-        place = list(self.combined()).index(column) * len(self.figures)
+        start = list(self.combined()).index(column) * len(self.figures)
         values = self.published.get(row)
-        return None if values is None else values[place + list(self.figures).index(figure)]
+        return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, claim: StudyClaim) -> Iterator[tuple[_Pair, _Pair, str]]:
         """Yield the cells (row and column) and the figures of a claim: better, other, figure."""
         columns, figures = self.combined(), [claim.by] if claim.by else list(self.figures)
+        # Of rows in each column; of columns in each row, all other parts of their names equal.
         for other, figure in itertools.product(claim.others, figures):
             if claim.better in self.rows:
                 for column in columns:
@@ -221,69 +223,65 @@ class StudySpec(FromFile):
         expected = len(self.combined()) * len(self.figures)
         for row, values in self.published.items():
             _known(row, self.rows, ("published", row), "row")
+            # A missing number would shift all that follow it to other columns.
             if len(values) != expected:
                 raise Mistake(
-                    "has not one number for each column and figure",
+                    f"has {len(values)} numbers instead of {expected}, one for each column and "
+                    "figure",
                     place=("published", row),
-                    found=len(values),
-                    expected=expected,
                 )
         parts = [name for part in self.parts for name in part]
+        left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():
             for row in changes.rows:
                 _known(row, self.rows, ("sizes", size, "rows", row), "row")
             for name in changes.columns:
-                place = ("sizes", size, "columns", name)
-                _known(name, (*parts, *self.combined()), place, "column")
-            for i, name in enumerate(changes.leave_out):
-                self._left_out(name, ("sizes", size, "leave_out", i))
-        for i, name in enumerate(self.leave_out):
-            self._left_out(name, ("leave_out", i))
+                key = ("sizes", size, "columns", name)
+                _known(name, (*parts, *self.combined()), key, "column")
+            left_out["sizes", size, "leave_out"] = changes.leave_out
+        for keys, patterns in left_out.items():
+            for i, pattern in enumerate(patterns):
+                if not any(_matches(pattern, cell) for cell in self.addresses()):
+                    raise Mistake("leaves nothing out", place=(*keys, i), found=pattern)
         for index, claim in enumerate(self.claims):
-            self._claimed(claim, ("claims", index), parts)
+            self._check_claim(claim, ("claims", index), parts)
         return self
 
-    def _left_out(self, name: str, place: Place) -> None:
-        """Check that there is anything to leave out."""
-        if not any(_matches(name, cell) for cell in self.named()):
-            raise Mistake("leaves nothing out", place=place, found=name)
-
-    def _claimed(self, claim: StudyClaim, place: Place, parts: Sequence[str]) -> None:
+    def _check_claim(self, claim: StudyClaim, keys: Place, parts: Sequence[str]) -> None:
         """Check that a claim is about the table, and is what the paper prints."""
         rows = claim.better in self.rows
-        _known(claim.better, (*self.rows, *parts), (*place, "better"), "row or column")
+        _known(claim.better, (*self.rows, *parts), (*keys, "better"), "row or column")
         for other in claim.others:
-            _known(other, self.rows if rows else parts, (*place, "than"), "row or column")
+            _known(other, self.rows if rows else parts, (*keys, "than"), "row or column")
         if claim.by is not None:
-            _known(claim.by, self.figures, (*place, "by"), "figure")
+            _known(claim.by, self.figures, (*keys, "by"), "figure")
         pairs = list(self.compared(claim))
         if not pairs:
-            raise Mistake("compares nothing", place=(*place, "where"), found=claim.where)
+            raise Mistake("compares nothing", place=(*keys, "where"), found=claim.where)
+        # A claim against the paper's own numbers is a slip of whoever copied one of them.
         for first, second, figure in pairs:
-            values = self.printed(*first, figure), self.printed(*second, figure)
+            ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
             sign = 1 if self.read[figure].better == "more" else -1
-            if None not in values and sign * ((values[0] or 0) - (values[1] or 0)) <= 0:
-                raise Mistake(
-                    "is not what the paper prints",
-                    place=place,
-                    found=f"{claim.better} {values[0]}, {second[0]} {values[1]} ({first[1]})",
-                )
+            if ours is not None and theirs is not None and sign * (ours - theirs) <= 0:
+                printed = f"{claim.better} {ours}, {second[0]} {theirs} ({first[1]})"
+                raise Mistake("is not what the paper prints", place=keys, found=printed)
 
 
 _Pair = tuple[str, str]
-_Named = tuple[str, str, tuple[str, ...]]
+# Of a cell: row, column, and the parts of the column's name.
+_Address = tuple[str, str, tuple[str, ...]]
 _PartOf = Callable[[Place], Document]
 
 
-def _matches(pattern: str, cell: _Named) -> bool:
+def _matches(pattern: str, cell: _Address) -> bool:
     row, column, parts = cell
     names = (f"{row} | {column}",) if "|" in pattern else (row, column, *parts)
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def _known(name: str, names: Any, place: Place, kind: str) -> None:
+def _known(name: str, names: Collection[str], keys: Place, kind: str) -> None:
     if name not in names:
-        raise Mistake(f"is not a {kind}", place=place, **unknown(name, list(names)))
+        raise Mistake(f"is not a {kind}", place=keys, **unknown(name, names))
 
 
 @dataclass(frozen=True)
@@ -327,11 +325,12 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
+    # Hundreds of cells are made of a few parts, and many show the same run.
     part, read = functools.cache(document.sub), _read_once()
     return tuple(
-        _cell(study, document.file, part, read, size, *named)
-        for named in study.named()
-        if not any(_matches(pattern, named) for pattern in left_out)
+        _cell(study, document.file, part, read, size, *address)
+        for address in study.addresses()
+        if not any(_matches(pattern, address) for pattern in left_out)
     )
 
 
@@ -340,6 +339,7 @@ def _read_once() -> Callable[[Document], ExperimentSpec]:
     known: dict[str, ExperimentSpec] = {}
 
     def read(document: Document) -> ExperimentSpec:
+        # Text tells 1 from 1.0 and True, which are equal in Python and not in an experiment.
         key = repr({**document.data, "name": ""})
         if key not in known:
             known[key] = read_experiment(document)
@@ -353,7 +353,7 @@ def _cell(
     file: str,
     part: _PartOf,
     read: Callable[[Document], ExperimentSpec],
-    size: str,
+    size: StudySizeName,
     row: str,
     column: str,
     parts: Sequence[str],
@@ -361,26 +361,27 @@ def _cell(
     keyed: list[Place] = [("columns",)] if isinstance(study.columns, dict) else []
     keyed = keyed or [("columns", index) for index in range(len(parts))]
     shared: Place = ("sizes", size)
-    places: list[Place] = [
+    # Later parts win: a size changes what rows and columns say, and they what all cells share.
+    keys: list[Place] = [
         ("experiment",),
         ("rows", row),
-        *((*place, name) for place, name in zip(keyed, parts, strict=True)),
+        *((*key, name) for key, name in zip(keyed, parts, strict=True)),
         (*shared, "experiment"),
         (*shared, "rows", row),
         *((*shared, "columns", name) for name in dict.fromkeys((*parts, column))),
     ]
-    merged, values = _merged(file, map(part, places))
-    named = ", ".join(filter(None, (study.study, row, column)))
-    whole = {"name": named, "seed": study.sizes[size].seeds[0], **merged.data}  # type: ignore[index]  # a size of the study
-    made = Document(file, whole, merged.lines, merged.texts)
-    waits = _missing(study, made)
+    merged, values = _merged(file, map(part, keys))
+    title = ", ".join(filter(None, (study.study, row, column)))
+    data = {"name": title, "seed": study.sizes[size].seeds[0], **merged.data}
+    document = Document(file, data, merged.lines, merged.texts)
+    waits = _missing(study, document)
     figures = {
         name: figure.model_copy(
-            update={"measure": str(_filled(made, figure.measure, values, ("figures", name)))}
+            update={"measure": str(_filled(document, figure.measure, values, ("figures", name)))}
         )
         for name, figure in study.read.items()
     }
-    return StudyCell(row, column, None if waits else read(made), figures, waits)
+    return StudyCell(row, column, None if waits else read(document), figures, waits)
 
 
 def _missing(study: StudySpec, document: Document) -> str:
@@ -395,9 +396,10 @@ def _missing(study: StudySpec, document: Document) -> str:
     return ""
 
 
-def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str, Any]]:
-    """Parts of a file laid over one another: one experiment, and the cell's own values."""
-    data: dict[str, Any] = {}
+def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str, Json]]:
+    """Lay parts of a file over one another: one experiment, and the cell's own values."""
+    data: dict[str, Json] = {}
+    # Errors of the experiment point at the line of the study that a setting comes from.
     lines: dict[Place, int] = {(): 1}
     for part in parts:
         for key, value in (part.data or {}).items():
@@ -407,34 +409,32 @@ def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str
             lines |= {k: v for k, v in part.lines.items() if any(_below(k, f) for f in fresh)}
             lines.setdefault((key,), part.lines.get((key,), 1))
             data[key] = {**data[key], **value} if both else value
-            if both:
+            if both:  # null takes a setting away that an earlier part has
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values = data.pop("values", {})
-    shown = {key: value for key, value in data.items() if value is not None}
-    whole = Document(file, shown, lines)
-    return Document(file, _filled(whole, shown, values, ()), lines), values
+    settings = {key: value for key, value in data.items() if value is not None}
+    document = Document(file, settings, lines)
+    return Document(file, _filled(document, settings, values, ()), lines), values
 
 
-def _below(place: Place, above: Place) -> bool:
-    return place[: len(above)] == above
+def _below(keys: Place, above: Place) -> bool:
+    return keys[: len(above)] == above
 
 
-def _filled(document: Document, value: Any, values: Mapping[str, Any], place: Place) -> Any:
+def _filled(document: Document, value: Json, values: Mapping[str, Json], keys: Place) -> Json:
     """Insert the study's own values into texts; a text that is only one of them becomes it."""
     match value:
         case dict():
-            return {k: _filled(document, v, values, (*place, k)) for k, v in value.items()}
+            return {k: _filled(document, v, values, (*keys, k)) for k, v in value.items()}
         case tuple() | list():
-            return tuple(_filled(document, v, values, (*place, i)) for i, v in enumerate(value))
+            return tuple(_filled(document, v, values, (*keys, i)) for i, v in enumerate(value))
         case str():
             for name in _VALUE.findall(value):
                 if name not in values:
-                    document.fail(
-                        place, "names no value of the cell", **unknown(name, list(values))
-                    )
-            whole = _VALUE.fullmatch(value)
-            if whole is not None:
-                return values[whole[1]]
-            return _VALUE.sub(lambda found: str(values[found[1]]), value)
+                    document.fail(keys, "is not a value of the cell", **unknown(name, values))
+            only = _VALUE.fullmatch(value)
+            if only is not None:  # as it is: a number stays a number
+                return values[only[1]]
+            return _VALUE.sub(lambda match: str(values[match[1]]), value)
         case _:
             return value

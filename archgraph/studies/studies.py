@@ -17,7 +17,8 @@ from archgraph.studies.study_tables import study_markdown
 from archgraph.tables import Table
 
 INDEX = "index.md"
-KEPT = " *"
+# Behind the figures of a study that come from an earlier page.
+RETAINED = " *"
 _VERDICTS = ("holds", "does not hold", "undecided", "not measured")
 
 
@@ -40,8 +41,8 @@ class Studies:
     earlier: Mapping[str, EarlierStudy] = field(default_factory=dict)
 
     @property
-    def kept(self) -> Mapping[str, EarlierStudy]:
-        """Of :attr:`earlier` the studies of which more was done then than is there now.
+    def retained(self) -> Mapping[str, EarlierStudy]:
+        """The studies of :attr:`earlier` of which more was done then than is there now.
 
         Of a study that has changed since, only while nothing is there.
         """
@@ -56,13 +57,13 @@ class Studies:
 
     @property
     def seconds(self) -> float:
-        """Of all finished runs, each counted once; of kept studies as the pages have them."""
+        """Time of all finished runs, each counted once; of retained studies as the pages say."""
         each: dict[Path, float] = {}
         for result in self.results.values():
-            if (one := self.kept.get(result.spec.study)) is not None:
+            if (one := self.retained.get(result.spec.study)) is not None:
                 folders = {run.folder for run in result.runs}
                 each.update(dict.fromkeys(folders, 60 * one.minutes / max(len(folders), 1)))
-        for result in self.results.values():
+        for result in self.results.values():  # what is measured replaces what was read
             each.update(result.seconds)
         return sum(each.values())
 
@@ -70,26 +71,25 @@ class Studies:
         """Tabulate the studies, a line for each: its runs and its claims."""
         rows = []
         for result in self.results.values():
-            if (one := self.kept.get(result.spec.study)) is not None and one.row:
-                rows.append((one.row[0], one.row[1].removesuffix(KEPT) + KEPT, *one.row[2:]))
+            if (one := self.retained.get(result.spec.study)) is not None and one.row:
+                name, done, *rest = one.row
+                rows.append((name, done.removesuffix(RETAINED) + RETAINED, *rest))
                 continue
-            told = [one.verdict.partition(":")[0] for one in result.findings]
+            verdicts = [one.verdict.partition(":")[0] for one in result.findings]
             many = len({one.folder for one in result.runs})
-            counts = [str(told.count(verdict)) for verdict in _VERDICTS]
+            counts = [str(verdicts.count(verdict)) for verdict in _VERDICTS]
             cells = f"{result.done} of {len(result.runs)}"
             minutes = f"{sum(result.seconds.values()) / 60:.0f}"
             rows.append((result.spec.study, cells, str(many), minutes, *counts))
-        return Table(
-            f"Studies, size {self.size}",
-            ("study", "cells done", "runs", "minutes", *(f"claims: {v}" for v in _VERDICTS)),
-            tuple(rows),
-            frozenset(range(1, 4 + len(_VERDICTS))),
-            note="a run that several studies share is counted in each; minutes: of one process, "
+        note = (
+            "a run that several studies share is counted in each; minutes: of one process, "
             "added up over the runs; a claim counts once for each pair of cells that it compares"
-            + (
-                f";{KEPT}: as these pages had it, the runs are no longer there" if self.kept else ""
-            ),
         )
+        if self.retained:
+            note += f";{RETAINED}: as these pages had it, the runs are no longer there"
+        heads = ("study", "cells done", "runs", "minutes", *(f"claims: {v}" for v in _VERDICTS))
+        right = frozenset(range(1, len(heads)))
+        return Table(f"Studies, size {self.size}", heads, tuple(rows), right, note=note)
 
     def left(self) -> Table:
         """Tabulate the studies that are not run in this size, and what they need."""
@@ -101,17 +101,17 @@ class Studies:
 
     def _begun_not(self) -> list[str]:
         """Name the studies of this size of which no run is done, in a sentence."""
-        names = [result.spec.study for result in self._shown(False)]
+        names = [result.spec.study for result in self._results(known=False)]
         return [f"No run is done yet of: {'; '.join(names)}."] if names else []
 
     def _hours(self) -> str:
         hours = self.seconds / 3600
-        return f"about {hours:.0f} hours" if self.kept else f"{hours:.1f} hours"
+        return f"about {hours:.0f} hours" if self.retained else f"{hours:.1f} hours"
 
-    def _shown(self, shown: bool) -> list[StudyResult]:
+    def _results(self, *, known: bool) -> list[StudyResult]:
         """Return the results of which something is known, or those of which nothing is."""
         every = self.results.values()
-        return [one for one in every if bool(one.done or one.spec.study in self.kept) == shown]
+        return [one for one in every if bool(one.done or one.spec.study in self.retained) == known]
 
     def pages(self) -> Mapping[str, str]:
         """Return the pages as Markdown, by file name.
@@ -119,7 +119,7 @@ class Studies:
         ``index.md`` is the summary; every other page has all tables of one paper with a figure.
         """
         papers: dict[str, list[StudyResult]] = {}
-        for result in self._shown(True):
+        for result in self._results(known=True):
             papers.setdefault(result.spec.paper, []).append(result)
         links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
         index = [
@@ -134,13 +134,10 @@ class Studies:
         ]
         if self.others:
             index += [f"## {self.left().title}", self.left().markdown()]
-        texts = {
-            _file(paper): [
-                f"# {paper}, measured",
-                *(study_markdown(one, self.kept.get(one.spec.study)).rstrip() for one in results),
-            ]
-            for paper, results in papers.items()
-        }
+        texts = {}
+        for paper, results in papers.items():
+            parts = [study_markdown(one, self.retained.get(one.spec.study)) for one in results]
+            texts[_file(paper)] = [f"# {paper}, measured", *map(str.rstrip, parts)]
         return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
@@ -182,15 +179,16 @@ def without_part(
         SpecError: If all are such, or a file cannot be understood.
     """
     having = {path: spec for path in yaml_files(paths) if size in (spec := load_study(path)).sizes}
-    found: dict[Path, SpecError] = {}
+    without: dict[Path, SpecError] = {}
     for path, spec in having.items():
         try:
             chosen_cells(spec, size, only, seeds)
         except SpecError as error:
-            found[path] = error
-    if having and len(found) == len(having):
-        raise next(iter(found.values()))
-    return frozenset(found)
+            without[path] = error
+    # A misspelt cell is in none of them.
+    if having and len(without) == len(having):
+        raise next(iter(without.values()))
+    return frozenset(without)
 
 
 def studies(
@@ -214,22 +212,19 @@ def studies(
         RunError: If none of them has the size, or two have the same name.
         DataError: If the data of none of them are there; else those that lack data are listed.
     """
-    found = {path: load_study(path) for path in yaml_files(paths)}
-    having = [path for path, spec in found.items() if size in spec.sizes]
+    specs = {path: load_study(path) for path in yaml_files(paths)}
+    having = [path for path, spec in specs.items() if size in spec.sizes]
     if not having:
         raise RunError(
             f"no study of this size, {size}",
-            where=", ".join(map(str, found)),
-            expected=" or ".join(sorted({name for spec in found.values() for name in spec.sizes})),
+            where=", ".join(map(str, specs)),
+            expected=" or ".join(sorted({name for spec in specs.values() for name in spec.sizes})),
         )
     stems = [path.stem for path in having]
     twice = [path for path in having if stems.count(path.stem) > 1]
     if twice:
-        raise RunError(
-            "would be written into the same files",
-            where=" and ".join(map(str, twice)),
-            expected="studies of different names",
-        )
+        files = " and ".join(map(str, twice))
+        raise RunError("would be written into the same files: rename one", where=files)
     results: dict[Path, StudyResult] = {}
     lacking: dict[Path, str] = {}
     for path in having:
@@ -239,5 +234,5 @@ def studies(
             lacking[path] = str(error)
             if len(lacking) == len(having):
                 raise
-    others = {path: spec for path, spec in found.items() if path not in results}
+    others = {path: spec for path, spec in specs.items() if path not in results}
     return Studies(size, results, others, lacking, earlier_studies(pages))

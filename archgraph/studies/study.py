@@ -115,18 +115,16 @@ class StudyResult:
 
     @property
     def seconds(self) -> dict[Path, float]:
-        """How long each finished run took, by its folder."""
+        """Seconds that each finished run took, by its folder."""
         logs = (log for of in self.groups.values() for group in of.values() for log in group.runs)
         return {log.folder: sum(seconds(log.figures).values()) for log in logs}
 
     @property
     def stamp(self) -> str:
         """Stands for the runs of this size, what is read from them, and the claims."""
-        runs = sorted(
-            {f"{one.cell.row} | {one.cell.column} | {one.folder.name}" for one in self.runs}
-        )
-        told = self.spec.model_dump(mode="json", include={"figures", "published", "claims"})
-        return digest({"runs": runs, **told})[:SIGNS]
+        runs = {f"{one.cell.row} | {one.cell.column} | {one.folder.name}" for one in self.runs}
+        said = self.spec.model_dump(mode="json", include={"figures", "published", "claims"})
+        return digest({"runs": sorted(runs), **said})[:SIGNS]
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
         """Return a figure of a cell by seed, as papers print it; empty if there is none yet.
@@ -134,22 +132,25 @@ class StudyResult:
         Shares are in per cent.
         """
         group = self.groups.get((row, column), {}).get(figure)
-        measure = self._figures[row, column][figure].measure if group is not None else ""
-        found = None if group is None else group.figures.get(measure)
-        if group is None or found is None:
+        if group is None:
             return {}
+        measure = self._figures[row, column][figure].measure
+        measured = group.figures.get(measure)
+        if measured is None:
+            return {}
+        # `worst_accuracy`, `tier.small.matched`: the last word says what is counted.
         factor = 100 if measure.replace(".", "_").split("_")[-1] in SHARES else 1
-        pairs = zip(group.seeds, found.values, strict=True)
+        pairs = zip(group.seeds, measured.values, strict=True)
         return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
 
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
-        """What is read from the runs of a cell."""
+        """Figures that are read from the runs of a cell."""
         return {(one.cell.row, one.cell.column): one.cell.figures for one in self.runs}
 
     @functools.cached_property
     def findings(self) -> tuple[StudyFinding, ...]:
-        """What came of each claim, in each place of the table that this size has."""
+        """Findings about each claim, in each place of the table that this size has."""
         there = {(r.cell.row, r.cell.column) for r in self.runs}
         there |= {(cell.row, cell.column) for cell in self.waiting}
         return tuple(
@@ -162,6 +163,7 @@ class StudyResult:
     def _finding(
         self, claim: StudyClaim, first: tuple[str, str], second: tuple[str, str], figure: str
     ) -> StudyFinding:
+        # Seeds that only one of the two has tell nothing about the difference.
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
         common = [seed for seed in ours if seed in theirs]
         if claim.better in self.spec.rows:
@@ -173,12 +175,8 @@ class StudyResult:
             where = "; ".join((first[0], *same))
         more = self.spec.read[figure].better == "more"
         statistic = paired([ours[s] for s in common], [theirs[s] for s in common], more=more)
-        return StudyFinding(
-            f"{claim.better} better than {other}",
-            where,
-            figure,
-            statistic if common else None,
-        )
+        title = f"{claim.better} better than {other}"
+        return StudyFinding(title, where, figure, statistic if common else None)
 
 
 def study(
@@ -215,32 +213,34 @@ def study(
 
     Raises:
         SpecError: If the study cannot be understood, one of its cells is not an experiment, or
-            ``only`` or ``seeds`` names none of it.
+            ``only`` or ``seeds`` does not match any of it.
         DataError: If no run can begin since data sets are not there; names all that are missing.
         RunError: If the tables cannot be written. A run that fails does not end the study: see
             :attr:`StudyResult.failed`.
     """
     if workers < 1:
-        raise RunError("too few", where="workers", found=workers, expected="1 or more")
+        raise RunError(f"needs at least one worker, not {workers}")
     spec = file if isinstance(file, StudySpec) else load_study(file)
     with allowed(python):
+        # Workers are processes of their own: the consent of this one is handed to them.
         python, every = consent_given(), cells(spec, size)
-        named = chosen_cells(spec, size, only, seeds)
+        asked = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     chosen = [
         one
         for one in runs
-        if (one.cell.row, one.cell.column) in named and (not seeds or one.seed in seeds)
+        if (one.cell.row, one.cell.column) in asked and (not seeds or one.seed in seeds)
     ]
     failed = {} if only_read else dict(_missing(chosen, workers, data_root, python, told))
     waiting = tuple(cell for cell in every if cell.experiment is None)
+    # Several measures of a run read the same weights.
     weights = functools.cache(lambda folder: FinalWeights(folder, data_root, python))
     return StudyResult(spec, size, runs, waiting, _groups(runs, weights), failed)
 
 
-def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tuple[StudyRun, ...]:
+def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:
     """Return the runs, all of the first seed first: a table is complete as soon as it can be."""
-    found = []
+    runs = []
     for seed in seeds:
         known: dict[int, tuple[ExperimentSpec, Path]] = {}  # cells of one run share its experiment
         for cell in every:
@@ -248,30 +248,32 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tupl
                 continue
             if id(cell.experiment) not in known:
                 spec = cell.experiment.model_copy(update={"seed": seed})
-                known[id(cell.experiment)] = spec, place / address(spec)
+                known[id(cell.experiment)] = spec, root / address(spec)
             spec, folder = known[id(cell.experiment)]
-            found.append(StudyRun(dataclasses.replace(cell, experiment=spec), seed, folder))
-    return tuple(found)
+            runs.append(StudyRun(dataclasses.replace(cell, experiment=spec), seed, folder))
+    return tuple(runs)
 
 
 def chosen_cells(
     spec: StudySpec, size: StudySizeName, only: Sequence[str], seeds: Sequence[int]
 ) -> frozenset[tuple[str, str]]:
-    """Row and column of the cells of a size that are asked for.
+    """Return row and column of the cells of a size that are asked for.
 
     Raises:
-        SpecError: If that are none, or a seed is none of the study's.
+        SpecError: If there are none, or a seed is not one of the study's.
     """
     there = spec.sizes[size].seeds
     for seed in seeds:
         if seed not in there:
-            expected = f"of {', '.join(map(str, there))}"
-            raise SpecError("is no seed of this study", where="seed", found=seed, expected=expected)
+            known = ", ".join(map(str, there))
+            raise SpecError(f"{seed} is not a seed of this study, which has {known}", where="seed")
     every = frozenset((cell.row, cell.column) for cell in cells(spec, size))
-    named = every & spec.named_by(only) if only else every
-    if not named:
-        raise SpecError(f"names no cell of size {size}", where=spec.study, found=", ".join(only))
-    return named
+    chosen = every & spec.matching(only) if only else every
+    if not chosen:
+        raise SpecError(
+            f"does not match any cell of size {size}", where=spec.study, found=", ".join(only)
+        )
+    return chosen
 
 
 def _missing(
@@ -281,7 +283,7 @@ def _missing(
     python: bool,
     told: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
-    """Run what is not done; which runs failed, and why."""
+    """Run what is not done; yield which runs failed, and why."""
     left: dict[Path, StudyRun] = {}
     for one in runs:
         if one.cell.experiment is not None and not finished(one.folder, one.cell.experiment):
@@ -292,11 +294,12 @@ def _missing(
         told(f"{done} of {plural(total, 'run')} done before")
     if lacks:
         error = _missing_files(lacks.values())
-        if len(lacks) == total:
+        if len(lacks) == total:  # nothing of the study can be shown
             raise error
         told(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
+    # As they end: what is done is told at once; figures depend on no order of runs.
     ended = Workers(workers, always=True).calls(
         functools.partial(_run, data_root=data, python=python), listed, as_they_end=True
     )
@@ -310,8 +313,9 @@ def _missing(
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
     """Return runs whose known data set or weights are missing: their names, what to fetch."""
-    asked = functools.cache(lambda name, place: lacking(source(name), place))
-    found: dict[Path, dict[str, str]] = {}
+    # Cells share a few data sets, and looking for one reads its folder.
+    asked = functools.cache(lambda name, folder: lacking(source(name), folder))
+    runs: dict[Path, dict[str, str]] = {}
     for one in left:
         assert one.cell.experiment is not None
         data, weights = one.cell.experiment.data, one.cell.experiment.weights
@@ -320,17 +324,17 @@ def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str
             missing[data.dataset] = asked(data.dataset, root or data.root)
         if weights is not None:
             missing[Path(weights.file).name] = lacking_weights(weights)
-        if told := {name: what for name, what in missing.items() if what is not None}:
-            found[one.folder] = told
-    return found
+        if lacked := {name: what for name, what in missing.items() if what is not None}:
+            runs[one.folder] = lacked
+    return runs
 
 
-def _missing_files(wanted: Iterable[Mapping[str, str]]) -> DataError:
-    fetched = {name: what for each in wanted for name, what in each.items()}
+def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
+    files = {name: what for each in lacks for name, what in each.items()}
     return DataError(
         "what its runs need is not there",
-        found=f"no {', no '.join(fetched)}",
-        expected="; ".join(f"{name}: {files}" for name, files in fetched.items()),
+        found=f"no {', no '.join(files)}",
+        expected="; ".join(f"{name}: {what}" for name, what in files.items()),
         hint="put the original files into these folders, of data sets below the one that --data or "
         f"{ROOT_VARIABLE} names; nothing is downloaded",
     )
@@ -351,19 +355,20 @@ def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> 
 def _groups(
     runs: Sequence[StudyRun], weights: Callable[[Path], FinalWeights]
 ) -> dict[tuple[str, str], dict[str, RunGroup]]:
-    """Finished runs of a cell together; those of equal cells are read once."""
-    read = functools.cache(lambda places, last: comparison(places, tiers=True, last=last).groups[0])
+    """Return the finished runs of a cell together; those of equal cells are read once."""
+    # Seeds of one cell are one group: `address` tells apart all that `comparison` does.
+    read = functools.cache(lambda paths, last: comparison(paths, tiers=True, last=last).groups[0])
     cells: dict[tuple[str, str], tuple[StudyCell, list[Path]]] = {}
     for one in runs:
         experiment = one.cell.experiment
         if experiment is not None and finished(one.folder, experiment):
             cells.setdefault((one.cell.row, one.cell.column), (one.cell, []))[1].append(one.folder)
     return {
-        place: {
+        key: {
             name: _measured(read(tuple(folders), figure.last), figure.measure, weights)
             for name, figure in cell.figures.items()
         }
-        for place, (cell, folders) in cells.items()
+        for key, (cell, folders) in cells.items()
     }
 
 
@@ -372,6 +377,7 @@ def _measured(group: RunGroup, measure: str, weights: Callable[[Path], FinalWeig
     if not of_weights(measure):
         return group
     read = [weights(log.folder) for log in group.runs]
+    # Models of one run start from common weights: the second one is that of the next seed.
     others = [*read[1:], read[0]] if len(read) > 1 else [None]
     values = [run.read(measure, other) for run, other in zip(read, others, strict=True)]
     known = tuple(value for value in values if value is not None)

@@ -6,26 +6,26 @@ import html
 import itertools
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archgraph.files import write
 from archgraph.reports.comparison import Comparison
 from archgraph.reports.group_tables import shared_sheet
 from archgraph.reports.page import html_page, image
-from archgraph.reports.plots import picture, spread
-from archgraph.reports.sheets import as_csv
+from archgraph.reports.plots import picture, seed_curves
+from archgraph.reports.runs import Log
+from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.earlier import BEGIN, END, EarlierStudy
 from archgraph.studies.paired import LEVEL
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
-NOTHING = "–"
 CHANGED = "The study's file has changed since: this is what it was then."
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Measured beside published, the claims, and what is missing; empty tables are left out."""
+    """Tabulate measured beside published, claims, and what is missing; without empty tables."""
     tables = (*_figures(result), _claims(result), _missing(result))
     return tuple(table for table in tables if table.rows)
 
@@ -39,7 +39,7 @@ def study_csv(result: StudyResult) -> str:
             mean = statistics.fmean(values) if values else None
             std = statistics.stdev(values) if len(values) > 1 else None
             printed = result.spec.printed(row, column, figure)
-            listed = " ".join(map(repr, values))
+            listed = " ".join(map(repr, values))  # to the last bit
             rows.append([row, column, figure, len(values), mean, std, printed, listed])
     heads = ("row", "column", "figure", "seeds", "mean", "std", "published", "values")
     return as_csv(heads, rows)
@@ -73,13 +73,12 @@ def study_page(result: StudyResult) -> str:
         body += [f"<h2>{html.escape(table.title)}</h2>", table.html()]
         body += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
     body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
-    for column in dict.fromkeys(column for _, column in result.groups):
-        groups = {
-            row: next(iter(of.values())).runs
-            for (row, at), of in result.groups.items()
-            if at == column
-        }
-        drawn = picture(spread(groups, title=column))
+    # Figures of a cell are read from the same runs: the first one's stand for all.
+    columns: dict[str, dict[str, Sequence[Log]]] = {}
+    for (row, column), of in result.groups.items():
+        columns.setdefault(column, {})[row] = next(iter(of.values())).runs
+    for column, groups in columns.items():
+        drawn = picture(seed_curves(groups, title=column))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
         body += [image(drawn, "svg+xml", column or "curves")]
     return html_page(result.spec.study, [*body, *_settings(result)])
@@ -95,7 +94,7 @@ def _settings(result: StudyResult) -> Iterator[str]:
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the tables as text, Markdown, CSV and a page; the paths of the four files.
+    """Write the tables as text, Markdown, CSV and a page; return the paths of the four files.
 
     Raises:
         RunError: If they cannot be written.
@@ -113,7 +112,7 @@ def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) 
 
 
 def _cells(result: StudyResult) -> list[tuple[str, str]]:
-    """Cells of this size, row by row."""
+    """Return the cells of this size, row by row."""
     there = {(cell.row, cell.column) for cell in (*(r.cell for r in result.runs), *result.waiting)}
     every = itertools.product(result.spec.rows, result.spec.combined())
     return [cell for cell in every if cell in there]
@@ -139,9 +138,11 @@ def _figures(result: StudyResult) -> Iterator[Table]:
     for first in firsts:
         columns = [c for c, names in parts.items() if not several or names[0] == first]
         columns = [c for c in columns if any(c == at for _, at in there)]
-        shown = {c: c.removeprefix(f"{first}, ") if several else c for c in columns}
+        # The title says the first part; a single figure needs no name.
+        short = {c: c.removeprefix(f"{first}, ") if several else c for c in columns}
+        with_figure = len(result.spec.figures) > 1 or len(parts) == 1
         heads = [
-            ", ".join(filter(None, (shown[c], figure if _named(result) else "")))
+            ", ".join(filter(None, (short[c], figure if with_figure else "")))
             for c, figure in itertools.product(columns, result.spec.figures)
         ]
         rows = tuple(
@@ -155,11 +156,6 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
 
-def _named(result: StudyResult) -> bool:
-    """Return whether heads name the figure: a single one needs no name."""
-    return len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
-
-
 def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
     values = list(result.values(row, column, figure).values())
     printed = result.spec.printed(row, column, figure)
@@ -171,21 +167,22 @@ def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
 
 
 def _number(value: float, digits: int) -> str:
-    """So many digits behind the point, four in all for what is larger than a thousand."""
+    """Write so many digits behind the point, four in all for what is larger than a thousand."""
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
 def _claims(result: StudyResult) -> Table:
     rows = []
     for one in result.findings:
-        told = (NOTHING, NOTHING, NOTHING)
+        statistic = (NOTHING, NOTHING, NOTHING)
         if one.paired is not None:
             std, p = one.paired.std, one.paired.p
             digits = result.spec.read[one.figure].digits
             mean = f"{one.paired.mean:+.{digits}f}"
             mean += "" if std is None else f" ± {std:.{digits}f}"
-            told = (mean, str(len(one.paired.differences)), NOTHING if p is None else f"{p:.3f}")
-        rows.append((one.claim, one.where, one.figure, *told, one.verdict))
+            seeds = str(len(one.paired.differences))
+            statistic = (mean, seeds, NOTHING if p is None else f"{p:.3f}")
+        rows.append((one.claim, one.where, one.figure, *statistic, one.verdict))
     return Table(
         "Claims",
         ("claim", "where", "by", "difference", "seeds", "p", "verdict"),
@@ -201,6 +198,6 @@ def _missing(result: StudyResult) -> Table:
     rows = [(c.row, c.column, f"waits for {c.waits}") for c in result.waiting]
     for one in result.runs:
         if one.folder in result.failed:
-            place = ", ".join(filter(None, (one.cell.column, f"seed {one.seed}")))
-            rows.append((one.cell.row, place, result.failed[one.folder]))
+            column = ", ".join(filter(None, (one.cell.column, f"seed {one.seed}")))
+            rows.append((one.cell.row, column, result.failed[one.folder]))
     return Table("Not measured", ("row", "column", "why"), tuple(dict.fromkeys(rows)))

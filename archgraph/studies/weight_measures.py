@@ -87,49 +87,48 @@ class FinalWeights:
         """
         kind, *words = measure.split(".")
         least, read = READERS[kind]
-        if len(words) < least:
+        if len(words) < least:  # when it is read: a study does not know the models of its runs
             raise RunError("is not a complete measure", where="measure", found=measure)
         return read(self, words, other)
 
     def model(self, name: str) -> Model:
         """Return a model by its name, or by that of the kind of client that has only one."""
+        # `half/3`: the private model of client 3 of the kind `half`.
         chosen = [m for key, m in self.models.items() if name in (key, key.rpartition("/")[0])]
         if len(chosen) != 1:
-            facts = unknown(name, list(self.models))
-            facts["found"] = f"{name} ({len(chosen)} models)"
-            message = "names one model" if chosen else "has no such model"
-            raise RunError(message, where=str(self.folder), **facts)
+            raise RunError(
+                f"needs one model called {name}, not {len(chosen)}",
+                where=str(self.folder),
+                expected=unknown(name, self.models)["expected"],
+            )
         return chosen[0]
 
-    def weight(self, name: str, place: str) -> Tensor | None:
+    def weight(self, name: str, key: str) -> Tensor | None:
         """Return a weight ``[out, in, kernel]`` of a model; None if it has no such parameter."""
         graph, state = self.model(name)
         by_leaf = {weight.leaf: weight for weight in weights(graph)}
-        if place in ENDS:
+        if key in ENDS:
             kernels = [weight for weight in by_leaf.values() if len(weight.order) > 2]
-            return kernels[ENDS[place]].of(state) if kernels else None
-        if place in by_leaf:
-            return by_leaf[place].of(state)
-        return state[place].detach().reshape(-1, 1, 1) if place in state else None
+            return kernels[ENDS[key]].of(state) if kernels else None
+        if key in by_leaf:
+            return by_leaf[key].of(state)
+        return state[key].detach().reshape(-1, 1, 1) if key in state else None
 
     def pairs(self, a: str, b: str, run: FinalWeights) -> _Pairs:
-        """Similarity and chance of the blocks of a model and one of another run, compared once."""
+        """Compare the blocks of a model and one of another run, once: similarity and chance."""
         key = a, b, str(run.folder)
         if key not in self._compared:
             one, other = self.model(a), run.model(b)
-            places = [
-                {
-                    block.name: i
-                    for s in structure(m.graph).sections
-                    for i, block in enumerate(s.blocks)
-                }
+            # Papers number blocks within their section.
+            row, column = (
+                {b.name: i for s in structure(m.graph).sections for i, b in enumerate(s.blocks)}
                 for m in (one, other)
-            ]
+            )
             self._compared[key] = {
-                (found.section, places[0][x], places[1][y]): (value, found.chance)
-                for found in block_similarity(one.graph, one.state, (other.graph, other.state))
-                for x, line in zip(found.rows, found.values, strict=True)
-                for y, value in zip(found.columns, line, strict=True)
+                (section.section, row[x], column[y]): (value, section.chance)
+                for section in block_similarity(one.graph, one.state, (other.graph, other.state))
+                for x, line in zip(section.rows, section.values, strict=True)
+                for y, value in zip(section.columns, line, strict=True)
                 if value is not None
             }
         return self._compared[key]
@@ -139,23 +138,21 @@ _Reader = Callable[[FinalWeights, Sequence[str], "FinalWeights | None"], "float 
 
 
 def _statistic(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
-    name, *place, statistic = words
+    name, *key, statistic = words  # names of parameters hold dots
     if statistic not in STATISTICS:
-        raise RunError(
-            "is not a statistic", where="measure", **unknown(statistic, list(STATISTICS))
-        )
-    values = run.weight(name, ".".join(place))
+        raise RunError("is not a statistic", where="measure", **unknown(statistic, STATISTICS))
+    values = run.weight(name, ".".join(key))
     return None if values is None else STATISTICS[statistic](values)
 
 
 def _distance(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
-    name, baseline, *place = words
-    if other is None:
+    name, baseline, *key = words
+    if other is None:  # one seed: there is no other run
         return None
-    both = run.weight(name, ".".join(place)), other.weight(baseline, ".".join(place))
-    if both[0] is None or both[1] is None or both[0].shape[2:] != both[1].shape[2:]:
+    theirs, ours = run.weight(name, ".".join(key)), other.weight(baseline, ".".join(key))
+    if theirs is None or ours is None or theirs.shape[2:] != ours.shape[2:]:
         return None
-    theirs, ours = on_common_prefix(both[0], both[1])
+    theirs, ours = on_common_prefix(theirs, ours)
     return magnitude(theirs - ours)
 
 
@@ -170,6 +167,7 @@ def _of_pairs(number: int) -> _Reader:
             both[number]
             for (section, x, y), both in run.pairs(a, b, other).items()
             if (rest == [] or rest[0] == section)
+            # First blocks have other inputs: their pairs are figures only where they are named.
             and (rest[1:] == [str(x), str(y)] if rest[1:] else min(x, y) > 0)
         ]
         return statistics.fmean(chosen) if chosen else None
@@ -196,6 +194,6 @@ def of_weights(measure: str) -> bool:
 
 
 def _quantile(values: Tensor, share: float) -> float:
-    """By the sorted values: ``torch.quantile`` refuses large tensors."""
+    """Return a quantile of sorted values: ``torch.quantile`` refuses large tensors."""
     ordered = values.flatten().sort().values
     return float(ordered[round(share * (len(ordered) - 1))])

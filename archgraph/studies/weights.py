@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.errors import RunError
-from archgraph.reports.plots import MARKERS, STYLES
+from archgraph.reports.plots import MARKERS, STYLES, panels
+from archgraph.reports.sheets import NOTHING
 from archgraph.studies.similarity import ScaleComparison, SectionSimilarity
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Names of layers that fit below an axis.
@@ -49,7 +49,7 @@ def similarity_tables(sections: Sequence[SectionSimilarity]) -> Iterator[Table]:
 
 
 def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
-    """Similarities of blocks, a panel per section, coloured by their distance from chance.
+    """Draw similarities of blocks, a panel per section, coloured by distance from chance.
 
     Args:
         sections: What :func:`archgraph.studies.similarity.block_similarity` gives.
@@ -61,41 +61,38 @@ def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     from matplotlib.colors import LinearSegmentedColormap
 
     if not sections:
-        raise RunError("no blocks to compare", expected="a section with two blocks alike in shape")
+        raise RunError("no blocks to compare: no section has two blocks alike in shape")
     widths = [max(len(section.columns), 2) for section in sections]
     heights = max(len(section.rows) for section in sections)
-    figure, axes = _figure(1.6 + 0.85 * sum(widths), 1.9 + 0.55 * heights, widths, title)
+    width, height = 1.6 + 0.85 * sum(widths), 1.9 + 0.55 * heights
+    figure, axes = panels(width, len(widths), title, widths, height, points=(12, 8))
     scale = LinearSegmentedColormap.from_list("similarity", colours.SCALE)
-    differences = [
-        abs(value - section.chance)
-        for section in sections
-        for values in section.values
-        for value in values
-        if value is not None
-    ]
-    most = max(*differences, LEAST) if differences else LEAST
-    image: Any = None
-    for panel, section in zip(axes, sections, strict=True):
-        table = [
+    tables = [
+        [
             [math.nan if v is None else v - section.chance for v in values]
             for values in section.values
         ]
+        for section in sections
+    ]
+    # One scale for all panels, chance in its middle.
+    most = max(abs(v) for v in (LEAST, *(v for t in tables for row in t for v in row)) if v == v)
+    for panel, section, table in zip(axes, sections, tables, strict=True):
         image = panel.imshow(table, cmap=scale, vmin=-most, vmax=most, aspect="auto")
         for i, values in enumerate(section.values):
             for j, value in enumerate(values):
                 if value is not None:
                     text = f"{value:.2f}".removeprefix("0")
                     panel.text(j, i, text, ha="center", va="center", fontsize=8, color=colours.INK)
-        near = _short(section.section)
-        panel.set_xticks(range(len(section.columns)), [near(b) for b in section.columns])
-        panel.set_yticks(range(len(section.rows)), [near(b) for b in section.rows])
-        panel.tick_params(axis="x", rotation=90 if max(map(len, section.columns)) > 12 else 0)
-        panel.set_title(
-            f"{section.section}  (chance {section.chance:.2f})",
-            loc="left",
-            fontsize=9,
-            color=colours.INK,
+        columns, rows = (
+            # Without the section's name, where something is left.
+            [name.removeprefix(f"{section.section}.") or name for name in names]
+            for names in (section.columns, section.rows)
         )
+        panel.set_xticks(range(len(columns)), columns)
+        panel.set_yticks(range(len(rows)), rows)
+        panel.tick_params(axis="x", rotation=90 if max(map(len, section.columns)) > 12 else 0)
+        title = f"{section.section}  (chance {section.chance:.2f})"
+        panel.set_title(title, loc="left", fontsize=9, color=colours.INK)
         panel.spines[:].set_visible(False)
         panel.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
@@ -119,12 +116,12 @@ def scale_table(comparison: ScaleComparison) -> Table:
     rows = []
     for layer in comparison.layers:
         base = comparison.magnitudes[layer]
-        cells = [layer, f"{base:.4g}"]
-        for model in comparison.models.values():
-            scale = model.get(layer)
-            far = 0.0 if scale is None else _over(scale.distance, base)
-            cells.append("–" if scale is None else f"{scale.ratio:.3f} · {far:.3f}")
-        rows.append(tuple(cells))
+        scales = [model.get(layer) for model in comparison.models.values()]
+        cells = (
+            NOTHING if s is None else f"{s.ratio:.3f} · {_over(s.distance, base):.3f}"
+            for s in scales
+        )
+        rows.append((layer, f"{base:.4g}", *cells))
     return Table(
         title=f"scales beside {comparison.baseline}",
         columns=("layer", comparison.baseline, *comparison.models),
@@ -139,31 +136,31 @@ def scale_table(comparison: ScaleComparison) -> Table:
 
 
 def scale_plot(comparison: ScaleComparison, *, title: str = "") -> Figure:
-    """Per layer and model the ratio of magnitudes, and the distance in units of the baseline's."""
-    figure, axes = _figure(11.0, 4.6, (1, 1), title)
-    places = {layer: i for i, layer in enumerate(comparison.layers)}
+    """Draw by layer and model the ratio of magnitudes, and the distance over the baseline's."""
+    figure, axes = panels(11.0, 2, title, height=4.6, points=(12, 8))
+    positions = {layer: i for i, layer in enumerate(comparison.layers)}
     for number, (name, model) in enumerate(comparison.models.items()):
-        look: dict[str, Any] = {
-            "label": name,
-            "color": colours.SERIES[number % len(colours.SERIES)],
-            "linestyle": STYLES[number % len(STYLES)],
-            "marker": MARKERS[number % len(MARKERS)],
-            "markersize": 3.5,
-            "linewidth": 1.3,
-        }
-        at = [places[layer] for layer in model]
-        axes[0].plot(at, [scale.ratio for scale in model.values()], **look)
+        at = [positions[layer] for layer in model]
+        ratios = [scale.ratio for scale in model.values()]
         far = [_over(s.distance, comparison.magnitudes[layer]) for layer, s in model.items()]
-        axes[1].plot(at, far, **look)
+        for panel, values in zip(axes, (ratios, far), strict=True):
+            panel.plot(
+                at,
+                values,
+                label=name,
+                color=colours.SERIES[number % len(colours.SERIES)],
+                linestyle=STYLES[number % len(STYLES)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=3.5,
+                linewidth=1.3,
+            )
     axes[0].axhline(1.0, color=colours.INK, linewidth=1.0, zorder=1.5)
     for panel, what in zip(axes, ("average magnitude", "average distance"), strict=True):
         panel.set_title(f"{what} / magnitude of {comparison.baseline}", loc="left", fontsize=10)
         panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(colours.LINE)
         panel.set_xlabel("layer", fontsize=9, color=colours.INK)
-        if len(places) <= NAMED:
-            panel.set_xticks(range(len(places)), list(places), rotation=90, fontsize=7)
+        if len(positions) <= NAMED:
+            panel.set_xticks(range(len(positions)), list(positions), rotation=90, fontsize=7)
     low, high = axes[0].get_ylim()
     if low > 0 and high / low > 20:
         axes[0].set_yscale("log")
@@ -172,26 +169,6 @@ def scale_plot(comparison: ScaleComparison, *, title: str = "") -> Figure:
     return figure
 
 
-def _figure(
-    width: float, height: float, ratios: Iterable[float], title: str
-) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = {"width_ratios": list(ratios)}
-    axes = list(figure.subplots(1, len(grid["width_ratios"]), squeeze=False, gridspec_kw=grid)[0])
-    if title:
-        figure.suptitle(title, fontsize=12, fontweight="bold", color=colours.INK)
-    for panel in axes:
-        panel.tick_params(colors=colours.INK, labelsize=8)
-        panel.set_axisbelow(True)
-    return figure, axes
-
-
-def _short(section: str) -> Any:
-    """Names of blocks without their section's, where something is left."""
-    return lambda name: name.removeprefix(f"{section}.") or name
-
-
+# A layer that is zero in the baseline has no ratio.
 def _over(value: float, base: float) -> float:
     return value / base if base else math.inf if value else 0.0

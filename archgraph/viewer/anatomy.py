@@ -14,7 +14,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.choice import chosen_axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import OperatorFact, Saving, plain_fact
 from archgraph.display.hierarchy import Fold, folds
@@ -79,7 +79,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
 
 def described(parts: Anatomy) -> dict[str, Json]:
     """Return all facts about a graph for its page."""
-    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
+    graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
         "totals": {
@@ -105,7 +105,7 @@ def described(parts: Anatomy) -> dict[str, Json]:
 
 def _prices(graph: ArchGraph) -> list[list[float]]:
     """Compute the remaining parameters and MACs when a share of every free axis is taken."""
-    solved, about = axes(graph), facts(graph)
+    solved, about = axes(graph), graph_facts(graph)
     rows: list[list[float]] = []
     for share in SHARES if solved.free else ():
         counts, _ = chosen_axes(solved, share, allow_nothing=True)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.errors import GraphError
 from archgraph.hints import unknown
 from archgraph.plain import Json
@@ -81,7 +81,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
     """Return how many positions everything that has a name has in the graphs."""
     sizes: dict[str, set[int]] = {}
     for graph in (parts.graph for parts in graphs):
-        about = facts(graph)
+        about = graph_facts(graph)
         for name in about.operators:
             sizes.setdefault(name, set()).add(1)
         for axis in about.axes.values():
@@ -115,7 +115,7 @@ def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Json]:
     """Average what the operators of each part use."""
     inside = {
         name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
-        for name, fact in facts(parts.graph).operators.items()
+        for name, fact in graph_facts(parts.graph).operators.items()
     }
 
     def mean(nodes: Sequence[str]) -> float | None:

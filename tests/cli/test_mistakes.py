@@ -446,7 +446,7 @@ MISTAKES = {
     "a setting twice": Mistake(
         {},
         RUN + " --set rounds=3 --set rounds=4",
-        "'rounds': is set twice; found 3 and 4; expected one value",
+        "'rounds': is set twice, to 3 and 4",
     ),
     "nothing to resume": Mistake(
         {}, RUN + " --resume", "out: no run to resume; found no run.yaml; start it without resume"

@@ -61,7 +61,7 @@ def test_it_writes_over_nothing(tmp_path, blocked):
     else:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "letter").write_text("a letter")
-    with pytest.raises(RunError, match="a path that does not exist yet, or an empty folder"):
+    with pytest.raises(RunError, match="needs a new or empty folder; found a f"):
         start(tmp_path / "mine")
     assert (
         "a letter"

@@ -159,8 +159,8 @@ def test_cover_by_block_name_wins_over_its_leaves(residual: Net):
     ("cover", "message"),
     [
         ({"layer9.0": 0.5}, "layer9.0: coverage of an unknown leaf or block"),
-        ({"layer1.0": 1.5}, "layer1.0: is not a share of clients; found 1.5; expected 0 to 1"),
-        ({"layer1.0": math.nan}, "layer1.0: is not a share of clients; found nan; expected 0 to 1"),
+        ({"layer1.0": 1.5}, "layer1.0: 1.5 is not a share of clients, 0 to 1"),
+        ({"layer1.0": math.nan}, "layer1.0: nan is not a share of clients, 0 to 1"),
     ],
 )
 def test_cover_that_makes_no_sense_is_refused(residual: Net, cover, message: str):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import archgraph
 from archgraph import trace
-from archgraph.display import diff, explain, summary
-from archgraph.display.explanation_tables import runs
+from archgraph.display import diff, explain, summary_table
+from archgraph.display.explanation_tables import numbered_runs
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
@@ -102,7 +102,7 @@ def test_sections_and_outputs_count_as_well(graphs):
 
 
 def test_a_summary_adds_up(graphs):
-    table = summary(graphs[8, 2])
+    table = summary_table(graphs[8, 2])
     rows = {row[0].strip(): row for row in table.rows}
     assert list(rows) == ["stem", "body", "body.0", "body.1", "head", "total"]
     total = sum(p.numel() for p in Small(8, 2).parameters())
@@ -391,7 +391,7 @@ def test_a_wrong_name_gives_the_nearest(graphs):
     )
 )
 def test_runs_divide_names_and_their_patterns_match(names):
-    found = runs(names, [0] * len(names))
+    found = numbered_runs(names, [0] * len(names))
     assert sorted(i for _, members in found for i in members) == list(range(len(names)))
     assert [members[0] for _, members in found] == sorted(members[0] for _, members in found)
     for pattern, members in found:

@@ -15,7 +15,7 @@ from torch import nn
 
 from archgraph.analysis.axes import axes
 from archgraph.capture.trace import trace
-from archgraph.display.dot import dot
+from archgraph.display.dot import Drawing
 from archgraph.display.labels import lines_of
 from archgraph.display.picture import draw, render
 from archgraph.display.pieces import pieces
@@ -157,7 +157,9 @@ def laid_out(text: str) -> Any:
 def test_no_arrow_runs_through_a_title(residual: Net, depths, pre: bool):
     graph, sections = residual(depths, [8] * len(depths), pre=pre)
     page = laid_out(
-        dot(scene(graph, sections, fold=False), "<<B>residual</B>>", {}, lambda box: "", "TB")
+        Drawing(scene(graph, sections, fold=False), {}, lambda box: "", "TB").source(
+            "<<B>residual</B>>"
+        )
     )
     titles = []
     for frame in (o for o in page["objects"] if o["name"].startswith("cluster")):
@@ -176,7 +178,9 @@ def test_no_arrow_runs_through_a_title(residual: Net, depths, pre: bool):
 
 def test_a_wide_picture_is_laid_out_in_rows(residual: Net):
     graph, sections = residual((3, 3, 3), (8, 16, 32))
-    text = dot(scene(graph, sections, fold=False), "<<B>wide</B>>", {}, lambda box: "", "LR")
+    text = Drawing(scene(graph, sections, fold=False), {}, lambda box: "", "LR").source(
+        "<<B>wide</B>>"
+    )
     width = float(laid_out(text)["bb"].split(",")[2])
     assert width / 72 * 96 < 2600  # points to pixels of a screen, in the widest of common fonts
 

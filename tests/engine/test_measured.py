@@ -20,8 +20,8 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.federation import Evaluated, LocalOptions, ServerState, World
 from archgraph.language.experiment import EvaluateSpec
-from archgraph.reports.measures import spent
-from archgraph.reports.plots import COSTS, spread
+from archgraph.reports.measures import cost_measures
+from archgraph.reports.plots import COSTS, seed_curves
 from archgraph.reports.runs import Log, together
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.standalone import Standalone
@@ -146,7 +146,7 @@ def log_of(lines: list[dict[str, Any]]) -> Log:
 def test_columns_of_what_is_computed():
     def found(lines: list[dict[str, Any]]) -> dict[str, list[float]]:
         figures = together({"run": [log_of(lines)]}, {"run": [0]})
-        return {m.key: m.values.dropna().tolist() for m in spent(figures)}
+        return {m.key: m.values.dropna().tolist() for m in cost_measures(figures)}
 
     macs = [{"round": 30.0, "epoch": 5.0, "epochs": 2}, {"round": 40.0, "epoch": 5.0, "epochs": 2}]
     lines = [{"round": number, "macs": one} for number, one in enumerate(macs, 1)]
@@ -174,10 +174,10 @@ def test_accuracy_is_drawn_over_what_was_sent_and_computed():
             for number in (1, 2)
         ]
 
-    *_, sent, computed = spread({"one": [log_of(run(1)), log_of(run(3))]}).axes
+    *_, sent, computed = seed_curves({"one": [log_of(run(1)), log_of(run(3))]}).axes
     # The mean of two runs: 4 and 6 MB, 2 and 6 GMACs a round.
     assert list(np.asarray(sent.get_lines()[0].get_xdata())) == [5, 10]
     assert list(np.asarray(computed.get_lines()[0].get_xdata())) == [4, 8]
     assert [panel.get_xlabel() for panel in (sent, computed)] == list(COSTS)
     older = [{k: v for k, v in line.items() if k != "macs"} for line in run(1)]
-    assert len(spread({"one": [log_of(run(1))], "older": [log_of(older)]}).axes) == 3
+    assert len(seed_curves({"one": [log_of(run(1))], "older": [log_of(older)]}).axes) == 3

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.reports.comparison import Figure, comparison
-from archgraph.reports.plots import spread
-from archgraph.reports.runs import chosen
+from archgraph.reports.plots import seed_curves
+from archgraph.reports.runs import rows_where
 
 NAMES = ("small", "large", "global")
 
@@ -217,7 +217,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     values = accuracies(0.5, 0.6)
     whole = made(tmp_path / "whole", values)
     made(tmp_path / "more/part", values, seed=1, done=3)
-    with pytest.raises(RunError, match="part: the run is not finished; found 3 of 4 rounds"):
+    with pytest.raises(RunError, match="part: is not finished, 3 of 4 rounds: resume it"):
         comparison([tmp_path])
     (group,) = comparison([tmp_path], unfinished=True).groups
     assert (group.at, group.planned, group.seeds) == (2, 4, (0, 1))
@@ -226,7 +226,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     assert group.figures["seconds"].values == (4.0, 4.0)
     assert "2 of 4" in group_cells(tmp_path)
     made(tmp_path / "again", values)
-    with pytest.raises(RunError, match="the same run twice; found seed 0"):
+    with pytest.raises(RunError, match="seed 0 of the same experiment as"):
         comparison([whole, tmp_path / "again"])
     made(tmp_path / "untested", values, seed=5, done=1)
     with pytest.raises(RunError, match="no round after which all of them were tested"):
@@ -405,7 +405,7 @@ def test_several_runs_are_their_frames_one_below_the_other(tmp_path: Path):
     found = comparison([tmp_path])
     for group in found.groups:
         for seed, log in zip(group.seeds, group.runs, strict=True):
-            rows = chosen(found.frame, experiment=group.label, seed=seed)
+            rows = rows_where(found.frame, experiment=group.label, seed=seed)
             own = rows[list(log.figures)].reset_index(drop=True)
             assert own.equals(log.figures)
             assert set(rows.loc[rows["submodel"], "group"]) == set(log.submodels)
@@ -417,7 +417,7 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
         made(tmp_path / f"a{seed}", accuracies(low, 0.8), seed=seed)
     made(tmp_path / "b", accuracies(0.3, 0.3), name="other", strategy="nefl")
     groups = comparison([tmp_path]).groups
-    average, worst, time = spread({g.label: g.runs for g in groups}).axes
+    average, worst, time = seed_curves({g.label: g.runs for g in groups}).axes
     assert [line.get_label() for line in average.get_lines()] == ["tiny", "other"]
     lines = [np.asarray(line.get_ydata()).tolist() for line in worst.get_lines()]
     assert lines == [pytest.approx([0.25, 0.5], abs=1e-12), pytest.approx([0.15, 0.3], abs=1e-12)]
@@ -428,4 +428,4 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
     assert heights.max() == pytest.approx(0.5 + deviation, abs=1e-9)
     assert [text.get_text() for text in time.get_xticklabels()] == ["tiny", "other"]
     with pytest.raises(RunError, match="no runs to compare"):
-        spread({})
+        seed_curves({})

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from archgraph.errors import RunError
 from archgraph.reports.page import page, report
-from archgraph.reports.plots import curves, picture, save
+from archgraph.reports.plots import curves, picture, save_figure
 from archgraph.reports.run_tables import tiers
 from archgraph.reports.runs import Log, read_run, seconds, series
 
@@ -149,10 +149,10 @@ def test_a_run_without_a_test_can_be_drawn(rounds: list[dict[str, Any]]):
 def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path):
     log = read_run(folder)
     assert picture(curves(log)) == picture(curves(log))
-    save(curves(log), tmp_path / "curves.svg")
+    save_figure(curves(log), tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").read_bytes() == picture(curves(log))
     with pytest.raises(RunError, match="is not a picture format"):
-        save(curves(log), tmp_path / "curves.gif")
+        save_figure(curves(log), tmp_path / "curves.gif")
     assert not (tmp_path / "curves.gif").exists()
 
 

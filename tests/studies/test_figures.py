@@ -165,7 +165,7 @@ def test_digits_that_are_cut_off(compared) -> None:
         ("what: w, family: family.yaml, published: {haf: 1}", "did you mean 'half'"),
         (
             "what: w, family: family.yaml, member: half, mean: members, published: 1",
-            "both a member",
+            "does not go with a member",
         ),
         ("what: w, family: family.yaml, member: half, published: {half: 1}", "entry of its own"),
         ("what: w, model: net.yaml, published: 0.20", "in quotes, its last zeros count"),

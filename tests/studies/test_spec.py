@@ -138,7 +138,7 @@ WRONG = {
     "too_few_published": (
         "81, 1.5]",
         "81]",
-        "published.A: has not one number for each column and figure; found 7; expected 8",
+        "published.A: has 7 numbers instead of 8, one for each column and figure",
     ),
     "claim_about_no_row": ("than: B,", "than: Bee,", "claims[0].than: is not a row or column"),
     "claim_the_paper_contradicts": (

@@ -131,8 +131,8 @@ def test_similarity_is_that_of_the_blocks_that_are_named(net: Path):
     [
         ("weights.small.std", r"measure: is not a complete measure; found weights.small.std"),
         ("weights.small.first.stdd", r"measure: is not a statistic; found 'stdd'.*'std'"),
-        ("weights.smal.first.std", r"has no such model; found smal \(0 models\).*small"),
-        ("weights.two.first.std", r"names one model; found two \(2 models\)"),
+        ("weights.smal.first.std", r"needs one model called smal, not 0; .*small"),
+        ("weights.two.first.std", r"needs one model called two, not 2"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused(net: Path, measure: str, message: str):
@@ -172,6 +172,6 @@ def test_a_study_reads_its_runs_weights_without_running_again(result: StudyResul
 def test_a_value_that_the_cell_has_not_is_named(tmp_path: Path):
     (tmp_path / "table2.yaml").write_text(STUDY.replace("{at}", "{where}"))
     with pytest.raises(
-        SpecError, match=r"figures.value: names no value of the cell; found 'where'"
+        SpecError, match=r"figures.value: is not a value of the cell; found 'where'"
     ):
         ag.study(tmp_path / "table2.yaml", out=tmp_path, only_read=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from archgraph.analysis.structure import structure
-from archgraph.display.collect import facts
+from archgraph.display.collect import graph_facts
 from archgraph.errors import GraphError, RejectedUpdate
 from archgraph.rewrites.take import take
 from archgraph.states import signature
@@ -32,7 +32,7 @@ def test_a_part_has_the_mean_importance_of_what_it_uses(net):
     means = dict(zip(given, (0.5, 7.5, 2.0, 4.0), strict=True))
     assert math.isclose(figures["whole"], statistics.fmean(means.values()))
     for name, value in zip(ops, figures["operators"], strict=True):
-        fact = facts(net).operators[name]
+        fact = graph_facts(net).operators[name]
         told = [means[k] for k in (name, *fact.leaves, *fact.axes) if k in means]
         assert value == (statistics.fmean(told) if told else None), name
     blocks = dict(zip([b[0] for b in graph["blocks"]], figures["blocks"], strict=True))
