@@ -58,6 +58,8 @@ class GatedGNN(nn.Module):
                     expected="one with them" if known else "one without",
                     hint="make both for one reach",
                 )
+        if features.is_meta:
+            return features  # a check needs shapes alone, and a traversal keeps them
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)
         return features
