@@ -36,6 +36,33 @@ def test_no_public_class_name_occurs_twice():
     assert {name: at for name, at in homes.items() if len(at) > 1} == {}
 
 
+def test_a_function_name_is_shared_by_two_modules_at_most():
+    """Commands bear the names of the functions that they call, so these may occur twice."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(HOUSE)))
+    shared = {name: at for name, at in homes.items() if len(at) > 1}
+    assert {name: at for name, at in shared.items() if len(at) > 2} == {}
+    assert len(shared) <= 30, shared
+
+
+def test_a_variable_is_named_after_what_it_is():
+    """A participle says that something happened to a value, not what the value is."""
+    unclear = set("found place whole given told held kept made named wanted shown taken own".split())
+    bound = {
+        (str(path.relative_to(HOUSE.parent)), name)
+        for path in [*FILES, *sorted((HOUSE.parent / "strategies").rglob("*.py"))]
+        for node in ast.walk(tree(path))
+        for name in [node.id if isinstance(node, ast.Name) else getattr(node, "arg", None)]
+        if name in unclear and isinstance(getattr(node, "ctx", ast.Store()), ast.Store)
+        # `found=` in a call is an argument's name, not a variable.
+        if not isinstance(node, ast.keyword)
+    }
+    assert bound == set()
+
+
 def test_every_room_says_in_one_sentence_what_is_inside():
     for room in ROOMS:
         first = (ast.get_docstring(tree(room / "__init__.py")) or "").split("\n\n")[0]

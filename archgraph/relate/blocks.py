@@ -89,10 +89,13 @@ def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
         len(mine.runs), len(theirs.runs), lambda i, j: ((inner[i][j][0], 1, 1),)
     )
     by_sections = [match for piece in chosen for match in inner[piece.i][piece.j][1]]
+    left = _left_over(sides, by_sections)
+    if not any(left):
+        return by_sections  # one run can leave no fewer over, and costs as much as all sections
     every = range(len(mine.blocks)), range(len(theirs.blocks))
     flat, run = _run(sides, likeness, *every, False)
-    left_over = zip(_left_over(sides, run), _left_over(sides, by_sections), strict=True)
-    return run if flat > total and any(a < b for a, b in left_over) else by_sections
+    fewer = any(a < b for a, b in zip(_left_over(sides, run), left, strict=True))
+    return run if flat > total and fewer else by_sections
 
 
 def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
