@@ -148,7 +148,7 @@ class FedADP(fl.Averaging, fl.Masking):
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        left_out = fl.NormPolicy(self.norm).left_out(world.graph)
+        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
         # Popped: an architecture's mean is freed before the next one is grown.
         for fit in list(means):
             mean, _ = means.pop(fit).result()

@@ -226,7 +226,7 @@ class FedIN(fl.Weighted):
         if not self.aggregate:
             return ()
         # In the order of `ends`, by which entries of all tiers are matched.
-        local = fl.NormPolicy(self.norm).kept(cut.graph)
+        local = fl.NormPolicy(self.norm).private(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:

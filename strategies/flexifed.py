@@ -137,7 +137,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     ) -> Iterator[tuple[int, ag.Transfer]]:
         """Yield the runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
-        private = fl.NormPolicy(self.norm).kept(graph)
+        private = fl.NormPolicy(self.norm).private(graph)
         transfers = run_transfers(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 

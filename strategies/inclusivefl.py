@@ -97,7 +97,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                     update = {name: result.state[name] for name in names if name in result.state}
                     policy = fl.NormPolicy(self.norm)
                     # A mean of equal frozen values need not be that value.
-                    local = policy.left_out(graph) | ag.frozen(graph)
+                    local = policy.unmerged(graph) | ag.frozen(graph)
                     yield fl.Contribution(
                         result.client,
                         group,

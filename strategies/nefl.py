@@ -124,7 +124,7 @@ class NeFL(fl.Weighted):
             weights=self._state(world, state, tier),
         )
         # Private entries travel, and the strategy averages them itself: the global mean skips them.
-        return replace(task, skip=submodel.private | submodel.unmerged)
+        return replace(task, unmerged=submodel.private | submodel.unmerged)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int

@@ -49,5 +49,5 @@ class Standalone(fl.Masking):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, tier.state)
 
-        # The server has no weights: `kept` lays each client's own over the initial ones.
-        return fl.by_tier(world, state, model=model, kept=True, whole=False)
+        # The server has no weights: `private` lays each client's own over the initial ones.
+        return fl.by_tier(world, state, model=model, private=True, whole=False)

@@ -50,7 +50,9 @@ def test_a_function_name_is_shared_by_two_modules_at_most():
 
 def test_a_variable_is_named_after_what_it_is():
     """A participle says that something happened to a value, not what the value is."""
-    unclear = set("found place whole given told held kept made named wanted shown taken own".split())
+    unclear = set(
+        "found place whole given told held kept made named wanted shown taken own".split()
+    )
     bound = {
         (str(path.relative_to(HOUSE.parent)), name)
         for path in [*FILES, *sorted((HOUSE.parent / "strategies").rglob("*.py"))]

@@ -14,7 +14,6 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum
-from archgraph.ops import schema
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import op_schema
 

@@ -19,7 +19,7 @@ from torch.fx.node import Argument
 from archgraph.capture import calls
 from archgraph.capture.tape import Tape
 from archgraph.graph.ir import Value
-from archgraph.ops.constants import tensor_of
+from archgraph.ops.constants import constant_tensor
 
 _ATEN = torch.ops.aten
 _SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)

@@ -276,7 +276,7 @@ class _Writing:
             value = source.meta["val"]
         values = {_WHOLE: source, _PART: part}
         kwargs = {k: values[v] if isinstance(v, Ref) else v for k, v in rewritten[1].items()}
-        overload, flags = schema(rewritten[0]).overload, {LITERAL: True}
+        overload, flags = op_schema(rewritten[0]).overload, {LITERAL: True}
         new = calls.insert(self.graph, overload, (), kwargs, like=node, val=value, **flags)
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
 

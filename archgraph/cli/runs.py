@@ -91,7 +91,7 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
     """Write what is left of a stopped run, and the command that resumes it."""
     from archgraph.record.folder import saved_rounds
 
-    last = last_saved(folder)  # 0: the state before the first round
+    last = max(saved_rounds(folder), default=None)  # 0: the state before the first round
     if last is None:
         return "nothing was saved"
     # Consent is given for each call, and is written down nowhere.

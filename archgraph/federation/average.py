@@ -170,7 +170,7 @@ def by_tier(
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
         model: A tier's model. Default: its part of the global one.
-        kept: Whether what a client keeps is laid over its model. Default: as the norm policy says.
+        private: Whether private entries are laid over its model. Default: as the norm policy says.
         whole: Whether the global model is tested, too.
         idle: Whether tiers that no client runs are tested, too.
     """

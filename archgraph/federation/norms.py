@@ -43,7 +43,7 @@ class NormPolicy:
 
     @property
     def personal(self) -> bool:
-        """Whether clients have private entries: for ``Evaluated.kept``."""
+        """Whether clients have private entries: for ``Evaluated.private``."""
         return self.name == "local"
 
     @property

@@ -61,7 +61,7 @@ class Evaluated:
     @property
     def personal(self) -> bool:
         """Whether each client has its own version."""
-        return self.kept or self.program is not None or self.states is not None
+        return self.private or self.program is not None or self.states is not None
 
 
 def option(

@@ -198,7 +198,7 @@ class Task:
             extras=outcome.extras,
             metrics=outcome.metrics,
             tier=self.tier,
-            skip=self.kept | self.skip,  # what did not come back cannot be merged
+            unmerged=self.private | self.unmerged,  # what did not come back cannot be merged
             transfer=self.transfer,
         )
 

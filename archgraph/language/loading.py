@@ -134,7 +134,7 @@ def _read(
         # Its packages take a second, and are an extra.
         from archgraph.onnx.read import read_onnx
 
-        return read(document.file, choices)
+        return read_onnx(document.file, choices)
     # The other two forms have `sections`, too: lists of the names of blocks.
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:

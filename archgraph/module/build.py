@@ -117,7 +117,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     for param in graph.params:
         if param.role == "constant":
             assert param.value is not None
-            leaf = tensor_of(param.value).to(device)
+            leaf = constant_tensor(param.value).to(device)
         else:
             leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":

@@ -30,8 +30,8 @@ from archgraph.graph.ir import (
     size_at,
 )
 from archgraph.module.build import build
-from archgraph.ops.constants import tensor_of
-from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.ops.constants import constant_tensor
+from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, State, Transfer
 
@@ -71,7 +71,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
         type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
         args = tuple((k, replace(v, wide_value)) for k, v in node.args)
         # What makes a tensor has its type as an argument, or else the default of PyTorch.
-        makes = node.op.startswith("aten.") and schema(node.op).makes_tensor
+        makes = node.op.startswith("aten.") and op_schema(node.op).makes_tensor
         if makes and node.arg("dtype") is None and node.dtype in _WIDE:
             args = canonical_args(node.op, dict(args) | {"dtype": Atom(_WIDE[node.dtype])})
         return dataclasses.replace(node, type=type_, args=args)
@@ -97,7 +97,8 @@ def random_state(
         if param.role == "constant":
             continue
         if param.value is not None and param.role != "parameter":
-            state[param.name] = tensor_of(param.value)  # a table or a mask, whose values matter
+            # A table or a mask, whose values matter.
+            state[param.name] = constant_tensor(param.value)
             continue
         dtype = torch_dtype(_WIDE.get(param.dtype, param.dtype))
         if not (dtype.is_floating_point or dtype.is_complex):
@@ -228,7 +229,7 @@ def masked(
     params: list[Param] = []
     for param in graph.params:
         value = param.value if param.role == "constant" else None
-        tensor = state[param.name] if value is None else tensor_of(value)
+        tensor = state[param.name] if value is None else constant_tensor(value)
         stays = np.zeros(tensor.shape, dtype=bool)
         stays[np.ix_(*(positions(layout, selection) for layout in solved.of(param.name)))] = True
         mask = torch.from_numpy(stays)

@@ -131,7 +131,7 @@ class Pool:
         lanes: list[tuple[PooledUpdate, list[str]]] = []
         for one in self._of(clients):
             names = _by_source(one.update.transfer)[name]
-            if entries := [n for n in names if n not in one.update.skip]:
+            if entries := [n for n in names if n not in one.update.unmerged]:
                 lanes.append((one, entries))
         if not lanes:
             return

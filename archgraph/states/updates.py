@@ -223,7 +223,7 @@ def check_options(update: Update) -> None:
     """
     if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):  # 1
         raise RejectedUpdate("weight is not between 1e-24 and 1e24", found=update.weight)
-    options = (("scale", update.scales), ("row mask", update.rows), ("skip", update.skip))
+    options = (("scale", update.scales), ("row mask", update.rows), ("unmerged", update.unmerged))
     for kind, names in options:  # 2
         for name in names:
             if name not in update.transfer.entries:

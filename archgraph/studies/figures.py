@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_core import CoreSchema, core_schema
 
 from archgraph.fields import Base, Mistake, Name, Natural
-from archgraph.language.mistakes import shorten
+from archgraph.language.mistakes import abbreviate
 from archgraph.plain import Json
 
 # How a paper comes from a value to the digits that it prints.

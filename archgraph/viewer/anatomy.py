@@ -117,7 +117,7 @@ def _prices(graph: ArchGraph) -> list[list[float]]:
 
 def _operators(parts: Anatomy) -> dict[str, Json]:
     """Return the operators as columns, and the tables of what several of them share."""
-    graph, about, spent = parts.graph, facts(parts.graph), cost(parts.graph)
+    graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     number = numbered(parts.operators)
     leaf = numbered(param.name for param in graph.params)
     axis = numbered(about.axes)
@@ -188,13 +188,13 @@ def _axes(parts: Anatomy) -> list[list[Json]]:
     return [
         [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
          _saving(axis.saving), None if axis.pin is None else plain_fact(axis.pin)]
-        for axis in facts(parts.graph).axes.values()
+        for axis in graph_facts(parts.graph).axes.values()
     ]  # fmt: skip
 
 
 def _blocks(parts: Anatomy) -> list[list[Json]]:
     """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
-    about = facts(parts.graph).blocks
+    about = graph_facts(parts.graph).blocks
     blocks = [(about[name], nodes) for name, nodes in parts.blocks]
     return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
 

@@ -361,9 +361,7 @@ def test_unverified_files_stop_at_a_bound_too(mnist, monkeypatch):
 
 def test_a_label_outside_the_classes_is_refused(mnist):
     store(mnist / "mnist" / "t10k-labels-idx1-ubyte", idx(np.full(10, 10, np.uint8)))
-    with pytest.raises(
-        DataError, match=r"mnist: test: label out of range; found 10…10; expected"
-    ):
+    with pytest.raises(DataError, match=r"mnist: test: label out of range; found 10…10; expected"):
         load_dataset("mnist", mnist, verify=False)
 
 

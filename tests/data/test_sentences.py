@@ -90,7 +90,10 @@ def test_unknown_words_and_small_types():
             "data.vocabulary: vocabulary too small; found 5; expected more than the 5 marks",
         ),
         (lambda: encoder(learned([]), 4), r"data\.length: pairs too short; found 4"),
-        (lambda: pretrained("/nowhere/at all"), "tokenizer folder .* is missing; nothing is downloaded"),
+        (
+            lambda: pretrained("/nowhere/at all"),
+            "tokenizer folder .* is missing; nothing is downloaded",
+        ),
         (
             lambda: load_dataset("digits", length=9),
             "data.length: is not an option of digits",

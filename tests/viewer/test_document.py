@@ -44,7 +44,7 @@ def unstepped(column, lists):
 
 def test_figures_of_operators_and_axes_are_those_of_the_library(net):
     data = decode_data(view(net))["graphs"][0]
-    spent, about = cost(net), facts(net)
+    spent, about = cost(net), graph_facts(net)
     ops = data["operators"]
     assert set(ops["name"]) == set(net.node) and len(ops["name"]) == len(net.nodes)
     for i, name in enumerate(ops["name"]):
@@ -67,7 +67,7 @@ def test_figures_of_operators_and_axes_are_those_of_the_library(net):
 
 def test_axes_leaves_and_sources_of_each_operator_are_told(net):
     data = decode_data(view(net))["graphs"][0]
-    ops, about = data["operators"], facts(net)
+    ops, about = data["operators"], graph_facts(net)
     axes, leaves = (unstepped(ops[k], data["lists"]) for k in ("axes", "leaves"))
     for i, name in enumerate(ops["name"]):
         fact = about.operators[name]

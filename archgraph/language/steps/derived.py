@@ -21,7 +21,7 @@ from archgraph.language.steps.base import (
     StepRow,
     options_model,
 )
-from archgraph.ops.schema import Argument, schema
+from archgraph.ops.schema import Argument, op_schema
 from archgraph.plain import Json
 
 # Arguments that count axes, whose range is that of a tensor's rank.
