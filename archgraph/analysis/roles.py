@@ -55,7 +55,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
         ('aten.linear', 'aten.relu')
     """
     alone = fixed(graph)
-    for name in reversed(weight_operands(graph)):  # they are in topological order
+    for name in reversed([*weight_operands(graph)]):  # they are in topological order
         applied = [used for used in graph.node[name].uses() if used not in alone]
         if applied:
             return name, applied[0]

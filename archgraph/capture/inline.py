@@ -1,4 +1,3 @@
-"""Inlining: an exported program becomes one flat tape; its regions become switches of its calls.
 
 Needs an exported program. Promises a tape without submodules: ``no_grad`` and ``autocast`` regions
 are run in place (each call knows its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
@@ -155,7 +154,8 @@ class _Inlining:
 
     def region(self, node: fx.Node, owner: nn.Module, around: Region) -> list[Argument]:
         """Run a region that export keeps as a submodule; gives its results."""
-        bodies = [
+        # None only beside operators that no case below knows.
+        bodies: list[Any] = [
             getattr(owner, str(a.target), None)
             for a in node.args
             if isinstance(a, fx.Node) and a.op == "get_attr"

@@ -11,7 +11,8 @@ from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
 from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
 from archgraph.graph.passes import reachable
 from archgraph.graph.values import refs
-from archgraph.ops import row, zeros
+from archgraph.ops import zeros
+from archgraph.ops.table import row
 
 Detail = Literal["section", "block", "node"]
 

@@ -58,7 +58,8 @@ def torch_metric(
     try:
         import torchmetrics
     except ImportError as error:
-        facts = {**unknown(name, ours), "hint": f"for metrics of torchmetrics, {EXTRA}"}
+        facts = unknown(name, ours)
+        facts["hint"] = f"for metrics of torchmetrics, {EXTRA}"
         raise SpecError("unknown metric", where=where, **facts) from error
     except RuntimeError as error:  # a torchvision that does not fit PyTorch: torchmetrics loads it
         raise SpecError(

@@ -21,7 +21,7 @@ def restore(context: Context, file: Path) -> None:
     """Take up what the file holds where the context holds nothing."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
-    for record, stored in wire.unpack(file.read_bytes()).items():
+    for record, stored in wire.decode(file.read_bytes()).items():
         context.state[record] = as_record(stored["tensors"])
         context.state[f"{record}-round"] = ConfigRecord({"round": stored["round"]})
 

@@ -258,7 +258,7 @@ class GraphHypernetwork(nn.Module):
         places: dict[CodeKey, list[int]] = {}
         largest: dict[CodeKey, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
-            ends: set[str] = set()  # tensors of the last operator with a weight
+            ends: frozenset[str] = frozenset()  # tensors of the last operator with a weight
             if last := head(graph):
                 ends = weight_operands(graph)[last[0]] | set(graph.node[last[0]].leaves())
             for entry in self.entries(graph):

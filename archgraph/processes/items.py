@@ -33,17 +33,17 @@ def serialise(value: object) -> bytes:
 
 def deserialise(message: bytes) -> object:
     """Read what :func:`serialise` wrote."""
-    return _joined(wire.unpack(message))
+    return _joined(wire.decode(message))
 
 
 def save_shared(path: str | os.PathLike[str], value: object) -> None:
     """Write as :func:`serialise` does, into a file that several processes may map."""
-    wire.save(path, {str(number): part for number, part in enumerate(_parts(value))})
+    wire.save_tensors(path, {str(number): part for number, part in enumerate(_parts(value))})
 
 
 def load_shared(path: str | os.PathLike[str]) -> object:
     """Read a file of :func:`save_shared`."""
-    return _joined(list(wire.load(path)[0].values()))
+    return _joined(list(wire.load_tensors(path)[0].values()))
 
 
 def _parts(value: object) -> list[Tensor]:

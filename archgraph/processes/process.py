@@ -137,7 +137,7 @@ class Process:
     def hear(self) -> Ended | dict[str, object] | None:
         """Return what it says: what came of its call, how far it is, or None as it begins."""
         try:
-            said: Ended | dict[str, object] | None = wire.unpack(self.pipe.recv_bytes())
+            said: Ended | dict[str, object] | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self.ended()
         self.waits = False
@@ -214,7 +214,7 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
             if item is AWAITED:
                 message = pipe.recv_bytes()
                 item = attempted(lambda: items.deserialise(message), worker=True)  # noqa: B023
-            pipe.send_bytes(wire.pack(None))  # a deadline counts from here
+            pipe.send_bytes(wire.encode(None))  # a deadline counts from here
             ended = _called(function, item, job.memory, _teller(pipe))
             last, item = ended.last, AWAITED
             sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once

@@ -147,7 +147,7 @@ class Writer:
                 digests[name] = known
                 same = past and _same_tensors(key, tensors, seen)
                 if previous is None or not same or not _link(draft / name, previous / past):
-                    wire.save(draft / name, tensors)
+                    wire.save_tensors(draft / name, tensors)
                     written.append(name)
             # Digests and syncs side by side: the threads wait for the disk, not for one another.
             digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
@@ -209,9 +209,9 @@ def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Js
         prove(path, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= wire.load(path / _file("groups", at))[0]
+            tensors |= wire.load_tensors(path / _file("groups", at))[0]
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        private = {int(name.stem): wire.load(path / name)[0] for name in clients}
+        private = {int(name.stem): wire.load_tensors(path / name)[0] for name in clients}
     return Checkpoint(number, tensors, values["values"], private), values
 
 

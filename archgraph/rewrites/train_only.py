@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
-from archgraph.hints import similar
+from archgraph.hints import nearest
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import Rewritten, Transfer
@@ -48,8 +48,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
         exact = [pattern] if pattern in owners else []
         matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
         if not matches:
-            near = similar(pattern, owners, cutoff=0.0, count=3)
-            hint = f"the nearest are {', '.join(near)}" if near else None
+            hint = nearest(pattern, owners, cutoff=0.0, count=3)
             raise GraphError("matches no trainable parameter", where=pattern, hint=hint)
         chosen.update(owners[name] for name in matches)
     params = tuple(

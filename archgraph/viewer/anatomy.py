@@ -6,7 +6,7 @@ else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import OperatorFact, Saving, plain_fact
+from archgraph.display.facts import OperatorFact, Saving
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import operator_label, shape_label
 from archgraph.display.pieces import pieces
@@ -187,7 +187,7 @@ def _axes(parts: Anatomy) -> list[list[Json]]:
     block = numbered(name for name, _ in parts.blocks)
     return [
         [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
-         _saving(axis.saving), None if axis.pin is None else plain_fact(axis.pin)]
+         _saving(axis.saving), None if axis.pin is None else asdict(axis.pin)]
         for axis in graph_facts(parts.graph).axes.values()
     ]  # fmt: skip
 
