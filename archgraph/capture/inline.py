@@ -1,3 +1,4 @@
+"""Inlining: an exported program becomes one flat tape; its regions become switches of its calls.
 
 Needs an exported program. Promises a tape without submodules: ``no_grad`` and ``autocast`` regions
 are run in place (each call knows its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
@@ -9,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
