@@ -331,7 +331,7 @@ DOORS: Mapping[str, type[DataSpec]] = {
     "huggingface": HuggingFaceData,
     "text": TextData,
 }
-"""Kinds of data by the key that names it; what reads each is a row in `engine/data/doors.py`."""
+"""Kinds of data by the key that names it; what reads each is a row in `data/doors.py`."""
 
 
 def _one_door(value: object) -> object:

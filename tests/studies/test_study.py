@@ -231,7 +231,7 @@ def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResu
     other = other.replace("HeteroFL", "H").replace("name: net", "name: other")
     (place / "another.yaml").write_text(other.replace("name: other", "name: net"))
     heard: list[str] = []
-    again = ag.study(place / "another.yaml", out=place / "out", told=heard.append)
+    again = ag.study(place / "another.yaml", out=place / "out", notify=heard.append)
     assert heard == ["8 of 8 runs done before"]
     assert {one.folder for one in again.runs} == set(before)
     assert all((f / "metrics.jsonl").stat().st_mtime_ns == at for f, at in before.items())
