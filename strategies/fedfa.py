@@ -287,8 +287,8 @@ def value_at(values: Values, rank: int) -> float:
     """
     pool = values
     if len(pool) > SAMPLE:
-        # The rank of a random sample has a standard deviation of at most √n / 2; the slack is six of
-        # them. Where it does not suffice, all values are partitioned.
+        # The rank in a random sample has a standard deviation of at most √n / 2; the slack is six
+        # of them. Where it does not suffice, all values are partitioned.
         sample = np.sort(pool[:: len(pool) // SAMPLE])
         guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))
         low = sample[max(guess - slack, 0)]

@@ -292,7 +292,9 @@ def testable(experiment: Experiment, state: ServerState) -> None:
         if value is not None and not read:
             with experiment.locating(section):
                 where = f"{section}.{key}"
-                raise RunError(f"changes nothing: {reason}", where=where, found=value, hint="remove it")
+                raise RunError(
+                    f"changes nothing: {reason}", where=where, found=value, hint="remove it"
+                )
 
 
 def _world(
@@ -428,10 +430,11 @@ def _device(engine: EngineSpec) -> str:
     for name in names:
         if (trouble := _trouble(name)) is not None:
             what = f"{name!r} ({trouble.splitlines()[0]})"
-            raise RunError("this machine, or this build of PyTorch, cannot use the device",
+            raise RunError(
+                "this machine, or this build of PyTorch, cannot use the device",
                 where="engine.device",
                 found=what,
-           )
+            )
     return names[0]
 
 
