@@ -107,8 +107,7 @@ class _Reader:
         # Behind the starts of the stream and of the document; an empty text has no document.
         if not isinstance(next(iter(self.events[2:]), None), yaml.MappingStartEvent):
             raise SpecError("is not a mapping", where=f"{self.file}:1", expected="keys and values")
-        self.lines[()] = self.events[2].start_mark.line + 1
-        return self.mapping(2, ())[0]
+        return self.read(2, ())[0]
 
     def read(self, index: int, loc: Place) -> tuple[Json, int]:
         """Return the value that begins at an event, and the index of the event behind it."""

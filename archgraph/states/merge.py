@@ -37,7 +37,8 @@ from archgraph.states.updates import (
 
 # Weights are relative to the first one. While they and their scales add up to at most HEAVY, sums
 # of values below LARGEST stay within float32; beyond it they may not, so that means are looked at.
-# Times a lighter weight than LIGHT, values vanish below float32: also where nobody else has any.
+# Times a lighter weight than LIGHT, values vanish below float32, also where nobody else has any;
+# with one heavier than its inverse, a sum of weights may pass float32: divided by it, all vanish.
 HEAVY, LIGHT = 2.0**40, 2.0**-80
 
 # For so many distinct transfers sums of their own are stored; those of others are embedded.
@@ -205,9 +206,10 @@ class Merger:
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
         weight = update.weight / self._unit  # 1
-        if weight < LIGHT and self._dtype != torch.float64:
+        if not LIGHT <= weight <= 1 / LIGHT and self._dtype != torch.float64:
+            smaller = "it vanishes beside the first one" if weight < 1 else "the first one vanishes"
             hint = "use Merger(dtype=torch.float64)"
-            raise ArchGraphError("a weight vanishes beside the first one", found=weight, hint=hint)
+            raise ArchGraphError(f"a weight is out of range: {smaller}", found=weight, hint=hint)
         self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
         self.clients += 1
         batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor

@@ -70,6 +70,8 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
             "found tag:yaml.org,2002:python/object/apply:os.system; expected plain YAML",
         ),
         ("a: !mine x", "f.yaml:1: has a tag; found !mine; expected plain YAML"),
+        ("!mine {a: x}", "f.yaml:1: has a tag; found !mine; expected plain YAML"),
+        ("!!set {a, b}", "f.yaml:1: has a tag; found tag:yaml.org,2002:set; expected plain YAML"),
         ("? [a]\n: b", "f.yaml:1: has a key that is not a plain word; expected a word"),
         (
             "a: &x {b: 1}\nc: {<<: *x}",

@@ -141,8 +141,8 @@ PLANTED = (
         "an entry that is taken as a whole is lent",
     ),
     Planted(
-        "states", f"{STATES}/merge.py", "if weight < LIGHT and", "if False and",
-        "weights too light for single precision are accepted",
+        "states", f"{STATES}/merge.py", "if not LIGHT <= weight <= 1 / LIGHT and", "if False and",
+        "weights too light or too heavy for single precision are accepted",
     ),
     Planted(
         "states", f"{STATES}/merge.py", "self._reach += max", "self._reach += 0 * max",
