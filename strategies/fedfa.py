@@ -287,7 +287,8 @@ def value_at(values: Values, rank: int) -> float:
     """
     pool = values
     if len(pool) > SAMPLE:
-        # A rank in the sample deviates by √n / 2 at most; the slack is six times that.
+        # The rank in a random sample has a standard deviation of at most √n / 2; the slack is six
+        # of them. Where it does not suffice, all values are partitioned.
         sample = np.sort(pool[:: len(pool) // SAMPLE])
         guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))
         low = sample[max(guess - slack, 0)]

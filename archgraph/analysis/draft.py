@@ -126,7 +126,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:
         before = [p for p in stream.preds[name] if p in inside]
-        best = max(before, key=lambda p: inside[p][0], default="")  # the first of equals
+        best = max(before, key=lambda p: inside[p][0], default="")
         most = inside[best][0] if best else 0
         inside[name] = most + (name in stream.heavy), best
     way, name = [], nodes[-1] if nodes else ""

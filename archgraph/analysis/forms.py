@@ -171,7 +171,7 @@ class Forms:
             node = self.graph.node[name]
             fact, used = row(node.op), next(node.uses(), None)
             acts = not fact.training_flag or fact.normalises or len(node.types) > 1
-            if acts or used is None:  # without a result, it takes a leaf
+            if acts or used is None:  # an operator on a leaf
                 return name
             name = used
 

@@ -69,7 +69,7 @@ def redrawn(inputs: T) -> T:
             return x
         if different and torch.equal(values, values.round()):
             return x.detach().roll(1, 0)
-        if low >= 0 and high > 0:  # unsigned numbers stay in the example's range
+        if low >= 0 and high > 0:  # non-negative values stay in [0, high)
             drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype) * high
         else:
             drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
@@ -94,7 +94,7 @@ def register_dataclasses(inputs: object) -> None:
     """Let pytrees look into the dataclasses among some values."""
     for value in pytree.tree_leaves(inputs):
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            if type(value) not in pytree.SUPPORTED_NODES:  # not by an earlier leaf
+            if type(value) not in pytree.SUPPORTED_NODES:  # unless an earlier leaf registered it
                 torch.export.register_dataclass(type(value))
                 register_dataclasses(value)
 

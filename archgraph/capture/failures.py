@@ -18,7 +18,6 @@ from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
 
-# What to do about a branch.
 _BRANCH = (
     "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
     "trace the submodule that does not, or make the value an argument of forward (a Python number "

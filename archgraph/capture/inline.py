@@ -108,7 +108,7 @@ class _Inlining:
         """Copy a node of the program to the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
-            # Arithmetic on sizes is neither, and is no tensor.
+            # Arithmetic on sizes is not an operator and gives no tensor.
             if calls.fake_tensor(node) is not None:
                 raise TraceError(
                     "forward runs functions batched or differentiated (torch.vmap, torch.func)",

@@ -24,7 +24,8 @@ from archgraph.graph.passes import prune, renumber
 # The first size of an input, which may be an item or an attribute of an argument.
 _SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[0\]")
 _CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
-_USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those that they name
+# Batch sizes for which guards are tried, besides those that they name: up to 128, as people train.
+_USUAL = range(2, 130)
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
 _EXPORTS = 4  # of other sizes, at most
 

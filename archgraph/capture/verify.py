@@ -227,7 +227,7 @@ class _Verification:
     notes: list[Note] = field(default_factory=list)
     failed: set[bool] = field(default_factory=set)  # modes
     reordered: bool = False  # random numbers, in training
-    alike: bool = False  # the operators of the first call
+    alike: bool = False  # whether later calls ran the operators of the first
 
     def __post_init__(self) -> None:
         self.parameters = dict(self.model.named_parameters())  # before the first call

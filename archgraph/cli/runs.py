@@ -279,7 +279,7 @@ def study(
             only=only or () if part else (),
             seeds=seed or () if part else (),
             records=records,
-            told=say,
+            notify=say,
         )
         # After each study: what is done is written, whatever becomes of the next one.
         show_tables(study_tables(result))
@@ -330,7 +330,7 @@ def matrix(
         log=log,
         only=only or (),
         data_root=data,
-        told=lambda cell: say(f"{cell.strategy}, {cell.model}: {cell.outcome} {cell.reason}"),
+        notify=lambda cell: say(f"{cell.strategy}, {cell.model}: {cell.outcome} {cell.reason}"),
     )
     show_tables(result.tables())
     if output is not None:

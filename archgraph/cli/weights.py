@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
     from archgraph.states import State
 
-# An architecture with its weights.
 WithState: TypeAlias = "tuple[ArchGraph, State]"
 
 WithWeights = Annotated[

@@ -53,14 +53,21 @@ def read_folder(spec: FolderData) -> Dataset:
         return dataset_of_rows(root.name, "image", train, test, labels=labels)
     if missing:
         raise DataError(
-            "has only one of the two splits", where=WHERE, found=f"no folder {root / missing[0]}"
+            "has only one of the two splits",
+            where=WHERE,
+            found=f"no folder {root / missing[0]}",
+            expected=f"{TRAIN}/ and {TEST}/, or one folder per class",
         )
     if spec.test is not None:
-        raise DataError(f"conflicts with the folder {root / TEST}", where="data.test")
+        problem = f"conflicts with the folder {root / TEST}: remove one of the two"
+        raise DataError(problem, where="data.test")
     files = {part: _listed(root / part) for part in (TRAIN, TEST)}
     # A class without training images would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
-        raise DataError("a class has test images only", where=str(root / TEST / name))
+        raise DataError(
+            "a class has test images only: is the folder's name misspelt?",
+            where=str(root / TEST / name),
+        )
     rows, labels = _read(files, spec)
     return dataset_of_rows(root.name, "image", rows[TRAIN], rows[TEST], labels=labels)
 

@@ -143,8 +143,13 @@ def _cut(
         raise DataError(message, where=WHERE, found=problem, hint=hint) from error
     for client, part in zip(clients, parts, strict=True):
         if len(part) < least:
-            expected, where = f"at least {least} ({WHERE}.min_size)", f"client {client}"
-            raise DataError("too few examples", where=where, found=len(part), expected=expected)
+            raise DataError(
+                "too few examples",
+                where=f"client {client}",
+                found=len(part),
+                expected=f"at least {least} ({WHERE}.min_size)",
+                hint="choose fewer clients, a larger alpha or another seed",
+            )
     return parts
 
 

@@ -123,7 +123,7 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
     """Return one row per cause; where it holds for many axes, the first ones stand for all."""
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
-        assert axis.pin is not None  # it is pinned
+        assert axis.pin is not None
         # One cause at many places is one row, unless every axis is asked for.
         key = (axis.pin.why, axis.pin.operator, axis.pin.remedy)
         causes.setdefault((*key, axis.pin.place) if each else key, []).append(axis)

@@ -19,8 +19,8 @@ PERIODS = (1, 2, 3, 4)
 # So many blocks fold although their widths differ (the layers of a dense block).
 GROWING = 3
 # Section and blocks: names with the names of their operators in topological order.
-Blocks = Sequence[tuple[str, Sequence[str]]]
-Sections = Sequence[tuple[str, Blocks]]
+NamedBlocks = Sequence[tuple[str, Sequence[str]]]
+Sections = Sequence[tuple[str, NamedBlocks]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Reading:
             for used in before:
                 self.users.setdefault(used, []).append(name)
 
-    def section(self, blocks: Blocks) -> list[Fold]:
+    def section(self, blocks: NamedBlocks) -> list[Fold]:
         """Fold a section: at each block the fold that covers most, equal widths first."""
         folded: list[Fold] = []
         start = 0
@@ -135,7 +135,7 @@ class _Reading:
                 start += 1
         return folded
 
-    def run(self, blocks: Blocks, period: int, growing: bool = False) -> Fold:
+    def run(self, blocks: NamedBlocks, period: int, growing: bool = False) -> Fold:
         """Fold the first blocks and all that repeat them."""
         units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
         names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)

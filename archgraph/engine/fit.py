@@ -69,7 +69,7 @@ def check_images(options: AugmentOptions | None, data: Dataset) -> None:
     if options is not None and (data.integral or len(data.shape) != 3):
         inputs = f"inputs {_listed(data.inputs, _examples(data))} ({data.name})"
         image = "[channel, height, width]"
-        raise RunError("changes images", where="local.augment", found=inputs, expected=image)
+        raise RunError("needs images", where="local.augment", found=inputs, expected=image)
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:

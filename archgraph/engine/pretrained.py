@@ -179,6 +179,7 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             where=spec.file,
             found=f"SHA-256 {digest}",
             expected=f"{spec.sha256}…",
+            hint="fetch the file again",
         )
     try:
         if path.suffix == ".safetensors":

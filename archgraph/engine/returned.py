@@ -185,6 +185,7 @@ def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
                 where=f"{type(owner).__name__}.{method}: {param.name}",
                 found=_form(tensor),
                 expected=param.type,
+                hint=f"`{method}` must keep shapes and types, of buffers too",
             )
 
 

@@ -292,7 +292,9 @@ def testable(experiment: Experiment, state: ServerState) -> None:
         if value is not None and not read:
             with experiment.locating(section):
                 where = f"{section}.{key}"
-                raise RunError(f"changes nothing: {reason}", where=where, found=value)
+                raise RunError(
+                    f"changes nothing: {reason}", where=where, found=value, hint="remove it"
+                )
 
 
 def _world(
@@ -379,6 +381,7 @@ def _check_spare(spec: ExperimentSpec, sampled: int, clients: int) -> None:
             raise RunError(
                 f"does not go together with `{name}`, which looks at all clients of a round",
                 where="spare",
+                hint=f"remove `spare` or `{name}`",
             )
 
 
@@ -393,12 +396,13 @@ def _check_rules(rules: AggregateSpec, clients: int) -> None:
     if rules.krum is None:
         return
     malicious = rounded_share(rules.krum.malicious, clients)
-    if clients < 2 * malicious + 3:  # Blanchard et al., NeurIPS 2017, Proposition 4.2: n > 2f + 2
+    if clients < 2 * malicious + 3:  # Blanchard et al., NeurIPS 2017, §4: n > 2f + 2
         raise RunError(
             "too few clients in a round for Krum",
             where="aggregate.krum",
             found=f"{clients}, of which {malicious} may be malicious",
             expected=f"{2 * malicious + 3} or more",
+            hint="lower `malicious`, or sample more clients",
         )
     if rules.krum.keep > clients - malicious:
         raise RunError(
@@ -426,7 +430,11 @@ def _device(engine: EngineSpec) -> str:
     for name in names:
         if (trouble := _trouble(name)) is not None:
             what = f"{name!r} ({trouble.splitlines()[0]})"
-            raise RunError("cannot compute there", where="engine.device", found=what)
+            raise RunError(
+                "this machine, or this build of PyTorch, cannot use the device",
+                where="engine.device",
+                found=what,
+            )
     return names[0]
 
 

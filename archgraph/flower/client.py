@@ -104,7 +104,10 @@ def _agree(content: RecordDict, context: Context) -> None:
     client = _client(context)
     if said["format"] != FORMAT:
         raise RunError(
-            "the server has another version of archgraph", found=said["format"], expected=FORMAT
+            "server and node use different formats of messages",
+            found=said["format"],
+            expected=FORMAT,
+            hint="install the same archgraph on the server and on its nodes",
         )
     if said["client"] != client:
         raise RunError("the task is for another client", found=said["client"], expected=client)

@@ -331,10 +331,10 @@ DOORS: Mapping[str, type[DataSpec]] = {
     "huggingface": HuggingFaceData,
     "text": TextData,
 }
-"""Kinds of data by the key that names it; what reads each is a row in `engine/data/doors.py`."""
+"""Kinds of data by the key that names it; what reads each is a row in `data/doors.py`."""
 
 
-def _one_door(value: object) -> object:
+def _names_data_once(value: object) -> object:
     """Check that a mapping names data exactly once."""
     if isinstance(value, DataSpec):
         return value
@@ -369,5 +369,5 @@ Data = Annotated[
     | Annotated[HuggingFaceData, Tag("HuggingFaceData")]
     | Annotated[TextData, Tag("TextData")],
     Discriminator(_kind),
-    pydantic.BeforeValidator(_one_door),
+    pydantic.BeforeValidator(_names_data_once),
 ]

@@ -379,7 +379,9 @@ class ExperimentSpec(FromFile):
                 raise Mistake("does not name a Python class", place=("python",), **facts)
         elif len(value) != 1:
             names = ", ".join(map(str, value)) or "none"
-            raise Mistake("must name exactly one strategy", found=names)
+            raise Mistake(
+                "must name exactly one strategy", found=names, expected="one, e.g. {fedfa: {}}"
+            )
         else:
             ((name, options),) = value.items()
             if not isinstance(options, dict | None):

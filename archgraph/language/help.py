@@ -134,7 +134,8 @@ def topics() -> Mapping[str, Topic]:
             options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
             if model is DataSpec:
                 options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
-            example = examples[name].rstrip()
+            # Kinds of files from outside bring no example.
+            example = examples.get(name, "").rstrip()
             known.append(Topic(name, group, _sentence(model), options, example=example))
     known += _rows(RULE_GROUP, AggregateSpec, RULES)
     known += _rows(REWRITE_GROUP, Rewrites, rewrite_rows().values())

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
 CONTROL = ("If", "Loop", "Scan")
 WeightsIn = Literal["inside", "beside"]
-# A value of onnxscript. PyTorch reads the annotations of translations: others would bind types.
+# A value of onnxscript. PyTorch binds the types of translations from their annotations, so a
+# narrower one would refuse values.
 OnnxValue: TypeAlias = Any
 
 

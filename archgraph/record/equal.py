@@ -115,7 +115,7 @@ def _of_tensors(one: State, two: State, where: str) -> Iterator[str]:
         elif (first.shape, first.dtype) != (second.shape, second.dtype):
             yield f"{where}: {name}: {_form(first)} instead of {_form(second)}"
         elif not _same(first, second):
-            yield f"{where}: {name}: {_apart(first, second)}"
+            yield f"{where}: {name}: {_described_gap(first, second)}"
 
 
 def _form(tensor: Tensor) -> str:
@@ -128,13 +128,13 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return torch.equal(_bytes(one), _bytes(two))
 
 
-def _apart(one: Tensor, two: Tensor) -> str:
+def _described_gap(one: Tensor, two: Tensor) -> str:
     """Describe how far two tensors of one form are apart.
 
     >>> nan = float("nan")
-    >>> _apart(torch.tensor([1.0, nan, 0.0]), torch.tensor([1.5, nan, -0.0]))
+    >>> _described_gap(torch.tensor([1.0, nan, 0.0]), torch.tensor([1.5, nan, -0.0]))
     '2 of 3 values differ, by up to 0.5'
-    >>> _apart(torch.tensor(2**60), torch.tensor(2**60 + 1))
+    >>> _described_gap(torch.tensor(2**60), torch.tensor(2**60 + 1))
     '1 of 1 values differ'
     """
     rows = (_bytes(tensor).view(one.numel(), -1) for tensor in (one, two))

@@ -370,6 +370,7 @@ class RunRecord:
                 where="rounds",
                 found=rounds,
                 expected=f"{before} or more",
+                hint="resume with as many, or choose a new folder",
             )
         return before < rounds
 

@@ -82,7 +82,7 @@ def _over_bytes(log: Log) -> Iterator[tuple[str, Figure]]:
     # A round before which nothing travelled (the test of the first state) has no place on the axis.
     values = values[values.index.isin(sent[sent > 0].index)]
     worst = (rows.min() if better([log], what) else rows.max())[values.index]
-    if len(values) < 2:  # no curve
+    if len(values) < 2:  # one point is not a curve
         return
     worst.index = values.index = sent[values.index]
     figure, panel = one_panel()

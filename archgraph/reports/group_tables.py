@@ -35,7 +35,8 @@ def data_sheet(compared: Comparison) -> Sheet:
                     group.label,
                     tier,
                     len(clients) / len(group.runs),
-                    sum(one.malicious for one in clients) / len(group.runs) or None,  # no column
+                    sum(one.malicious for one in clients) / len(group.runs)
+                    or None,  # None drops the column
                     statistics.fmean(examples),
                     min(examples),
                     max(examples),

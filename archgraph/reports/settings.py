@@ -58,9 +58,11 @@ def _of_strategy(spec: ExperimentSpec) -> Iterator[Setting]:
         except SpecError:  # not installed here: all its options are shown
             options = []
         for option in options:
-            known = option.default is not dataclasses.MISSING
-            # `default_factory` is MISSING, too, for an option that must be given.
-            value = option.default if known else getattr(option, "default_factory", lambda: None)()
+            value = option.default
+            if option.default_factory is not dataclasses.MISSING:
+                value = option.default_factory()
+            if value is dataclasses.MISSING:  # must be given: whatever it is, it is shown
+                continue
             defaults[option.name] = pydantic_core.to_jsonable_python(value)
     for key, value in spec.strategy_options.items():
         if key not in defaults or value != defaults[key]:

@@ -194,7 +194,7 @@ class _Identity:
                 continue
             nothing.add(name)
             fact = growth(node.op)
-            # 0 / x is a number, x / 0 and 0 / 0 are none.
+            # 0 / x is 0; x / 0 and 0 / 0 are not finite.
             if not fact.finite and (fact.scales != "first" or any(gone[1:])):
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 

@@ -237,7 +237,7 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     """Join two architectures: the second takes first what the first returns."""
     # Parts may share inputs of one name (a mask): these are not supplied, but one and the same.
     heads = {n.name: n for n in one.nodes if n.op == "input"}
-    rename = _supplied(one, two, where)
+    rename = _renamed_inputs(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
     in_use = set(one.node)
     for node in two.nodes:
@@ -277,7 +277,7 @@ def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) ->
     return known
 
 
-def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
+def _renamed_inputs(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
     """Map inputs of the second of two architectures to what the first returns."""
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]

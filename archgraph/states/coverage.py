@@ -200,7 +200,7 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
             if steps is not None and len(steps.vector):
                 part = np.multiply.outer(part, steps.vector[edges[:-1]])
             else:
-                part = part[..., None]  # ones
+                part = part[..., None]
         table += part
     return tuple(bounds), table
 

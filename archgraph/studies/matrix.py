@@ -95,7 +95,7 @@ def matrix(
     only: Sequence[str] = (),
     data_root: str | os.PathLike[str] | None = None,
     python: bool = False,
-    told: Callable[[MatrixCell], object] = lambda cell: None,
+    notify: Callable[[MatrixCell], object] = lambda cell: None,
 ) -> MatrixResult:
     """Run every cell of a file of strategies (rows) and models (columns), one after the other.
 
@@ -106,7 +106,7 @@ def matrix(
         only: Rows and columns to run; empty: all.
         data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the file's models name.
-        told: Hears every cell that is run.
+        notify: Hears every cell that is run.
 
     Raises:
         SpecError: If the file cannot be understood.
@@ -130,7 +130,7 @@ def matrix(
             if path is not None:  # at once: hours of cells outlive what ends the next one
                 with path.open("a") as stream:
                     stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
-            told(done[key])
+            notify(done[key])
     ordered = (done.get((cell.row, cell.column)) for cell in every)
     return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(every))
 

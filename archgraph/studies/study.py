@@ -227,7 +227,7 @@ def study(
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
     records: str | os.PathLike[str] | None = None,
-    told: Callable[[str], object] = lambda line: None,
+    notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
     """Run what is missing of a study, and put what was measured beside what was published.
 
@@ -249,7 +249,7 @@ def study(
             ``leave_out``; empty: all.
         seeds: Run these seeds of the study only; empty: all.
         records: Folder of what finished runs leave. Default: ``out/records``.
-        told: Hears a line about every run.
+        notify: Hears a line about every run.
 
     Raises:
         SpecError: If the study cannot be understood, one of its cells is not an experiment, or
@@ -273,7 +273,7 @@ def study(
     ]
     ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records), python)
     ledger.collect(runs, data_root)
-    failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, told))
+    failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
     ledger.collect(runs, data_root)
     waiting = tuple(cell for cell in every if cell.experiment is None)
     return StudyResult(spec, size, runs, waiting, ledger.records, failed)
@@ -373,7 +373,7 @@ def _missing(
     workers: int,
     data_root: str | os.PathLike[str] | None,
     python: bool,
-    told: Callable[[str], object],
+    notify: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
     """Run what is not done; yield which runs failed, and why."""
     left: dict[Path, StudyRun] = {}
@@ -383,22 +383,22 @@ def _missing(
     total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
-        told(f"{done} of {plural(total, 'run')} done before")
+        notify(f"{done} of {plural(total, 'run')} done before")
     if lacks:
         error = _missing_files(lacks.values())
         if len(lacks) == total:  # nothing of the study can be shown
             raise error
-        told(str(error))
+        notify(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
-    # As they end: what is done is told at once; figures depend on no order of runs.
+    # As they end: what is done is said at once; figures depend on no order of runs.
     ended = Workers(workers, always=True).calls(
         functools.partial(_run, data_root=data, python=python), listed, as_they_end=True
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
         trouble = result.reason if isinstance(result, Died) else result
         name = ", ".join(filter(None, (one.cell.row, one.cell.column, f"seed {one.seed}")))
-        told(f"{number} of {total}: {name}: {trouble or 'done'}")
+        notify(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
         elif not one.weights:  # at once: a study that is killed keeps what is done

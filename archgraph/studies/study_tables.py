@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archgraph.files import write
-from archgraph.reports.comparison import Comparison
-from archgraph.reports.group_tables import shared_sheet
 from archgraph.reports.page import html_page, image
 from archgraph.reports.plots import picture, seed_curves
 from archgraph.reports.runs import Log
+from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge
 from archgraph.studies.outcomes import LEVEL, POWER
@@ -85,12 +84,17 @@ def study_page(result: StudyResult) -> str:
 
 
 def _settings(result: StudyResult) -> Iterator[str]:
-    """Yield the settings that all finished runs have in common."""
-    each = (next(iter(of.values())) for of in result.groups.values() if of)
-    groups = {tuple(log.folder for log in group.runs): group for group in each}
-    if groups:
+    """Yield the settings that are not the defaults and are the same in all finished runs."""
+    experiments = [
+        one.cell.experiment
+        for one in result.runs
+        if one.address in result.records and one.cell.experiment is not None
+    ]
+    if experiments:
+        first, *others = ([(s.key, s.value) for s in differing(spec)] for spec in experiments)
+        rows = [(k, said(v)) for k, v in first if all((k, v) in other for other in others)]
         yield "<h2>Settings of all runs</h2>"
-        yield shared_sheet(Comparison(tuple(groups.values()), ())).html()
+        yield Table("", ("setting", "value"), tuple(rows)).html()
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:

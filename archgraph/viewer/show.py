@@ -238,7 +238,7 @@ def _paired(first: _Part, other: _Part) -> dict[str, Json]:
 
 def _way(first: _Part, other: _Part) -> Way | None:
     """Return the transfer between two parts, or both from their common graph; else None."""
-    # By what they are maps of, not by their names: another graph may have the same ones.
+    # Compared by signature: another graph may have the same names.
     if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:

@@ -67,8 +67,8 @@ def similarity_overlay(
         both = itertools.product(states[0], versions)
         pairs = [_products(mine, theirs, parts.graph, known) for mine, theirs in both]
         back += [by_mine for by_mine, _ in pairs]
-        figures.append(_columns(parts, [by_theirs for _, by_theirs in pairs]))
-    figures.insert(0, _columns(first, back))
+        figures.append(_mean_cosines(parts, [by_theirs for _, by_theirs in pairs]))
+    figures.insert(0, _mean_cosines(first, back))
     # The colours begin at 0, unless some part points the other way.
     negative = any(value < 0 for one in figures if one for value in _values(one))
     return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
@@ -116,7 +116,7 @@ def _readable_state(mine: State, way: Way) -> tuple[State, dict[str, str], Trans
     return full, names, transfer
 
 
-def _columns(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Json]:
+def _mean_cosines(parts: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Json]:
     """Average the cosine of each part."""
 
     def mean(nodes: Sequence[str]) -> float | None:

@@ -120,7 +120,7 @@ def study(folder: Path) -> dict[str, Any]:
     plain = YAML(typ="safe", pure=True).load(experiment_of("fedavg", folder))
     (folder / "study.yaml").write_text(STUDY.format(experiment=json.dumps(plain)))
     said: list[str] = []
-    ag.study(folder / "study.yaml", out=folder / "runs", told=said.append)
+    ag.study(folder / "study.yaml", out=folder / "runs", notify=said.append)
     return {"said": said}
 
 

@@ -67,7 +67,7 @@ def test_what_the_log_holds_is_not_run_again_unless_it_failed(
         raise ValueError("no room")
 
     monkeypatch.setattr(module, "execute", dies)
-    result = matrix(file, log=log, told=told.append)
+    result = matrix(file, log=log, notify=told.append)
     assert [(cell.strategy, cell.model) for cell in told] == [
         ("fedavg", "small"), ("heterofl", "wide"), ("fedavg", "wide")
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None =
     extra = list(at.get("output_padding") or [0] * len(kernel))
     sizes, auto = at.get("output_shape"), at.get("auto_pad", "NOTSET")
     if sizes is not None or auto.startswith("SAME"):
-        # The size of the result is said; the padding follows: what the full result has beyond it.
+        # The file gives the size of the result: the padding is what the full result has beyond it.
         full = [
             s * (int(n) - 1) + e + (k - 1) * d + 1
             for s, n, e, k, d in zip(strides, x.shape[2:], extra, kernel, dilations, strict=True)
@@ -138,7 +138,7 @@ def _gemm(at: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
     alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
     a = a.t() if at.get("transA", 0) else a
     if alpha == 1 and beta == 1 and at.get("transB", 0) and (c is None or c.dim() == 1):
-        return F.linear(a, b, c)  # as which rules of axes know a layer
+        return F.linear(a, b, c)  # rules of axes know this form
     product = a @ (b.t() if at.get("transB", 0) else b)
     product = product * alpha if alpha != 1 else product
     return product if c is None else product + (c * beta if beta != 1 else c)

@@ -89,7 +89,7 @@ def _clip(at: Attributes, x: Tensor, low: Known | None = None, high: Known | Non
     if least is None and most is None:
         return x
     if least == 0 and most is None and x.is_floating_point():
-        return torch.relu(x)  # as which rewrites know it
+        return torch.relu(x)  # rewrites know this form
     if least is not None and most is not None:
         least = min(least, most)  # of bounds that cross, the upper one counts
     return torch.clamp(x, least, most)
