@@ -68,7 +68,7 @@ small: $(VENV)/.installed-dev
 
 studies: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/archgraph study --python specs/studies specs/ablations --workers $(JOBS) \
-	  -o docs/measured/results
+	  --records docs/measured/records -o docs/measured/results
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

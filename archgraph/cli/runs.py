@@ -233,6 +233,10 @@ def study(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Run this seed of the study only.")
     ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What finished runs leave; default: OUT/records."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Write a page for each paper, too."),
@@ -240,21 +244,23 @@ def study(
 ) -> None:
     """Run published tables and put what was measured beside them.
 
-    Every cell is an ordinary run for each seed, in a folder named after what decides its figures:
-    runs that are done, for whatever study, are not run again. Stopped in whatever way, the same
-    command goes on where it was. --only and --seed, each repeatable, run a part; tables hold all
-    that is done.
+    Every cell is an ordinary run for each seed. A run that is done leaves a line in a file of
+    --records, named after what decides its figures; all tables are computed from these lines, and
+    no study runs it again, whether or not its folder is still there. Stopped in whatever way, the
+    same command goes on where it was. --only and --seed, each repeatable, run a part; tables hold
+    all that is done.
 
-    Each claim of the paper is judged by a paired t test over the seeds: it holds, does not hold, or
-    is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
-    run failed or lacks its data set, 2 if nothing can begin without the data sets that are named.
+    Primary claims are judged by a paired t test over at least five seeds, corrected for their
+    number: each holds, does not (against), is equivalent within its margin, or is undecided. Other
+    claims are printed with interval and p. Tables are printed and written as text, Markdown, CSV
+    and a page. Exit code 1 if a run failed or lacks its data set, 2 if nothing can begin without
+    the data sets that are named.
 
     Pages are Markdown: a summary in index.md, and a page for each paper (the first word of a
-    study's name). Pages that are there already (-o) keep what they say about a study while fewer of
-    the study's runs are there than were when they were written.
+    study's name).
     """
     import archgraph
-    from archgraph.studies.studies import studies, without_part, written_before
+    from archgraph.studies.studies import studies, without_part
     from archgraph.studies.study_tables import study_tables, write_study
 
     asked = bool(only or seed) and not only_read
@@ -272,6 +278,7 @@ def study(
             only_read=only_read or file in others,
             only=only or () if part else (),
             seeds=seed or () if part else (),
+            records=records,
             notify=say,
         )
         # After each study: what is done is written, whatever becomes of the next one.
@@ -281,8 +288,7 @@ def study(
         return result
 
     try:
-        before = written_before(output) if output is not None else ""
-        done = studies(paths, one, size=size, pages=before)
+        done = studies(paths, one, size=size)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None

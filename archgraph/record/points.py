@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archgraph.fields import GLOBAL
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # What the tests of a round are called here, by their key in its line.
-_TESTS = {"evaluation": "test", "validation": "validation"}
+TESTS = {"evaluation": "test", "validation": "validation"}
 _NAMES = ("client", "name", "malicious", "spare")  # of a client's row: these are not figures
 # What a line says of MACs, by its key there: FedFA's MACE and E, and the MACs of the round.
 _MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
@@ -66,7 +66,7 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
         ['test/global/accuracy', 'test_local/global/accuracy']
     """
     number = int(line["round"])
-    for key, part in _TESTS.items():
+    for key, part in TESTS.items():
         block = line.get(key) or {}
         models = dict(block.get("models", {}))
         # Where no model is the global one, its figures are the mean over all.
@@ -77,16 +77,22 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
         for of in ("local", "trained"):
             yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
-    for row in line.get("clients", ()) if clients else ():
+    rows = line.get("clients") or ()
+    for row in rows if clients and not isinstance(rows, int) else ():
         figures = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", figures)
     # Always there, so that every round has a row, whatever else its line lacks.
-    of_run: dict[str, Any] = {key: len(line.get(key) or ()) for key in REPORTS}
+    of_run: dict[str, Any] = {key: _count(line.get(key)) for key in REPORTS}
     of_run |= traffic(line)
     macs = {name: line["macs"][key] for key, name in _MACS.items()} if "macs" in line else {}
     spent = {"epsilon": line["privacy"].get("epsilon")} if "privacy" in line else {}
     seconds = {f"seconds_{purpose}": value for purpose, value in line.get("seconds", {}).items()}
     yield from _figures(number, "run", "run", {**of_run, **macs, **spent, **seconds})
+
+
+def _count(rows: Sequence[object] | int | None) -> int:
+    """Count the rows of a list; a condensed line has their number in its place."""
+    return rows if isinstance(rows, int) else len(rows or ())
 
 
 def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> Iterator[Point]:

@@ -43,6 +43,8 @@ def traffic(line: Mapping[str, Any]) -> dict[str, int]:
     >>> traffic({"clients": [{"bytes_down": 3, "bytes_up": 2}], "failed": [{"bytes_down": 3}]})
     {'bytes_down': 6, 'bytes_up': 2}
     """
+    if DOWN in line:  # a condensed line, whose rows are counted only
+        return {way: line[way] for way in (DOWN, UP)}
     rows = [row for kind in ("clients", "rejected", "failed") for row in line.get(kind) or ()]
     known = any(DOWN in row for row in rows)
     return {way: sum(row.get(way, 0) for row in rows) for way in (DOWN, UP)} if known else {}

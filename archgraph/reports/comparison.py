@@ -223,19 +223,34 @@ def comparison(
     Raises:
         RunError: If there are no runs, or a run is unfinished, untested or named twice.
     """
+    logs = [read_run(folder) for folder in run_folders(paths)]
+    return compare_logs(logs, unfinished=unfinished, tiers=tiers, last=last)
+
+
+def compare_logs(
+    logs: Iterable[Log],
+    *,
+    unfinished: bool = False,
+    tiers: bool = False,
+    last: float | None = None,
+) -> Comparison:
+    """Put runs together that differ only in the seed; see :func:`comparison`.
+
+    Raises:
+        RunError: If a run is unfinished, untested or named twice.
+    """
     if last is not None and not last > 0:
         expected = "a fraction of all rounds (below 1), or a number of rounds"
         raise RunError("no part of the rounds", where="last", found=last, expected=expected)
     by_settings: dict[str, list[tuple[int, Log, dict[str, Json]]]] = {}
-    for folder in run_folders(paths):
-        log = read_run(folder)
-        settings = _settings(log)
+    for log in logs:
+        settings = settings_of(log)
         planned = settings["rounds"]
         if log.done < planned and not log.stopped and not unfinished:
             raise RunError(
                 f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or take it "
                 "as it is (--unfinished)",
-                where=str(folder),
+                where=str(log.folder),
             )
         # What is left decides all figures but for chance: equal settings are seeds of one group.
         seed = settings.pop("seed")
@@ -279,8 +294,14 @@ def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
     return tuple(folders.values())
 
 
-def _settings(log: Log) -> dict[str, Json]:
-    """Return all that decides the figures of a run: its facts, and how it was tested."""
+def settings_of(log: Log) -> dict[str, Json]:
+    """Return all that decides the figures of a run: its facts, and how it was tested.
+
+    Raises:
+        RunError: If the run folder does not say it.
+    """
+    if log.settings is not None:
+        return dict(log.settings)
     path = log.folder / "facts.json"
     try:
         facts = json.loads(path.read_bytes())

@@ -46,11 +46,13 @@ class Log:
         folder: The run folder.
         config: The experiment as resolved, YAML.
         rounds: The lines of `metrics.jsonl`, one per round.
+        settings: All that decides its figures, where it is known without the folder.
     """
 
     folder: Path
     config: str
     rounds: tuple[RoundLine, ...]
+    settings: Mapping[str, Json] | None = None
 
     @functools.cached_property
     def experiment(self) -> ExperimentSpec | None:

@@ -22,6 +22,7 @@ from archgraph.language.experiment import ExperimentSpec, installed_strategy
 from archgraph.language.linked import read_experiment
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
+from archgraph.studies.claims import Rule
 
 StudySizeName = Literal["paper", "small"]
 
@@ -58,6 +59,11 @@ class StudyFigure(Base):
         default=1.0, description="what the paper counts it in, e.g. 1e12"
     )
     digits: Natural = Field(default=2, description="digits behind the point")
+    margin: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="difference below which two methods count as equivalent, as the figure is "
+        "printed; left out: 1 point of a share, 2 % of a perplexity, and none of anything else",
+    )
 
 
 class StudyClaim(Base):
@@ -70,6 +76,18 @@ class StudyClaim(Base):
     by: _Text | None = Field(default=None, description="by which figure; left out: by each")
     where: _Text = Field(
         default="*", description="columns (or rows) in which it is claimed: a pattern with * and ?"
+    )
+
+    primary: bool = Field(
+        default=False,
+        description="whether it is one of the at most three claims of a paper that are judged; "
+        "others are printed with interval and p, without a verdict",
+    )
+    not_counted: Rule | None = Field(
+        default=None,
+        description="why it leaves the count: it holds by construction, holds of the same networks "
+        "untrained, checks a manipulation (clean above attacked), or its setting fails the gate of "
+        "trivial references",
     )
 
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +13,16 @@ from pathlib import Path
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.files import write
 from archgraph.language.checking import yaml_files
-from archgraph.studies.earlier import EarlierStudy, earlier_studies
+from archgraph.studies.claims import Judged, judge
+from archgraph.studies.outcomes import OUTCOMES
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import study_markdown
 from archgraph.tables import Table
 
 INDEX = "index.md"
-# Behind the figures of a study that come from an earlier page.
-RETAINED = " *"
-_VERDICTS = ("holds", "does not hold", "undecided", "not measured")
+# Primary claims of one paper that are judged: more of them would need more seeds.
+PRIMARY = 3
 
 
 @dataclass(frozen=True)
@@ -31,63 +34,73 @@ class Studies:
         results: Of the studies that have it, by file.
         others: The studies that do not have it, or whose data are not there, by file.
         lacking: What data to fetch for these, by file.
-        earlier: What pages that were written before say, by the names of the studies.
     """
 
     size: StudySizeName
     results: Mapping[Path, StudyResult]
     others: Mapping[Path, StudySpec]
     lacking: Mapping[Path, str] = field(default_factory=dict)
-    earlier: Mapping[str, EarlierStudy] = field(default_factory=dict)
 
-    @property
-    def retained(self) -> Mapping[str, EarlierStudy]:
-        """The studies of :attr:`earlier` of which more was done then than is there now.
-
-        Of a study that has changed since, only while nothing is there.
-        """
-        now = {result.spec.study: result for result in self.results.values()}
+    @functools.cached_property
+    def judged(self) -> Mapping[str, Sequence[Judged]]:
+        """The claims of each study, by its name, judged together with those of all others."""
+        results = self.results.values()
+        judged = iter(judge([finding for result in results for finding in result.findings]))
+        # In the order in which they were handed over: so many for each study.
         return {
-            name: old
-            for name, old in self.earlier.items()
-            if (one := now.get(name)) is not None
-            and old.size == self.size
-            and (old.done > one.done if old.stamp == one.stamp else not one.done)
+            result.spec.study: tuple(itertools.islice(judged, len(result.findings)))
+            for result in results
         }
 
     @property
     def seconds(self) -> float:
-        """Time of all finished runs, each counted once; of retained studies as the pages say."""
-        each: dict[Path, float] = {}
-        for result in self.results.values():
-            if (one := self.retained.get(result.spec.study)) is not None:
-                folders = {run.folder for run in result.runs}
-                each.update(dict.fromkeys(folders, 60 * one.minutes / max(len(folders), 1)))
-        for result in self.results.values():  # what is measured replaces what was read
-            each.update(result.seconds)
-        return sum(each.values())
+        """Time of all finished runs, each counted once."""
+        return sum({k: v for one in self.results.values() for k, v in one.seconds.items()}.values())
+
+    def verdicts(self) -> Table:
+        """Tabulate the primary claims that have a verdict, those that hold first."""
+        rows = [
+            (one.finding.study, one.finding.claim, one.finding.where, one.finding.figure,
+             f"{one.finding.paired.mean:+.4g}", one.text)
+            for outcome in OUTCOMES
+            for judged in self.judged.values()
+            for one in judged
+            if one.outcome == outcome != "not counted" and one.finding.paired is not None
+        ]  # fmt: skip
+        heads = ("study", "claim", "where", "by", "difference", "verdict")
+        return Table("What holds, and what does not", heads, tuple(rows), frozenset({4}))
+
+    def uncounted(self) -> Table:
+        """Tabulate the claims that left the count, each with its rule."""
+        rows = [
+            (one.finding.study, one.finding.claim, one.finding.where, one.note)
+            for judged in self.judged.values()
+            for one in judged
+            if one.outcome == "not counted"
+        ]
+        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(dict.fromkeys(rows)))
 
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""
         rows = []
         for result in self.results.values():
-            if (one := self.retained.get(result.spec.study)) is not None and one.row:
-                name, done, *rest = one.row
-                rows.append((name, done.removesuffix(RETAINED) + RETAINED, *rest))
-                continue
-            verdicts = [one.verdict.partition(":")[0] for one in result.findings]
-            many = len({one.folder for one in result.runs})
-            counts = [str(verdicts.count(verdict)) for verdict in _VERDICTS]
-            cells = f"{result.done} of {len(result.runs)}"
-            minutes = f"{sum(result.seconds.values()) / 60:.0f}"
-            rows.append((result.spec.study, cells, str(many), minutes, *counts))
+            judged = self.judged[result.spec.study]
+            outcomes = [one.outcome for one in judged]
+            rows.append(
+                (
+                    result.spec.study,
+                    f"{result.done} of {len(result.runs)}",
+                    str(len({one.folder for one in result.runs})),
+                    f"{sum(result.seconds.values()) / 60:.0f}",
+                    *(str(outcomes.count(outcome)) for outcome in OUTCOMES),
+                    str(sum(one.note == "exploratory" for one in judged)),
+                )
+            )
+        heads = ("study", "cells done", "runs", "minutes", *OUTCOMES, "exploratory")
         note = (
-            "a run that several studies share is counted in each; minutes: of one process, "
-            "added up over the runs; a claim counts once for each pair of cells that it compares"
+            "a run that several studies share is counted in each; minutes: of one process, added "
+            "up over the runs; a claim counts once for each pair of cells that it compares"
         )
-        if self.retained:
-            note += f";{RETAINED}: as these pages had it, the runs are no longer there"
-        heads = ("study", "cells done", "runs", "minutes", *(f"claims: {v}" for v in _VERDICTS))
         right = frozenset(range(1, len(heads)))
         return Table(f"Studies, size {self.size}", heads, tuple(rows), right, note=note)
 
@@ -104,14 +117,9 @@ class Studies:
         names = [result.spec.study for result in self._results(known=False)]
         return [f"No run is done yet of: {'; '.join(names)}."] if names else []
 
-    def _hours(self) -> str:
-        hours = self.seconds / 3600
-        return f"about {hours:.0f} hours" if self.retained else f"{hours:.1f} hours"
-
     def _results(self, *, known: bool) -> list[StudyResult]:
         """Return the results of which something is known, or those of which nothing is."""
-        every = self.results.values()
-        return [one for one in every if bool(one.done or one.spec.study in self.retained) == known]
+        return [one for one in self.results.values() if bool(one.done) == known]
 
     def pages(self) -> Mapping[str, str]:
         """Return the pages as Markdown, by file name.
@@ -127,16 +135,22 @@ class Studies:
             "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
             f"size {self.size} are done: measured beside printed, with the claims judged. "
             "{doc}`/studies` explains files and verdicts. Written by `make studies`, which goes on "
-            f"where it stopped. All finished runs together took {self._hours()} of one process.",
+            "where it stopped. All finished runs together took "
+            f"{self.seconds / 3600:.1f} hours of one process.",
             *([f"One page for each paper: {links}."] if links else []),
-            self.summary().markdown(),
+            *(
+                text
+                for table in (self.verdicts(), self.uncounted(), self.summary())
+                if table.rows
+                for text in (f"## {table.title}", table.markdown())
+            ),
             *self._begun_not(),
         ]
         if self.others:
             index += [f"## {self.left().title}", self.left().markdown()]
         texts = {}
         for paper, results in papers.items():
-            parts = [study_markdown(one, self.retained.get(one.spec.study)) for one in results]
+            parts = [study_markdown(one, self.judged[one.spec.study]) for one in results]
             texts[_file(paper)] = [f"# {paper}, measured", *map(str.rstrip, parts)]
         return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
 
@@ -147,15 +161,6 @@ class Studies:
             RunError: If they cannot be written.
         """
         return tuple(write(Path(folder) / name, text) for name, text in self.pages().items())
-
-
-def written_before(folder: str | os.PathLike[str]) -> str:
-    """Return the text of all pages in a folder of :meth:`Studies.write`, the summary first.
-
-    Empty if there is no such folder.
-    """
-    files = sorted(Path(folder).glob("*.md"), key=lambda file: (file.name != INDEX, file.name))
-    return "\n\n".join(file.read_text(errors="replace") for file in files)
 
 
 def _file(paper: str) -> str:
@@ -196,7 +201,6 @@ def studies(
     run: Callable[[Path], StudyResult],
     *,
     size: StudySizeName = "small",
-    pages: str = "",
 ) -> Studies:
     """Run studies one after the other.
 
@@ -204,11 +208,10 @@ def studies(
         paths: Study files, or folders of them.
         run: Runs one of them.
         size: The size; studies that do not have it are listed and not run.
-        pages: What was written before (:func:`written_before`): studies keep what it says while
-            fewer of their runs are there than were then.
 
     Raises:
-        SpecError: If a file is not there or cannot be understood.
+        SpecError: If a file is not there or cannot be understood, or a paper has more than three
+            primary claims.
         RunError: If none of them has the size, or two have the same name.
         DataError: If the data of none of them are there; else those that lack data are listed.
     """
@@ -225,6 +228,16 @@ def studies(
     if twice:
         files = " and ".join(map(str, twice))
         raise RunError("would be written into the same files: rename one", where=files)
+    primary = Counter(
+        spec.paper for spec in specs.values() for claim in spec.claims if claim.primary
+    )
+    for paper, many in primary.items():
+        if many > PRIMARY:
+            raise SpecError(
+                f"has {many} primary claims: name at most {PRIMARY} before the runs, and leave the "
+                "others exploratory",
+                where=paper,
+            )
     results: dict[Path, StudyResult] = {}
     lacking: dict[Path, str] = {}
     for path in having:
@@ -235,4 +248,4 @@ def studies(
             if len(lacking) == len(having):
                 raise
     others = {path: spec for path, spec in specs.items() if path not in results}
-    return Studies(size, results, others, lacking, earlier_studies(pages))
+    return Studies(size, results, others, lacking)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,15 @@ from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
 from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
-from archgraph.plain import digest
 from archgraph.processes.process import Died, Tell
 from archgraph.processes.workers import Workers
-from archgraph.reports.comparison import Figure, RunGroup, comparison
+from archgraph.reports.comparison import Figure, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES
 from archgraph.reports.runs import seconds
-from archgraph.studies.cell import SIGNS, address, finished, run_cell
-from archgraph.studies.paired import Paired, paired
+from archgraph.studies.cell import address, finished, run_cell
+from archgraph.studies.claims import StudyFinding
+from archgraph.studies.outcomes import paired
+from archgraph.studies.records import RunRecord, add_record, read_records, record_of
 from archgraph.studies.spec import (
     StudyCell,
     StudyClaim,
@@ -52,36 +54,15 @@ class StudyRun:
     seed: int
     folder: Path
 
-
-@dataclass(frozen=True)
-class StudyFinding:
-    """What came of one claim in one place of the table.
-
-    Attributes:
-        claim: What is claimed, in words.
-        where: The column; of columns that are compared, the row and the rest of their names.
-        figure: By which figure.
-        paired: Differences by seed; None: a cell is missing.
-    """
-
-    claim: str
-    where: str
-    figure: str
-    paired: Paired | None
+    @property
+    def address(self) -> str:
+        """Stands for all that decides the run's figures, and its seed."""
+        return self.folder.name
 
     @property
-    def verdict(self) -> str:
-        """Holds, does not hold, undecided (which way, and after how many seeds) or not measured."""
-        if self.paired is None:
-            return "not measured"
-        if self.paired.verdict != "undecided":
-            return self.paired.verdict
-        if self.paired.std is None:
-            return "undecided: one seed"
-        needed = self.paired.needed
-        against = " against it" if self.paired.mean < 0 else ""
-        many = f"{needed} seeds" if needed else "more than 1000 seeds"
-        return f"undecided: {many} would decide{against}"
+    def weights(self) -> tuple[str, ...]:
+        """Measures that are read from the run's final weights."""
+        return tuple(f.measure for f in self.cell.figures.values() if of_weights(f.measure))
 
 
 @dataclass(frozen=True)
@@ -93,7 +74,7 @@ class StudyResult:
         size: In which size.
         runs: All of its runs, finished or not.
         waiting: Cells whose strategy is not there yet.
-        groups: The finished runs of a cell, by row and column.
+        records: What the finished runs left, by address.
         failed: Why a run ended, by its folder.
     """
 
@@ -101,30 +82,54 @@ class StudyResult:
     size: StudySizeName
     runs: tuple[StudyRun, ...]
     waiting: tuple[StudyCell, ...]
-    groups: Mapping[tuple[str, str], Mapping[str, RunGroup]]
+    records: Mapping[str, RunRecord]
     failed: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
-        """Finished runs, as far as they were when they were read."""
-        read = {
-            cell: {log.folder for group in of.values() for log in group.runs}
-            for cell, of in self.groups.items()
+        """Finished runs; one that several cells share is counted in each."""
+        return sum(one.address in self.records for one in self.runs)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that each finished run took, by its address."""
+        logs = {one.address: self.records[one.address].log for one in self._finished}
+        return {name: sum(seconds(log.figures).values()) for name, log in logs.items()}
+
+    @property
+    def _finished(self) -> list[StudyRun]:
+        return [one for one in self.runs if one.address in self.records]
+
+    @functools.cached_property
+    def groups(self) -> Mapping[tuple[str, str], Mapping[str, RunGroup]]:
+        """The finished runs of a cell as one group for each of its figures, by row and column."""
+        # Cells of several columns may be the same runs.
+        read = functools.cache(self._compared)
+        cells: dict[tuple[str, str], tuple[StudyCell, list[str]]] = {}
+        for one in self._finished:
+            key = one.cell.row, one.cell.column
+            cells.setdefault(key, (one.cell, []))[1].append(one.address)
+        return {
+            key: {
+                name: self._measured(read(tuple(names), figure.last), figure.measure)
+                for name, figure in cell.figures.items()
+            }
+            for key, (cell, names) in cells.items()
         }
-        return sum(r.folder in read.get((r.cell.row, r.cell.column), ()) for r in self.runs)
 
-    @property
-    def seconds(self) -> dict[Path, float]:
-        """Seconds that each finished run took, by its folder."""
-        logs = (log for of in self.groups.values() for group in of.values() for log in group.runs)
-        return {log.folder: sum(seconds(log.figures).values()) for log in logs}
+    def _compared(self, names: Sequence[str], last: float | None) -> RunGroup:
+        # Seeds of one cell are one group: `address` tells apart all that `compare_logs` does.
+        logs = [self.records[name].log for name in names]
+        return compare_logs(logs, tiers=True, last=last).groups[0]
 
-    @property
-    def stamp(self) -> str:
-        """Stands for the runs of this size, what is read from them, and the claims."""
-        runs = {f"{one.cell.row} | {one.cell.column} | {one.folder.name}" for one in self.runs}
-        said = self.spec.model_dump(mode="json", include={"figures", "published", "claims"})
-        return digest({"runs": sorted(runs), **said})[:SIGNS]
+    def _measured(self, group: RunGroup, measure: str) -> RunGroup:
+        """Add what was read from the final weights of the runs, if the measure is of them."""
+        if not of_weights(measure):
+            return group
+        values = [self.records[log.folder.name].weights.get(measure) for log in group.runs]
+        known = tuple(value for value in values if value is not None)
+        figures = {measure: Figure(known)} if len(known) == len(values) else {}
+        return dataclasses.replace(group, figures={**group.figures, **figures})
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
         """Return a figure of a cell by seed, as papers print it; empty if there is none yet.
@@ -138,8 +143,7 @@ class StudyResult:
         measured = group.figures.get(measure)
         if measured is None:
             return {}
-        # `worst_accuracy`, `tier.small.matched`: the last word says what is counted.
-        factor = 100 if measure.replace(".", "_").split("_")[-1] in SHARES else 1
+        factor = 100 if _last_word(measure) in SHARES else 1
         pairs = zip(group.seeds, measured.values, strict=True)
         return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
 
@@ -173,10 +177,42 @@ class StudyResult:
             other = next(name for name in claim.others if name in columns[second[1]])
             same = (part for part in columns[first[1]] if part not in ("", claim.better))
             where = "; ".join((first[0], *same))
-        more = self.spec.read[figure].better == "more"
-        statistic = paired([ours[s] for s in common], [theirs[s] for s in common], more=more)
-        title = f"{claim.better} better than {other}"
-        return StudyFinding(title, where, figure, statistic if common else None)
+        shown = self._figures[first][figure] if first in self._figures else self.spec.read[figure]
+        pairs = [ours[seed] for seed in common], [theirs[seed] for seed in common]
+        margin = _margin(shown, pairs[1])
+        statistic = paired(*pairs, more=shown.better == "more", margin=margin)
+        return StudyFinding(
+            self.spec.study,
+            f"{claim.better} better than {other}",
+            where,
+            figure,
+            statistic if common else None,
+            claim.primary,
+            claim.not_counted or "",
+            (f"{shown.measure}@{shown.last}", *(self._addresses(*at) for at in (first, second))),
+        )
+
+    def _addresses(self, row: str, column: str) -> tuple[str, ...]:
+        """Return the runs of a cell, whatever their seed, in order."""
+        cells = (one for one in self.runs if (one.cell.row, one.cell.column) == (row, column))
+        return tuple(one.address for one in cells)
+
+
+def _last_word(measure: str) -> str:
+    """Return what a measure counts: `worst_accuracy` and `tier.small.matched` say it last."""
+    return measure.replace(".", "_").split("_")[-1]
+
+
+def _margin(figure: StudyFigure, others: Sequence[float]) -> float | None:
+    """Return the difference below which methods count as equivalent, as the figure is printed."""
+    if figure.margin is not None:
+        return figure.margin
+    match _last_word(figure.measure):
+        case "perplexity" if others:
+            return 0.02 * abs(statistics.fmean(others))
+        case word if word in SHARES:
+            return 1.0
+    return None
 
 
 def study(
@@ -190,13 +226,16 @@ def study(
     only_read: bool = False,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
     """Run what is missing of a study, and put what was measured beside what was published.
 
     Every run is an ordinary run folder under ``out/runs``, named after what decides its figures:
-    equal runs of several studies are one. Runs that are done are not run again and those that were
-    cut off go on after their last checkpoint, so the same call goes on where it stopped.
+    equal runs of several studies are one. A finished run leaves a line in a file of ``records``
+    (:class:`~archgraph.studies.records.RunRecord`), from which everything is computed: its folder
+    may go, and it is not run again. Runs that were cut off go on after their last checkpoint, so
+    the same call goes on where it stopped.
 
     Args:
         file: A study file, or what was read from one.
@@ -209,6 +248,7 @@ def study(
         only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
             ``leave_out``; empty: all.
         seeds: Run these seeds of the study only; empty: all.
+        records: Folder of what finished runs leave. Default: ``out/records``.
         notify: Hears a line about every run.
 
     Raises:
@@ -231,11 +271,62 @@ def study(
         for one in runs
         if (one.cell.row, one.cell.column) in asked and (not seeds or one.seed in seeds)
     ]
-    failed = {} if only_read else dict(_missing(chosen, workers, data_root, python, notify))
+    ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records), python)
+    ledger.collect(runs, data_root)
+    failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
+    ledger.collect(runs, data_root)
     waiting = tuple(cell for cell in every if cell.experiment is None)
-    # Several measures of a run read the same weights.
-    weights = functools.cache(lambda folder: FinalWeights(folder, data_root, python))
-    return StudyResult(spec, size, runs, waiting, _groups(runs, weights), failed)
+    return StudyResult(spec, size, runs, waiting, ledger.records, failed)
+
+
+class _Ledger:
+    """The records of a study while it runs."""
+
+    def __init__(self, spec: StudySpec, folder: Path, python: bool) -> None:
+        self.spec, self.folder, self.python = spec, folder, python
+        self.name = Path(spec.document_of(("study",)).file).stem
+        self.records = read_records(folder)
+
+    def collect(self, runs: Sequence[StudyRun], data_root: str | os.PathLike[str] | None) -> None:
+        """Record the finished run folders that have no record, or lack a measure of weights."""
+        for one in runs:
+            if not self.complete(one) and _ended(one):
+                # Models of one run start from common weights: the second of two that are compared
+                # is that of the next seed, so all seeds have to be there.
+                key = one.cell.row, one.cell.column
+                cell = [r for r in runs if (r.cell.row, r.cell.column) == key]
+                if one.weights and not all(map(_ended, cell)):
+                    continue
+                other = cell[(cell.index(one) + 1) % len(cell)] if len(cell) > 1 else None
+                self.add(one, self._of_weights(one, other, data_root))
+
+    def complete(self, one: StudyRun) -> bool:
+        """Return whether a run's record has all that its cell shows."""
+        record = self.records.get(one.address)
+        return record is not None and record.weights.keys() >= set(one.weights)
+
+    def add(self, one: StudyRun, weights: Mapping[str, float]) -> None:
+        """Record a finished run."""
+        record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column, weights)
+        self.records = {**self.records, record.run: record}
+        add_record(self.folder, self.name, record)
+
+    def _of_weights(
+        self, one: StudyRun, other: StudyRun | None, data_root: str | os.PathLike[str] | None
+    ) -> dict[str, float]:
+        if not one.weights:
+            return {}
+        mine, theirs = (
+            None if run is None else FinalWeights(run.folder, data_root, self.python)
+            for run in (one, other)
+        )
+        assert mine is not None
+        values = {measure: mine.read(measure, theirs) for measure in one.weights}
+        return {measure: value for measure, value in values.items() if value is not None}
+
+
+def _ended(one: StudyRun) -> bool:
+    return one.cell.experiment is not None and finished(one.folder, one.cell.experiment)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:
@@ -278,6 +369,7 @@ def chosen_cells(
 
 def _missing(
     runs: Sequence[StudyRun],
+    ledger: _Ledger,
     workers: int,
     data_root: str | os.PathLike[str] | None,
     python: bool,
@@ -286,7 +378,7 @@ def _missing(
     """Run what is not done; yield which runs failed, and why."""
     left: dict[Path, StudyRun] = {}
     for one in runs:
-        if one.cell.experiment is not None and not finished(one.folder, one.cell.experiment):
+        if not ledger.complete(one) and not _ended(one):
             left.setdefault(one.folder, one)
     total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
@@ -309,6 +401,8 @@ def _missing(
         notify(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
+        elif not one.weights:  # at once: a study that is killed keeps what is done
+            ledger.add(one, {})
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
@@ -350,36 +444,3 @@ def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> 
     except Exception as error:  # a fault in one run must not lose the others
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _groups(
-    runs: Sequence[StudyRun], weights: Callable[[Path], FinalWeights]
-) -> dict[tuple[str, str], dict[str, RunGroup]]:
-    """Return the finished runs of a cell together; those of equal cells are read once."""
-    # Seeds of one cell are one group: `address` tells apart all that `comparison` does.
-    read = functools.cache(lambda paths, last: comparison(paths, tiers=True, last=last).groups[0])
-    cells: dict[tuple[str, str], tuple[StudyCell, list[Path]]] = {}
-    for one in runs:
-        experiment = one.cell.experiment
-        if experiment is not None and finished(one.folder, experiment):
-            cells.setdefault((one.cell.row, one.cell.column), (one.cell, []))[1].append(one.folder)
-    return {
-        key: {
-            name: _measured(read(tuple(folders), figure.last), figure.measure, weights)
-            for name, figure in cell.figures.items()
-        }
-        for key, (cell, folders) in cells.items()
-    }
-
-
-def _measured(group: RunGroup, measure: str, weights: Callable[[Path], FinalWeights]) -> RunGroup:
-    """Add to runs what a measure reads from their final weights, if it does."""
-    if not of_weights(measure):
-        return group
-    read = [weights(log.folder) for log in group.runs]
-    # Models of one run start from common weights: the second one is that of the next seed.
-    others = [*read[1:], read[0]] if len(read) > 1 else [None]
-    values = [run.read(measure, other) for run, other in zip(read, others, strict=True)]
-    known = tuple(value for value in values if value is not None)
-    figures = {measure: Figure(known)} if len(known) == len(values) else {}
-    return dataclasses.replace(group, figures={**group.figures, **figures})

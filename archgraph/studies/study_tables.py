@@ -10,23 +10,34 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archgraph.files import write
-from archgraph.reports.comparison import Comparison
-from archgraph.reports.group_tables import shared_sheet
 from archgraph.reports.page import html_page, image
 from archgraph.reports.plots import picture, seed_curves
 from archgraph.reports.runs import Log
+from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
-from archgraph.studies.earlier import BEGIN, END, EarlierStudy
-from archgraph.studies.paired import LEVEL
+from archgraph.studies.claims import SEEDS, Judged, judge
+from archgraph.studies.outcomes import LEVEL, POWER
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
-CHANGED = "The study's file has changed since: this is what it was then."
+NOTE = (
+    "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
+    "Primary claims have a verdict, with p corrected (Holm) over all that share runs, level "
+    f"{LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two one-sided tests within "
+    "the margin), undecided. Detectable: the true difference that so many seeds find in "
+    f"{100 * POWER:.0f} % of cases"
+)
 
 
-def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Tabulate measured beside published, claims, and what is missing; without empty tables."""
-    tables = (*_figures(result), _claims(result), _missing(result))
+def study_tables(result: StudyResult, judged: Sequence[Judged] | None = None) -> tuple[Table, ...]:
+    """Tabulate measured beside published, claims, and what is missing; without empty tables.
+
+    Args:
+        result: What was measured.
+        judged: The study's claims as judged among those of other studies. Default: by themselves.
+    """
+    judged = judge(result.findings) if judged is None else judged
+    tables = (*_figures(result), _claims(result, judged), _missing(result))
     return tuple(table for table in tables if table.rows)
 
 
@@ -45,24 +56,12 @@ def study_csv(result: StudyResult) -> str:
     return as_csv(heads, rows)
 
 
-def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> str:
-    """Format the tables as Markdown, under the study's name.
-
-    Args:
-        result: What was measured.
-        earlier: What a page says; stands in the place of the tables.
-    """
-    *about, done = _about(result)
-    measured, stamp = [done], result.stamp
-    for table in study_tables(result):
-        measured += [f"**{table.title}**", table.markdown()]
-    if earlier is not None:
-        measured, stamp = [earlier.body], earlier.stamp
-    changed = [CHANGED] if stamp != result.stamp else []
-    texts = [BEGIN.format(size=result.size, stamp=stamp), *measured, END, *changed]
-    findings = _findings(result, earlier)
-    every = (f"## {result.spec.study}", *filter(None, about), *texts, *findings)
-    return "\n\n".join(every) + "\n"
+def study_markdown(result: StudyResult, judged: Sequence[Judged] | None = None) -> str:
+    """Format the tables as Markdown, under the study's name; see :func:`study_tables`."""
+    texts = [f"## {result.spec.study}", *filter(None, _about(result))]
+    for table in study_tables(result, judged):
+        texts += [f"**{table.title}**", table.markdown()]
+    return "\n\n".join((*texts, *_findings(result))) + "\n"
 
 
 def study_page(result: StudyResult) -> str:
@@ -85,12 +84,17 @@ def study_page(result: StudyResult) -> str:
 
 
 def _settings(result: StudyResult) -> Iterator[str]:
-    """Yield the settings that all finished runs have in common."""
-    each = (next(iter(of.values())) for of in result.groups.values() if of)
-    groups = {tuple(log.folder for log in group.runs): group for group in each}
-    if groups:
+    """Yield the settings that are not the defaults and are the same in all finished runs."""
+    experiments = [
+        one.cell.experiment
+        for one in result.runs
+        if one.address in result.records and one.cell.experiment is not None
+    ]
+    if experiments:
+        first, *others = ([(s.key, s.value) for s in differing(spec)] for spec in experiments)
+        rows = [(k, said(v)) for k, v in first if all((k, v) in other for other in others)]
         yield "<h2>Settings of all runs</h2>"
-        yield shared_sheet(Comparison(tuple(groups.values()), ())).html()
+        yield Table("", ("setting", "value"), tuple(rows)).html()
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
@@ -125,9 +129,9 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     return result.spec.about, result.spec.sizes[result.size].about, done
 
 
-def _findings(result: StudyResult, earlier: EarlierStudy | None = None) -> tuple[str, ...]:
+def _findings(result: StudyResult) -> tuple[str, ...]:
     """Return what the file says about this size's figures, once there are any."""
-    return result.spec.sizes[result.size].findings if result.done or earlier else ()
+    return result.spec.sizes[result.size].findings if result.done else ()
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:
@@ -171,26 +175,25 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def _claims(result: StudyResult) -> Table:
+def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
     rows = []
-    for one in result.findings:
-        statistic = (NOTHING, NOTHING, NOTHING)
-        if one.paired is not None:
-            std, p = one.paired.std, one.paired.p
-            digits = result.spec.read[one.figure].digits
-            mean = f"{one.paired.mean:+.{digits}f}"
-            mean += "" if std is None else f" ± {std:.{digits}f}"
-            seeds = str(len(one.paired.differences))
-            statistic = (mean, seeds, NOTHING if p is None else f"{p:.3f}")
-        rows.append((one.claim, one.where, one.figure, *statistic, one.verdict))
+    for one in judged:
+        finding, digits = one.finding, result.spec.read[one.finding.figure].digits
+        cells = (NOTHING,) * 6
+        if (paired := finding.paired) is not None:
+            low, high = paired.interval or (None, None)
+            cells = (
+                f"{paired.mean:+.{digits}f}",
+                NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
+                str(len(paired.differences)),
+                NOTHING if one.p is None else f"{one.p:.3f}",
+                NOTHING if paired.margin is None else f"{paired.margin:.{digits}f}",
+                NOTHING if paired.detectable is None else f"{paired.detectable:.{digits}f}",
+            )
+        rows.append((finding.claim, finding.where, finding.figure, *cells, one.text))
+    heads = ("difference", "interval", "seeds", "p", "margin", "detectable", "verdict")
     return Table(
-        "Claims",
-        ("claim", "where", "by", "difference", "seeds", "p", "verdict"),
-        tuple(rows),
-        frozenset({3, 4, 5}),
-        note=f"paired t test over the seeds, level {LEVEL:g} on each side, not corrected for the "
-        "number of claims; p is one-sided; a difference is positive where the claim holds; does "
-        "not hold: the opposite order at that level, or equal in every seed",
+        "Claims", ("claim", "where", "by", *heads), tuple(rows), frozenset(range(3, 9)), note=NOTE
     )
 
 

@@ -24,11 +24,11 @@ from archgraph.errors import RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
 from archgraph.studies import files as study_files
+from archgraph.studies.records import read_records
 from archgraph.studies.spec import cells, load_study
-from archgraph.studies.studies import studies, written_before
+from archgraph.studies.studies import studies
 from archgraph.studies.study import StudyResult
 from archgraph.studies.study_tables import (
-    CHANGED,
     study_csv,
     study_markdown,
     study_page,
@@ -100,7 +100,7 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
     mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
     assert table.rows[0][1] == f"{mean:.2f} ± {spread:.2f} (90)"
     assert claims.rows[0][:3] == ("HeteroFL better than Standalone", "clean", "average")
-    assert claims.rows[0][4] == "2"
+    assert claims.rows[0][5] == "2" and claims.rows[0][-1] == "exploratory"
 
 
 def test_some_cells_and_seeds_can_be_run_alone(place: Path):
@@ -205,7 +205,7 @@ def test_a_claim_of_columns_names_the_other_one_and_what_they_share(
         for other in ("0 %", "20 %")
         for part in ("IID", "again")
     ]
-    assert [one.verdict == "does not hold" for one in found[:2]] == [True, True]  # the same runs
+    assert all(one.paired and not any(one.paired.differences) for one in found[:2])  # the same runs
 
 
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
@@ -430,11 +430,8 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert both.seconds == pytest.approx(sum(result.seconds.values()), rel=1e-12)
     assert len(result.seconds) == 8 and all(value > 0 for value in result.seconds.values())
     first = both.summary().rows[0]
-    verdicts = [one.verdict.split(":")[0] for one in result.findings]
     assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
-    assert first[4:] == tuple(
-        str(verdicts.count(v)) for v in ("holds", "does not hold", "undecided", "not measured")
-    )
+    assert first[4:] == ("0", "0", "0", "0", "0", "2")  # no claim is primary
     text = {file.name: file.read_text() for file in pages.iterdir()}
     assert text == both.pages() and set(text) == {"index.md", "somebody.md", "another.md"}
     assert "| Somebody, Table 3 | Needs what nobody has. |" in text["index.md"]
@@ -457,53 +454,48 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
 
 
-def test_pages_keep_what_is_no_longer_there(
-    result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Runs that are gone leave the tables, claims, hours and findings that the pages have."""
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "folder").mkdir()
-    file, pages = tmp_path / "folder" / "a.yaml", tmp_path / "pages"
-    told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
+def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Path):
+    """Without a run folder and without data, the same figures, verdicts, tables and plots."""
+    records = tmp_path / "records"
+    shutil.copytree(place / "out" / "records", records)
+    heard: list[str] = []
+    words: dict[str, Any] = {"out": tmp_path / "gone", "records": records}
+    again = ag.study(place / "table1.yaml", data_root=tmp_path, notify=heard.append, **words)
+    assert heard == ["8 of 8 runs done before"] and again.done == 8
+    assert not (tmp_path / "gone").exists()  # nothing was run
+    assert study_tables(again) == study_tables(result)
+    assert study_csv(again) == study_csv(result)
+    assert study_page(again) == study_page(result)
+    assert again.seconds == result.seconds
+    record = next(iter(read_records(records).values()))
+    assert record.clients == {"small": 1, "large": 1}
+    assert {"processor", "threads", "torch", "archgraph", "commit", "date"} <= record.made.keys()
+    # Other settings are other runs: what was recorded of the old ones does not count.
+    (tmp_path / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.3"))
+    assert ag.study(tmp_path / "unlike.yaml", only_read=True, **words).done == 0
 
-    def written(out: Path, *more: str) -> str:
-        words = ["study", str(file), "--only-read", "--out", str(out), "-o", str(pages), *more]
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        return written_before(pages)
 
-    file.write_text(told)
-    whole, gone = written(place / "out"), tmp_path / "gone"
-    kept = written(gone)
-    tables = whole[whole.index("<!-- measured") : whole.index("<!-- /measured")]
-    assert tables in kept and "Both are alike." in kept and "8 of 8 cells done" in tables
-    assert "| Somebody, Table 1 * |" not in kept and "| 8 of 8 * |" in kept
-    assert "as these pages had it" in kept and "as these pages had it" not in whole
-    assert written(gone) == kept  # again, and nothing changes
-    hours = studies(
-        [file.parent], lambda file: ag.study(file, out=gone, only_read=True), pages=whole
-    )
-    assert hours.seconds == pytest.approx(sum(result.seconds.values()), abs=30.0)  # half a minute
-    assert written(place / "out") == whole  # the runs are back
-    file.write_text(told.replace("Both are alike.", "They are not."))
-    assert "They are not." in written(gone) and CHANGED not in written_before(pages)
-    file.write_text(told.replace("lr: 0.1", "lr: 0.3"))
-    changed = written(gone)
-    assert CHANGED in changed and tables in changed and written(gone) == changed
-    # of a study that has changed, one run of now is worth more than all of then
-    shutil.copytree(place / "out", tmp_path / "some")
-    file.write_text(told.replace("seeds: [0, 1]", "seeds: [0, 2]"))
-    now = written(tmp_path / "some")
-    assert CHANGED not in now and "4 of 8 cells done" in now and tables not in now
-    # and of one that has not, the fuller: here half of the runs are lost
-    file.write_text(told)
-    written(place / "out")
-    for lost in (tmp_path / "some" / "runs").glob("*-seed1"):
-        shutil.rmtree(lost)
-    assert tables in written(tmp_path / "some")
-    for page in pages.iterdir():
-        page.write_text("something else")
-    assert "4 of 8 cells done" in written(tmp_path / "some")
+def test_records_are_read_whole_or_not_at_all(place: Path, result: StudyResult, tmp_path: Path):
+    [file] = (place / "out" / "records").glob("table1.jsonl")
+    good = file.read_text()
+    (tmp_path / "a.jsonl").write_text(good + '{"run": "cut off')
+    with pytest.raises(RunError, match=r"a\.jsonl:9: damaged line"):
+        read_records(tmp_path)
+    first = json.loads(good.splitlines()[0])
+    first["rounds"][-1]["evaluation"]["models"]["small"]["accuracy"] = 0.123
+    (tmp_path / "a.jsonl").write_text(good)
+    (tmp_path / "b.jsonl").write_text(json.dumps(first) + "\n")
+    with pytest.raises(RunError, match=r"b\.jsonl:1: the same run with other figures"):
+        read_records(tmp_path)
+
+
+def test_a_paper_has_three_primary_claims_at_most(tmp_path: Path):
+    claim = "{better: HeteroFL, than: Standalone, by: average, primary: true}"
+    for number in range(2):
+        text = re.sub(r"claims: .*", f"claims: [{claim}, {claim}]", STUDY)
+        (tmp_path / f"{number}.yaml").write_text(text.replace("Table 1", f"Table {number}"))
+    with pytest.raises(SpecError, match="Somebody: has 4 primary claims: name at most 3"):
+        studies([tmp_path], lambda file: pytest.fail("nothing is run"))
 
 
 def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):

@@ -1,0 +1,73 @@
+"""A run in few lines: the tests with their figures, and what the rounds between them spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from archgraph.plain import Json
+from archgraph.record.points import REPORTS, TESTS
+from archgraph.record.traffic import traffic
+
+# Digits of a figure: more than any table prints, and few enough to keep a line short.
+DIGITS = 6
+
+
+def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
+    """Yield a line for each tested round, with what all rounds since the last test spent.
+
+    :func:`archgraph.record.points.points` reads these lines as it reads those of a run: every
+    figure of a test is the same, and sums over all rounds are (seconds, bytes, MACs, lost updates).
+
+    1. Rows of single clients become their number, and bytes their sum.
+    2. Rounds up to the next test, or to the end, are added to its line; of MACs of one pass over
+       the data, which FedFA calls MACE, the largest counts.
+    3. Figures are rounded to six significant digits.
+
+    Example:
+        >>> lines = [
+        ...     {"round": 1, "failed": [{"client": 0}], "seconds": {"total": 1.0}},
+        ...     {"round": 2, "seconds": {"total": 2.0}, "evaluation": {"models": {}}},
+        ... ]
+        >>> list(condensed(lines))[0]["seconds"], list(condensed(lines))[0]["failed"]
+        ({'total': 3.0}, 1)
+    """
+    since: list[Mapping[str, Json]] = []
+    for line in lines:
+        since.append(line)
+        if any(line.get(key) for key in TESTS):
+            yield _rounded(_added(since))
+            since = []
+    if since:
+        yield _rounded(_added(since))
+
+
+def _added(lines: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    last = lines[-1]
+    line: dict[str, Json] = {"round": last["round"]}
+    for key in REPORTS:  # 1
+        rows = [each.get(key) or () for each in lines]
+        line[key] = sum(of if isinstance(of, int) else len(of) for of in rows)
+    travelled = [traffic(each) for each in lines]
+    if all(travelled):
+        line |= {way: sum(each[way] for each in travelled) for way in travelled[0]}
+    line["seconds"] = _sums([each.get("seconds") or {} for each in lines])  # 2
+    if macs := [each["macs"] for each in lines if each.get("macs")]:
+        line["macs"] = _sums(macs) | {"epoch": max(each["epoch"] for each in macs)}
+    # What an attack or a bound on privacy adds, and why a run ended, stands in its last line.
+    return line | {key: last[key] for key in (*TESTS, "privacy", "stopped") if last.get(key)}
+
+
+def _sums(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: sum(row.get(key, 0) for row in rows) for row in rows for key in row}
+
+
+def _rounded(value: Json) -> Json:
+    match value:
+        case float():
+            return float(f"{value:.{DIGITS}g}")
+        case dict():
+            return {key: _rounded(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_rounded(item) for item in value]
+        case _:
+            return value

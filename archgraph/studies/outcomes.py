@@ -1,0 +1,243 @@
+"""What a difference between two methods says: an interval, two tests and one of five outcomes.
+
+The rules are fixed before the runs, in the study's file: which comparisons are primary, and below
+which difference two methods count as equivalent. Intervals and p values are two-sided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+Outcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
+OUTCOMES: tuple[Outcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
+
+# Two-sided level of every test, and of the correction over primary claims that share runs.
+LEVEL = 0.05
+# Probability with which a study finds a difference of the size that it calls detectable.
+POWER = 0.8
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences between two methods under the same seeds.
+
+    The differences are taken as independent draws from one normal distribution. With mean d,
+    standard deviation s and n seeds, t = d √n / s follows Student's distribution with n - 1 degrees
+    of freedom if the methods are equal. Source: Student, *The probable error of a mean*,
+    Biometrika 6, 1908.
+
+    Attributes:
+        differences: By seed, in the direction of the claim: positive where it holds.
+        margin: Difference, in the measure's own unit, below which the methods count as equivalent;
+            None: the study does not say.
+        resampled: Standard deviation of the mean when seeds and test examples are drawn again
+            together (:func:`resampled`), for small test sets; None: seeds alone.
+    """
+
+    differences: tuple[float, ...]
+    margin: float | None = None
+    resampled: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean of the differences."""
+        return statistics.fmean(self.differences)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the sample (n - 1), or None for a single seed."""
+        return statistics.stdev(self.differences) if len(self.differences) > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean: over seeds, or over seeds and examples if that is larger."""
+        if self.std is None:
+            return None
+        return max(self.std / math.sqrt(len(self.differences)), self.resampled or 0.0)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the mean; None for a single seed.
+
+        Example:
+            >>> low, high = Paired((1.0, 2.0, 3.0)).interval
+            >>> round(low, 2), round(high, 2)
+            (-0.48, 4.48)
+        """
+        if self.error is None:
+            return None
+        from scipy.special import stdtrit  # 0.1 s, which most commands do not need
+
+        half = float(stdtrit(self._freedom, 1 - LEVEL / 2)) * self.error
+        return self.mean - half, self.mean + half
+
+    @property
+    def p(self) -> float | None:
+        """Probability of a |t| as large, or larger, if the methods are equal (two-sided).
+
+        Example:
+            >>> round(Paired((1.0, 2.0, 3.0)).p, 4)
+            0.0742
+        """
+        below = self._below(0.0)
+        return None if below is None else min(2 * min(below, 1 - below), 1.0)
+
+    @property
+    def p_equivalent(self) -> float | None:
+        """Larger p of the two one-sided tests that the mean lies within the margin.
+
+        Source: Schuirmann, *A comparison of the two one-sided tests procedure and the power
+        approach*, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.
+
+        Example:
+            >>> round(Paired((0.1, -0.1, 0.0), margin=1.0).p_equivalent, 4)
+            0.0017
+        """
+        if self.margin is None or self.error is None:
+            return None
+        above, below = self._below(self.margin), self._below(-self.margin)
+        assert above is not None and below is not None
+        return max(1 - above, below)
+
+    @property
+    def detectable(self) -> float | None:
+        """Smallest true difference that so many seeds find with a probability of 80 %.
+
+        It follows from the spread that was measured; None for a single seed.
+
+        Example:
+            >>> round(Paired((1.0, 2.0, 3.0)).detectable, 2)
+            3.26
+        """
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return 0.0
+        from scipy.optimize import brentq
+        from scipy.special import stdtrit
+        from scipy.stats import nct
+
+        bound = float(stdtrit(self._freedom, 1 - LEVEL / 2))
+
+        def missing(shift: float) -> float:
+            """Return how much of the power a true mean of `shift` standard errors lacks."""
+            return POWER - float(nct.sf(bound, self._freedom, shift))
+
+        return self.error * float(brentq(missing, 0.0, 4 * bound + 10))
+
+    def outcome(self, p: float | None = None) -> Outcome:
+        """Return what follows from the differences.
+
+        Args:
+            p: The p value after a correction for several claims (:func:`holm`). Default: the
+                comparison's own.
+
+        Example:
+            >>> [Paired(d, margin=1.0).outcome() for d in ((9.0, 9.5, 9.2), (-3.0, -3.1, -3.2))]
+            ['holds', 'against']
+            >>> [Paired(d, margin=1.0).outcome() for d in ((0.1, 0.0, -0.1), (5.0, -5.0), (1.0,))]
+            ['equivalent', 'undecided', 'undecided']
+        """
+        p = self.p if p is None else p
+        if p is not None and p < LEVEL:
+            return "holds" if self.mean > 0 else "against"
+        within = self.p_equivalent
+        return "equivalent" if within is not None and within < LEVEL else "undecided"
+
+    @property
+    def _freedom(self) -> int:
+        return len(self.differences) - 1
+
+    def _below(self, value: float) -> float | None:
+        """Return the probability that a true mean of `value` gives a mean of at least this one."""
+        if self.error is None:
+            return None
+        gap = self.mean - value
+        if self.error == 0:  # equal in every seed: the limit of ever smaller deviations
+            return 0.5 if gap == 0 else float(gap < 0)
+        from scipy.special import stdtr
+
+        # Of the other sign instead of 1 - stdtr: a small probability keeps its digits.
+        return float(stdtr(self._freedom, -gap / self.error))
+
+
+def paired(
+    better: Sequence[float],
+    other: Sequence[float],
+    *,
+    more: bool = True,
+    margin: float | None = None,
+) -> Paired:
+    """Return differences between two methods, seed by seed, positive where the first is better.
+
+    Args:
+        better: Figures of the method that is claimed to be better.
+        other: Those of the other one, under the same seeds.
+        more: Whether more is better.
+        margin: Difference below which they count as equivalent, in the figures' unit.
+
+    Raises:
+        ValueError: If there are not as many of both.
+    """
+    pairs = zip(better, other, strict=True)
+    return Paired(tuple((a - b) if more else (b - a) for a, b in pairs), margin)
+
+
+def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
+    """Correct p values so that one false verdict among all of them is as rare as the level says.
+
+    The smallest of m values is multiplied by m, the next by m - 1, and so on; none becomes smaller
+    than the one before it. Source: Holm, *A simple sequentially rejective multiple test procedure*,
+    Scandinavian Journal of Statistics 6, 1979.
+
+    Example:
+        >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+        {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    corrected: dict[_Key, float] = {}
+    largest = 0.0
+    ordered = sorted(values.items(), key=lambda item: item[1])
+    for rank, (key, p) in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(values) - rank) * p))
+        corrected[key] = largest
+    return {key: corrected[key] for key in values}
+
+
+def resampled(
+    better: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]], *, draws: int = 2000
+) -> float:
+    """Return the standard deviation of a mean difference in per cent over seeds and examples.
+
+    1. Draw as many seeds as there are, with replacement.
+    2. Draw as many test examples as there are, the same for both methods and all seeds.
+    3. Average the differences of correct answers; repeat, and take the deviation.
+
+    Args:
+        better: Whether each test example was answered correctly ``[seed, example]``.
+        other: The same of the other method, with the same seeds and examples.
+        draws: Repetitions; they are drawn from a fixed seed.
+    """
+    import numpy as np
+
+    gaps = np.asarray(better, np.int8) - np.asarray(other, np.int8)
+    seeds, examples = gaps.shape
+    random = np.random.default_rng(0)
+    means = np.empty(draws)
+    for draw in range(draws):
+        # Weights instead of copies: how often each seed and each example was drawn.
+        rows = np.bincount(random.integers(seeds, size=seeds), minlength=seeds)  # 1
+        columns = np.bincount(random.integers(examples, size=examples), minlength=examples)  # 2
+        means[draw] = rows @ gaps @ columns / (seeds * examples)  # 3
+    return float(100 * means.std(ddof=1))
+
+
+def with_examples(one: Paired, deviation: float) -> Paired:
+    """Return a comparison whose interval also covers the draw of the test examples."""
+    return dataclasses.replace(one, resampled=deviation)

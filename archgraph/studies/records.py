@@ -1,0 +1,167 @@
+"""What a finished run of a study leaves for good: one line of a tracked file, in text.
+
+Tables, verdicts and plots are computed from these lines alone, so they outlive the run folders, and
+a measure that is thought of later needs no new runs. A file holds the runs of one study; other
+studies that share a run read it there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pydantic
+from pydantic import ConfigDict
+
+from archgraph.engine.clients import read_clients
+from archgraph.errors import RunError
+from archgraph.plain import Json
+from archgraph.record.condense import condensed
+from archgraph.record.lines import brief
+from archgraph.record.proof import environment
+from archgraph.reports.comparison import settings_of
+from archgraph.reports.runs import Log, read_run
+
+SUFFIX = ".jsonl"
+
+
+class RunRecord(pydantic.BaseModel):
+    """A finished run.
+
+    Attributes:
+        run: Its address, which stands for all that decides its figures, and the seed.
+        study: Name of the study that ran it.
+        row: Its row there.
+        column: Its column there.
+        seed: Its seed.
+        settings: All that decides its figures but the seed, as plain values.
+        clients: Number of clients by tier.
+        rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
+        weights: Measures of its final weights, by name.
+        made: Processor, threads, versions, commit and date of the run.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    run: str
+    study: str
+    row: str
+    column: str
+    seed: int
+    settings: dict[str, Json]
+    clients: dict[str, int]
+    rounds: list[dict[str, Json]]
+    weights: dict[str, float] = {}
+    made: dict[str, Json]
+
+    @functools.cached_property
+    def log(self) -> Log:
+        """The run as tables and plots read it; there need not be a folder any more."""
+        # Two lines of what the run's file says: what names it, and nothing else is read of it.
+        name = ", ".join(filter(None, (self.study, self.row, self.column)))
+        settings = {**self.settings, "seed": self.seed}
+        return Log(Path(self.run), f"name: {name}\n", tuple(self.rounds), settings)
+
+
+def record_of(
+    folder: Path, study: str, row: str, column: str, weights: Mapping[str, float]
+) -> RunRecord:
+    """Return what is recorded of a finished run folder.
+
+    Args:
+        folder: The run folder, named after the run's address.
+        study: Name of the study.
+        row: Row of the cell.
+        column: Column of the cell.
+        weights: Measures of its final weights.
+
+    Raises:
+        RunError: If the folder is damaged.
+    """
+    log = read_run(folder)
+    settings = settings_of(log)
+    seed = settings.pop("seed")
+    clients = Counter(client.tier for client in read_clients(folder) if client.of is None)
+    return RunRecord(
+        run=folder.name,
+        study=study,
+        row=row,
+        column=column,
+        seed=seed,
+        settings=settings,
+        clients=dict(clients),
+        rounds=list(condensed(log.rounds)),
+        weights=dict(weights),
+        made=_made(),
+    )
+
+
+def _made() -> dict[str, Json]:
+    """Return where and when a run was recorded."""
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # an installed wheel has no history
+        commit = ""
+    return {
+        **environment(),
+        "archgraph": importlib.metadata.version("archgraph"),
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def read_records(folder: str | os.PathLike[str]) -> dict[str, RunRecord]:
+    """Return the records in all files of a folder, by the runs' addresses; empty without one.
+
+    Raises:
+        RunError: If a line is damaged, or two lines of one run differ in their figures.
+    """
+    records: dict[str, RunRecord] = {}
+    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            where = f"{path}:{number}"
+            try:
+                record = RunRecord.model_validate_json(text)
+            except ValueError as error:
+                raise RunError("damaged line", where=where, found=brief(error)) from error
+            before = records.setdefault(record.run, record)
+            if _figures(before) != _figures(record):
+                raise RunError(
+                    "the same run with other figures",
+                    where=where,
+                    found=record.run,
+                    hint="keep one of the two lines; runs repeat their figures on one processor",
+                )
+    return records
+
+
+def _figures(record: RunRecord) -> Json:
+    """Return what two records of one run have in common: no seconds."""
+    return [{**line, "seconds": None} for line in record.rounds]
+
+
+def add_record(folder: str | os.PathLike[str], name: str, record: RunRecord) -> None:
+    """Append a record to a study's file.
+
+    Args:
+        folder: Folder of the files.
+        name: Name of the study's own file, without its ending.
+        record: The run.
+    """
+    path = Path(folder) / f"{name}{SUFFIX}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One write of a complete line: a process that is killed leaves no half of one behind it.
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record.model_dump(mode="json"), ensure_ascii=False) + "\n")

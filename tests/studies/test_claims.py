@@ -1,0 +1,81 @@
+"""Which comparisons count, and how they are corrected together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archgraph.studies.claims import RULES, SEEDS, StudyFinding, judge
+from archgraph.studies.outcomes import Paired, holm
+
+CLEAR = Paired((5.0, 5.5, 6.0, 5.2, 5.8), margin=1.0)
+NOISY = Paired((5.0, -5.5, 6.0, -5.2, 0.8), margin=1.0)
+EQUAL = Paired((0.1, -0.1, 0.05, -0.05, 0.0), margin=1.0)
+
+
+def finding(paired: Paired | None, name: str = "a", **more: object) -> StudyFinding:
+    runs = ("accuracy", (f"{name}-ours",), (f"{name}-theirs",))
+    values: dict[str, object] = {"primary": True, "runs": runs, **more}
+    return StudyFinding("Study 1", name, "", "f", paired, **values)  # type: ignore[arg-type]  # by name
+
+
+def test_each_comparison_has_one_outcome_or_a_reason():
+    few = Paired(CLEAR.differences[: SEEDS - 1], margin=1.0)
+    each = [
+        finding(CLEAR, "a"),
+        finding(Paired(tuple(-d for d in CLEAR.differences)), "b"),
+        finding(EQUAL, "c"),
+        finding(NOISY, "d"),
+        finding(few, "e"),
+        finding(None, "f"),
+        finding(CLEAR, "g", primary=False),
+        *(finding(CLEAR, rule, rule=rule) for rule in RULES),
+    ]
+    assert [one.text for one in judge(each)] == [
+        "holds",
+        "against",
+        "equivalent",
+        "undecided",
+        "undecided: 4 of 5 seeds",
+        "not measured",
+        "exploratory",
+        *(f"not counted: {text}" for text in RULES.values()),
+    ]
+
+
+def test_a_pair_of_runs_is_judged_once():
+    first, again = finding(CLEAR), finding(CLEAR)
+    turned = ("accuracy", first.runs[2], first.runs[1])
+    back = finding(Paired(tuple(-d for d in CLEAR.differences)), runs=turned)
+    other = finding(CLEAR, runs=("loss", *first.runs[1:]))  # another measure of the same runs
+    texts = [one.text for one in judge([first, again, back, other])]
+    assert texts == ["holds", "judged in Study 1", "judged in Study 1", "holds"]
+
+
+@given(st.lists(st.floats(0.2, 3.0), min_size=1, max_size=6))
+def test_claims_that_share_runs_are_corrected_together_and_others_apart(shifts: list[float]):
+    spread = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    pairs = [Paired(tuple(shift + x for x in spread)) for shift in shifts]
+    # All against one baseline: connected through its runs.
+    shared = [
+        finding(pair, str(i), runs=("accuracy", (f"ours {i}",), ("base",)))
+        for i, pair in enumerate(pairs)
+    ]
+    raw = {i: pair.p or 0.0 for i, pair in enumerate(pairs)}
+    corrected = holm(raw)
+    assert [one.p for one in judge(shared)] == pytest.approx([corrected[i] for i in raw])
+    apart = [finding(pair, str(i)) for i, pair in enumerate(pairs)]
+    assert [one.p for one in judge(apart)] == pytest.approx(list(raw.values()))
+
+
+def test_what_does_not_count_corrects_nothing():
+    spread = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    weak = Paired(tuple(1.0 + x for x in spread))  # p about 0.05
+    runs = ("accuracy", ("ours",), ("base",))
+    alone = judge([finding(weak, runs=runs)])[0].p
+    others = [
+        finding(CLEAR, str(i), primary=False, runs=("accuracy", (f"{i}",), ("base",)))
+        for i in range(9)
+    ]
+    assert judge([finding(weak, runs=runs), *others])[0].p == alone

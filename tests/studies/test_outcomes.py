@@ -1,0 +1,102 @@
+"""Statistics of comparisons: closed forms, scipy's tests, error rates by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from archgraph.studies.outcomes import LEVEL, POWER, Paired, holm, paired, resampled
+
+FLOATS = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 6))
+MANY = st.lists(FLOATS, min_size=2, max_size=8).filter(lambda d: np.std(d) > 1e-3)
+
+
+@given(MANY)
+def test_p_and_interval_are_those_of_scipy(differences: list[float]):
+    one = Paired(tuple(differences))
+    expected = stats.ttest_1samp(differences, 0.0)
+    assert one.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert one.interval == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-9)
+
+
+@given(MANY, st.floats(0.1, 50))
+def test_equivalence_is_two_one_sided_tests(differences: list[float], margin: float):
+    one = Paired(tuple(differences), margin)
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    assert one.p_equivalent == pytest.approx(max(below, above), rel=1e-9, abs=1e-12)
+
+
+@given(MANY, st.floats(0.1, 50))
+def test_outcomes_exclude_one_another_and_follow_the_direction(
+    differences: list[float], margin: float
+):
+    there = Paired(tuple(differences), margin).outcome()
+    back = Paired(tuple(-d for d in differences), margin).outcome()
+    opposite = {"holds": "against", "against": "holds"}
+    assert back == opposite.get(there, there)
+    if there == "equivalent":  # within the margin, and not different by the first test
+        assert abs(np.mean(differences)) < margin
+
+
+def test_equal_in_every_seed():
+    assert Paired((0.0, 0.0, 0.0), 1.0).outcome() == "equivalent"
+    assert Paired((0.0, 0.0, 0.0)).outcome() == "undecided"
+    assert Paired((-2.0, -2.0), 1.0).outcome() == "against"
+    assert Paired((2.0,), 1.0).outcome() == "undecided"
+    assert Paired((2.0,), 1.0).interval is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_monotone_and_no_smaller(values: list[float]):
+    raw = dict(enumerate(values))
+    corrected = holm(raw)
+    assert list(corrected) == list(raw)
+    assert all(corrected[key] >= raw[key] for key in raw)
+    assert min(corrected.values()) == pytest.approx(min(1.0, len(raw) * min(values)))
+    ordered = sorted(raw, key=raw.__getitem__)
+    assert [corrected[k] for k in ordered] == sorted(corrected.values())
+
+
+def test_holm_keeps_one_false_verdict_in_twenty():
+    random, wrong, repeats = np.random.default_rng(0), 0, 2000
+    for _ in range(repeats):
+        draws = random.normal(size=(4, 5))
+        ps = {i: float(Paired(tuple(row)).p or 1) for i, row in enumerate(draws.tolist())}
+        wrong += any(p < LEVEL for p in holm(ps).values())
+    assert wrong / repeats < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / repeats)
+
+
+def test_a_detectable_difference_is_found_as_often_as_it_says():
+    """The true mean is `detectable` for the true spread: the t test finds it at its power."""
+    random, n, repeats = np.random.default_rng(1), 5, 4000
+    unit = Paired(tuple(np.linspace(-1, 1, n) / np.std(np.linspace(-1, 1, n), ddof=1)))
+    assert unit.detectable is not None
+    draws = random.normal(unit.detectable, 1.0, size=(repeats, n))
+    hits = np.mean([stats.ttest_1samp(row, 0.0).pvalue < LEVEL for row in draws])
+    assert hits == pytest.approx(POWER, abs=3 * math.sqrt(POWER * (1 - POWER) / repeats))
+
+
+def test_examples_drawn_again_widen_the_interval_of_a_small_test_set():
+    random = np.random.default_rng(2)
+    better = random.random((3, 100)) < 0.8
+    other = random.random((3, 100)) < 0.7
+    deviation = resampled(better.tolist(), other.tolist())
+    # Of independent answers: examples are drawn once for all seeds.
+    per_example = (better.astype(int) - other.astype(int)).mean(0)
+    assert deviation >= 100 * per_example.std() / math.sqrt(100) * 0.8
+    gaps = 100 * (better.mean(1) - other.mean(1))
+    narrow, wide = Paired(tuple(gaps)), Paired(tuple(gaps), resampled=1e3)
+    assert narrow.interval and wide.interval
+    assert wide.interval[0] < narrow.interval[0] < narrow.interval[1] < wide.interval[1]
+
+
+def test_less_may_be_better():
+    assert paired([1.0, 2.0], [3.0, 5.0], more=False).differences == (2.0, 3.0)
+    with pytest.raises(ValueError):
+        paired([1.0], [1.0, 2.0])
