@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,11 +114,15 @@ class Document:
         return loc
 
     def sub(self, loc: Place) -> Document:
-        """Return a part of the file as its own document."""
-        size = len(loc)
+        """Return a part of the file as its own document; of a part that is left out, None."""
+        size, data = len(loc), self.data
+        for key in loc:
+            data = data.get(key) if isinstance(data, dict) else data[key]
+            if data is None:
+                break
         lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == loc}
         texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == loc}
-        return Document(self.file, functools.reduce(operator.getitem, loc, self.data), lines, texts)
+        return Document(self.file, data, lines, texts)
 
 
 class FromFile(Base):
