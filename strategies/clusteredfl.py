@@ -41,6 +41,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         mean_norm: ε_1: a cluster is split if the norm of its mean update is below, ...
         largest_norm: ε_2: ... and that of its largest one above.
         after: Rounds before the first split.
+        smallest: Clients from which on a cluster is split: more than two, as in the official code.
 
     Example:
         >>> ClusteredFL().mean_norm
@@ -56,6 +57,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     mean_norm: float = fl.option(0.4, least=0)
     largest_norm: float = fl.option(1.6, least=0)
     after: int = fl.option(20, least=0)
+    smallest: int = fl.option(3, least=2)
     weights: fl.Weights = "uniform"
 
     presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
@@ -137,7 +139,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         clusters = list(state.values["clusters"])
         for number in range(max(clusters) + 1):
             members = [client for client, its in enumerate(clusters) if its == number]
-            if len(members) < 2 or not products.clients.issuperset(members):
+            if len(members) < self.smallest or not products.clients.issuperset(members):
                 continue
             inner = products.of(members)
             mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()

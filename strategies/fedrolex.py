@@ -58,6 +58,8 @@ class FedRolex(fl.Averaging, fl.Masking):
         step: How many positions the window moves in a round.
         direction: Where it moves. ``backward``: in round t it begins t - 1 positions before the
             first, as in the official code.
+        scaler: Divide by a tier's width rate in training, as HeteroFL does and the official code,
+            which is built on HeteroFL's; the paper does not have it.
         norm: What becomes of running statistics. They cannot stay with a client: its window moves.
 
     Example:
@@ -71,21 +73,25 @@ class FedRolex(fl.Averaging, fl.Masking):
 
     step: int = fl.option(1, least=0)
     direction: Literal["forward", "backward"] = "forward"
+    scaler: bool = False
     weights: fl.Weights = "uniform"
     norm: Literal["static", "averaged"] = "static"
 
     presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
         "paper": {"direction": "forward"},
-        "official_code": {"direction": "backward", "mask_absent": True},
+        "official_code": {"direction": "backward", "mask_absent": True, "scaler": True},
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``Θ^(0)``.
 
         Raises:
-            RunError: If a tier is more than narrower: a window takes channels, not layers.
+            RunError: If a tier is more than narrower: a window takes channels, not layers; or it
+                would be tested with statistics of what its scaler made.
         """
         for tier in world.tiers:
+            if self.scaler:
+                fl.check_scaled(tier, fl.rate_of(tier), self.norm, where="strategy.fedrolex")
             if self._rolled(world, tier, 1).transfer.target != tier.transfer.target:
                 raise ag.RunError(
                     "FedRolex only narrows the global model",
@@ -104,9 +110,10 @@ class FedRolex(fl.Averaging, fl.Masking):
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``θ_n^(j)`` to client n (lines 5-7)."""
         tier = self._rolled(world, world.tier_of(client), round)
-        return fl.part(
-            world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm
-        )
+        mask = self.mask_absent
+        task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
+        # The scaler has no weights, so the window's transfer fits the scaled graph, too.
+        return replace(task, graph=fl.scaled(tier.graph, fl.rate_of(tier))) if self.scaler else task
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int

@@ -123,11 +123,24 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each architecture's model, with each client's private entries."""
+        """Evaluate each architecture's model, with each client's private entries.
+
+        Where a client runs the global architecture, which in a family by depth is the deepest one,
+        and the server has all of its layers, that model is the global one, too: FedFA compares it
+        with global models of other methods.
+        """
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier)[0])
 
+        for tier in world.tiers:
+            if tier.graph == world.graph and world.clients_of(tier.name):
+                weights, private = self._weights(state, tier)
+                if not private:
+                    # First: the tier takes the answers of this test.
+                    statistics = fl.NormPolicy(self.norm).evaluation
+                    yield fl.Evaluated(fl.GLOBAL, tier.graph, weights, statistics=statistics)
+                    break
         for tested in fl.by_tier(world, state, norm=self.norm, model=model, whole=False):
             private = self._weights(state, world.tier(tested.name))[1]
             yield dataclasses.replace(tested, private=bool(private))

@@ -17,7 +17,6 @@ sBN                      norm policy ``static``
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -36,7 +35,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     Attributes:
         mode: ``fix``: clients keep their tiers. ``dynamic``: every round each client draws a tier,
             with the family's counts as odds.
-        rates: Width rate of tiers by name; the others' are measured (see :func:`rate_of`).
+        rates: Width rate of tiers by name; the others' are measured (``federation.rate_of``).
         scaler: Divide by the rate in training mode, after every weighted operator.
         label_rows: Merge rows that belong to a label only from clients that own the label.
         norm: What becomes of running statistics; ``averaged`` and ``local`` need ``scaler`` off
@@ -80,18 +79,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
         """
         for name in self.rates:
             world.tier(name)
-        # Scaled activations have other statistics than those of tests, where nothing is divided:
-        # weak models would train to a low loss and test at chance.
-        stored = self.scaler and self.norm != "static"
-        for tier in world.tiers:
-            statistics = fl.NormPolicy("static").unmerged(tier.graph)
-            if stored and statistics and self._rate(tier) < 1:
-                raise ag.RunError(
-                    "statistics of scaled activations do not fit tests, which do not scale",
-                    where=f"strategy.heterofl: tier {tier.name}",
-                    found=f"norm: {self.norm}",
-                    expected="norm: static; or scaler: false",
-                )
+        for tier in world.tiers if self.scaler else ():
+            fl.check_scaled(tier, self._rate(tier), self.norm, where="strategy.heterofl")
         return (
             fl.ServerState()
             .with_group("global", world.state)
@@ -121,7 +110,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
         # The scaler has no weights, so the tier's transfer fits the scaled graph, too.
-        return replace(task, graph=scaled(tier.graph, self._rate(tier))) if self.scaler else task
+        return replace(task, graph=fl.scaled(tier.graph, self._rate(tier))) if self.scaler else task
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -140,7 +129,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
     def _rate(self, tier: fl.Tier) -> float:
         """Return the width rate of a tier, as given or measured."""
-        return self.rates.get(tier.name) or rate_of(tier)
+        return self.rates.get(tier.name) or fl.rate_of(tier)
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
         """Mark rows of label-wise entries by 0 or 1; empty if the client has every label."""
@@ -148,26 +137,3 @@ class HeteroFL(fl.Averaging, fl.Masking):
             return {}
         present = torch.tensor([float(n > 0) for n in client.histogram])
         return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), present)
-
-
-@functools.lru_cache(maxsize=64)
-def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
-    """Add the scaler; cached, so that clients of a tier share its compiled module."""
-    return ag.add_scaler(graph, rate).graph
-
-
-def rate_of(tier: fl.Tier) -> float:
-    """Return the width rate of a tier: kept over all positions of its largest narrowed dimension.
-
-    Rounding up to whole channels distorts the largest dimension least.
-    """
-    source = {e.name: e.shape for e in tier.transfer.source}
-    # Of equally large dimensions the first one, so that the rate does not depend on a tie.
-    size, rate = 0, 1.0
-    for entry in tier.transfer.target:
-        origin = tier.transfer.entries[entry.name].source
-        if origin is not None:
-            for narrow, full in zip(entry.shape, source[origin], strict=True):
-                if narrow < full and full > size:
-                    size, rate = full, narrow / full
-    return rate

@@ -36,6 +36,9 @@ class ScaleFL(fl.Averaging):
         gamma: Weight of the distillation from a model's last exit to its earlier ones.
         temperature: Temperature of both.
         warmup: Share of the rounds that pass before it begins.
+        scaler: Divide what hidden layers give by a level's width rate, in training and in tests, as
+            the official code does: where norms follow that have no stored statistics, it changes
+            their epsilon alone.
 
     Example:
         >>> ScaleFL(gamma=0).temperature
@@ -49,9 +52,13 @@ class ScaleFL(fl.Averaging):
     gamma: float = fl.option(0.05, least=0)
     temperature: float = fl.option(3.0, above=0)
     warmup: float = fl.option(0.25, least=0, most=1)
+    scaler: bool = False
     weights: fl.Weights = "uniform"
     norm: Literal["averaged", "local", "static"] = "static"
 
+    presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
+        "official_code": {"gamma": 0, "scaler": True},
+    }
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
     )
@@ -83,7 +90,8 @@ class ScaleFL(fl.Averaging):
         gamma = self.gamma if round > self.warmup * world.rounds else 0.0
         exits = ag.exits(world.tier_of(client).graph)
         program = fl.Train(EarlyExits(exits, gamma, self.temperature))
-        return fl.part(world, state, client, program=program, norm=self.norm)
+        task = fl.part(world, state, client, program=program, norm=self.norm)
+        return dataclasses.replace(task, graph=self._graph(world.tier_of(client)))
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -94,7 +102,14 @@ class ScaleFL(fl.Averaging):
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model and every level, each by its last exit."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
-            yield dataclasses.replace(model, predict=fl.Logits(ag.exits(model.graph)[-1]))
+            tier = next((one for one in world.tiers if one.name == model.name), None)
+            graph = model.graph if tier is None else self._graph(tier)  # the whole has rate 1
+            last = fl.Logits(ag.exits(graph)[-1])
+            yield dataclasses.replace(model, graph=graph, predict=last)
+
+    def _graph(self, tier: fl.Tier) -> ag.ArchGraph:
+        """Return a level's network as it is trained and tested."""
+        return fl.scaled(tier.graph, fl.rate_of(tier), True) if self.scaler else tier.graph
 
 
 @dataclass(frozen=True)

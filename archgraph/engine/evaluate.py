@@ -35,6 +35,7 @@ from archgraph.processes.process import Died, Tell
 from archgraph.processes.reasons import reason
 from archgraph.processes.workers import Workers
 from archgraph.record.client import ClientState
+from archgraph.record.points import CLIENTS
 from archgraph.states import check_update
 from archgraph.states.updates import unsummable
 
@@ -55,7 +56,9 @@ class Evaluator:
         Returns:
             ``better``: for each figure whether more is better; first the one that judges.
             ``models``: of each the task's metrics and ``loss`` on all test data (of a model that
-            every client has in its own way: the mean over its clients), and ``local``: where each
+            every client has in its own way: the mean over its clients), ``clients``: how many run
+            it (a common model that none runs, such as the global one, has none), and ``local``:
+            where each
             example has one class, the mean over its clients of these on test examples of the
             client's own classes (``masked``: the accuracy with the logits of its absent classes
             set to 0; ``matched``: on as much of each class as in its training data, see
@@ -82,6 +85,9 @@ class Evaluator:
                 plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
             metrics = self._learning.metrics
             figures[name] = dict(derived(plain, metrics))
+            if model.clients:
+                # Beside the figures, since lines outlive run folders, which name the clients.
+                figures[name][CLIENTS] = len(model.clients)
             if clients[name]:
                 figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
         untuned = {"untuned": list(self._untuned)} if self._untuned else {}
@@ -309,7 +315,8 @@ def _together(
     # A client of no tier's model is tested with the global one.
     personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
     everywhere = {
-        name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()
+        name: {k: v for k, v in row.items() if k not in ("local", CLIENTS)}
+        for name, row in figures.items()
     }
     judge, sign = learning.judge, -1 if learning.better[learning.judge] else 1
 

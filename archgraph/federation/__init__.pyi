@@ -27,6 +27,9 @@ from .pairwise import PairwiseProducts as PairwiseProducts
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .reservoir import reservoir as reservoir
+from .scaler import check_scaled as check_scaled
+from .scaler import rate_of as rate_of
+from .scaler import scaled as scaled
 from .shard import Shard as Shard
 from .shard import minibatches as minibatches
 from .state import GLOBAL as GLOBAL

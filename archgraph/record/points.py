@@ -18,6 +18,8 @@ _NAMES = ("client", "name", "malicious", "spare")  # of a client's row: these ar
 # What a line says of MACs, by its key there: FedFA's MACE and E, and the MACs of the round.
 _MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
 ALL_CLIENTS = "all clients"
+CLIENTS = "clients"
+"""How many clients run a tested model, among the figures of that model."""
 REPORTS = ("clients", "rejected", "failed")
 """The lists of a line with a row for each client: taken, refused, without an answer."""
 

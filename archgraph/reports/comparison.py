@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from archgraph.errors import RunError
 from archgraph.language import ExperimentSpec
 from archgraph.plain import Json, digest
-from archgraph.reports.measures import Measure, cost_measures, of_tiers, tested
+from archgraph.reports.measures import Measure, cost_measures, of_models, of_tiers, tested
 from archgraph.reports.runs import Log, better, judge, read_run, rows_where, together
 from archgraph.reports.settings import differing
 from archgraph.reports.sheets import NOTHING, as_csv
@@ -55,6 +55,35 @@ class Figure:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
+@dataclass(frozen=True, eq=False)
+class Figures(Mapping[str, Figure]):
+    """Figures of a group of runs, by the key of the measure.
+
+    Attributes:
+        listed: Those of the columns, which iterating yields.
+        find: Computes one that names its models (:func:`archgraph.reports.measures.of_models`):
+            there are as many of them as patterns, so none is a column.
+    """
+
+    listed: Mapping[str, Figure]
+    find: Callable[[str], Figure | None]
+
+    def __getitem__(self, key: str) -> Figure:
+        """Return a listed figure, or the one that the key describes."""
+        figure = self.listed[key] if key in self.listed else self.find(key)
+        if figure is None:
+            raise KeyError(key)
+        return figure
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of the listed figures."""
+        return iter(self.listed)
+
+    def __len__(self) -> int:
+        """Return the number of listed figures."""
+        return len(self.listed)
+
+
 @dataclass(frozen=True)
 class RunGroup:
     """Runs that differ in the seed only.
@@ -65,7 +94,8 @@ class RunGroup:
         runs: In the order of their seeds.
         seeds: Of the runs.
         tests: The rounds after which tests count.
-        figures: By the key of the measure; what not every run measured is missing.
+        figures: By the key of the measure; what not every run measured is missing. Measures that
+            name their models, such as ``clients.*.accuracy``, are computed when asked for.
     """
 
     label: str
@@ -266,7 +296,7 @@ def compare_logs(
     names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
     columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
     measures = (*tested(counted, names), *columns, *cost_measures(until))
-    measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
+    measured = tuple(replace(group, figures=_figures(group, measures, counted)) for group in groups)
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
 
 
@@ -343,20 +373,25 @@ def _group(
     return RunGroup(label, settings, logs, seeds, counted, figures={})
 
 
-def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
+def _figures(group: RunGroup, measures: Iterable[Measure], counted: DataFrame) -> Figures:
     """Return what every run of a group measured.
 
     Where only some did, the others get the value that stands for none.
     """
-    figures = {}
     runs = [(group.label, seed) for seed in group.seeds]
-    for measure in measures:
+
+    def figure(measure: Measure) -> Figure | None:
         values = measure.values.reindex(runs)
         if values.notna().any() and measure.absent is not None:
             values = values.fillna(measure.absent)
-        if values.notna().all():
-            figures[measure.key] = Figure(tuple(map(float, values)))
-    return figures
+        return Figure(tuple(map(float, values))) if values.notna().all() else None
+
+    def find(name: str) -> Figure | None:
+        measure = of_models(rows_where(counted, experiment=group.label), name)
+        return None if measure is None else figure(measure)
+
+    every = {measure.key: figure(measure) for measure in measures}
+    return Figures({key: known for key, known in every.items() if known is not None}, find)
 
 
 def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:

@@ -2,10 +2,15 @@
 
 All of them are selections of one frame of these runs (:func:`archgraph.reports.runs.together`):
 of the rounds whose tests count, or of all rounds until the last common test.
+
+Which models a figure averages, and by what: ``worst``, ``average`` and ``global`` are of the models
+that clients run, each counted once (``average``), and of the server's own; :func:`of_models` counts
+them by their clients, too, and takes those whose names fit a pattern.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archgraph.fields import GLOBAL
-from archgraph.record.points import ALL_CLIENTS
+from archgraph.record.points import ALL_CLIENTS, CLIENTS
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.runs import RUN, rows_where, seconds
 from archgraph.tables import count
@@ -93,6 +98,51 @@ def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
 
 
+# What a mean over tested models counts each of them by, as measures' names begin.
+MODELS = "models"
+
+
+def of_models(figures: DataFrame, name: str) -> Measure | None:
+    """Return the mean over the models that clients run and whose names fit a pattern.
+
+    ``models.PATTERN.FIGURE`` counts each of them once, ``clients.PATTERN.FIGURE`` as often as
+    there are clients that run it. FedGKT tests its clients' models as ``edge``, and with the
+    server's part behind them as ``edge+server``: only a pattern keeps the two apart.
+
+    Args:
+        figures: Of the rounds whose tests count.
+        name: The measure's name; the pattern has ``*`` and ``?``.
+
+    Returns:
+        The measure; None if the name is not of this form.
+    """
+    counted, _, rest = name.partition(".")
+    pattern, _, metric = rest.rpartition(".")
+    if counted not in (MODELS, CLIENTS) or not pattern:
+        return None
+    tests = rows_where(figures, part="test", submodel=True)
+    tests = tests[[fnmatch.fnmatchcase(group, pattern) for group in tests["group"]]]
+    rows = rows_where(tests, metric=metric)
+    if counted == MODELS:
+        values = _averaged(figures, rows)
+    else:
+        values = _over_tests(figures, _by_clients(rows, rows_where(tests, metric=CLIENTS)))
+    return _column(name, f"{pattern}, by {counted}", metric, values)
+
+
+def _by_clients(rows: DataFrame, counts: DataFrame) -> Series:
+    """Return the mean of each round's models, weighted by their numbers of clients.
+
+    Models that no client runs do not count. Lines from before these numbers were recorded have no
+    such mean.
+    """
+    model = [*RUN, "round", "group"]
+    both = rows.merge(counts[[*model, "value"]], on=model, suffixes=("", "_clients"))
+    both["value"] *= both["value_clients"]
+    rounds = both.groupby([*RUN, "round"])
+    return _each(rounds["value"], sum) / _each(rounds["value_clients"], sum)
+
+
 def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     """Return a column for each tier: the mean over its clients, each on its own test data.
 
@@ -157,8 +207,11 @@ def _averaged(
     reduce: Callable[[np.ndarray], float] = statistics.fmean,
 ) -> Series:
     """Return the mean over the tests of what a round's rows reduce to; all must have it."""
+    return _over_tests(figures, _each(rows.groupby([*RUN, "round"])["value"], reduce))
+
+
+def _over_tests(figures: DataFrame, by_round: Series) -> Series:
     tests = figures.groupby(RUN)["round"].nunique()
-    by_round = _each(rows.groupby([*RUN, "round"])["value"], reduce)
     runs = by_round.groupby(RUN)
     return _each(runs, statistics.fmean)[runs.size() == tests.reindex(runs.size().index)]
 

@@ -16,7 +16,9 @@ from archgraph.states import Rewritten, Transfer
 
 
 @takes_graph
-def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
+def add_scaler(
+    graph: ArchGraph, rate: float, *, always: bool = False, verify: bool = False
+) -> Rewritten:
     """Multiply the result of every convolution and linear layer by 1/rate while training.
 
     Evaluation is unchanged. The last weighted layers, whose results reach an output through
@@ -25,6 +27,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     Args:
         graph: The client's architecture.
         rate: Its width rate in (0, 1]; 1 changes nothing.
+        always: Multiply in evaluation, too, as ScaleFL's code does: another function.
         verify: Check that evaluation is unchanged (three forwards in float64).
 
     Raises:
@@ -59,7 +62,10 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     for node in new.nodes:
         nodes.append(node)
         if node.name in scaled:
-            args = (("self", Ref(node.name)), ("other", Mode(1.0 / rate, 1.0)))
+            args = (
+                ("self", Ref(node.name)),
+                ("other", 1.0 / rate if always else Mode(1.0 / rate, 1.0)),
+            )
             copy = dataclasses.replace(
                 node, name=scaled[node.name], op="aten.mul.Tensor", args=args
             )

@@ -232,6 +232,9 @@ def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
         at = local_test_indices(digits.test.targets, torch.tensor(client.histogram))
         accuracy.append((predicted[at] == digits.test.targets[at]).double().mean().item())
     assert found["local"]["accuracy"] == pytest.approx(sum(accuracy) / 4)
+    # Who runs a model stands beside its figures, and is none of them.
+    assert [row.get("clients") for row in found["models"].values()] == [None, 2, 2]
+    assert not {"clients"} & (found["global"].keys() | found["worst"].keys())
     even = found["models"]["even"]["local"]["accuracy"]
     assert even == pytest.approx((accuracy[0] + accuracy[2]) / 2)
     assert "local" not in found["models"]["global"]

@@ -100,6 +100,57 @@ def test_seeds_of_one_experiment_are_one_row(tmp_path: Path):
     assert "worst perplexity" not in cells
 
 
+def with_clients(folder: Path, **counts: int) -> Path:
+    """Say in each test how many clients run a model, as the engine does."""
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name, row in line.get("evaluation", {}).get("models", {}).items():
+            if name in counts:
+                row["clients"] = counts[name]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_measure_counts_models_by_their_clients(tmp_path: Path):
+    folder = with_clients(made(tmp_path / "run", accuracies(0.4, 0.8, 0.9)), small=3, large=1)
+    (group,) = comparison([folder]).groups
+    assert group.figures["clients.*.accuracy"].values == pytest.approx((0.5,))
+    assert group.figures["models.*.accuracy"] == group.figures["average_accuracy"]
+    assert group.figures["models.*.accuracy"].values == pytest.approx((0.6,))
+    # Rounds 2 and 4: the mean of a half and of the whole.
+    (half,) = comparison([folder], last=0.99).groups
+    assert half.figures["clients.*.accuracy"].values == pytest.approx((0.375,))
+    # None of them is a column, and the global model is no client's.
+    assert not [key for key in group.figures if key.startswith(("clients", "models"))]
+    assert group.figures.get("models.global.accuracy") is None
+
+
+def test_a_measure_names_the_models_that_it_averages(tmp_path: Path):
+    """FedGKT's models alone, and with the server's part behind them."""
+    values = {"edge": 0.5, "other": 0.3, "edge+server": 0.9, "other+server": 0.7}
+    counts = {"edge": 1, "edge+server": 1, "other": 3, "other+server": 3}
+    folder = with_clients(made(tmp_path / "run", values), **counts)
+    figures = comparison([folder]).groups[0].figures
+    assert figures["models.edge.accuracy"].values == (0.5,)
+    assert figures["models.edge+server.accuracy"].values == (0.9,)
+    assert figures["clients.*+server.accuracy"].values == pytest.approx((0.75,))
+    assert figures["average_accuracy"].values == pytest.approx((0.6,))
+    for missing in ("clients.nothing.accuracy", "clients.*.mse", "clients.accuracy", "weights.a.b"):
+        assert figures.get(missing) is None
+
+
+def test_models_that_no_client_runs_do_not_count_by_clients(tmp_path: Path):
+    folder = with_clients(made(tmp_path / "run", accuracies(0.4, 0.8, 0.9)), small=2)
+    assert comparison([folder]).groups[0].figures["clients.*.accuracy"].values == (0.4,)
+
+
+def test_lines_without_numbers_of_clients_have_no_mean_over_them(tmp_path: Path):
+    folder = made(tmp_path / "run", accuracies(0.4, 0.8, 0.9))
+    figures = comparison([folder]).groups[0].figures
+    assert figures.get("clients.*.accuracy") is None
+    assert figures["models.*.accuracy"].values == pytest.approx((0.6,))
+
+
 def test_figures_on_validation_examples_stand_beside_those_on_test_data(tmp_path: Path):
     made(tmp_path / "run", accuracies(0.4, 0.8, 0.9), held=True)
     figures = comparison([tmp_path / "run"]).groups[0].figures

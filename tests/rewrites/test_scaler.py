@@ -18,6 +18,16 @@ def test_the_last_layer_is_the_one_behind_which_all_is_pointwise(end, scaled):
     assert sum(n.op == "aten.mul.Tensor" for n in rewritten.graph.nodes) == scaled
 
 
+def test_it_divides_in_evaluation_where_that_is_asked_for():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    graph, state = ag.trace(net, torch.zeros(2, 3))
+    x = torch.randn(5, 3)
+    always = ag.build(ag.add_scaler(graph, 0.5, always=True).graph, state)
+    expected = net[2](2 * net[0](x).relu())
+    for mode in (True, False):
+        torch.testing.assert_close(always.train(mode)(x), expected)
+
+
 @pytest.mark.parametrize("verify", [True, False])
 def test_the_law_runs_where_it_is_asked_for(monkeypatch, verify):
     ran = []

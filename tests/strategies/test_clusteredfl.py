@@ -57,13 +57,22 @@ def test_a_cluster_splits_where_updates_point_apart(tiny):
 )
 def test_it_does_not_split_otherwise(tiny, options, moves):
     world = tiny.uniform(2)
-    usual = ClusteredFL(after=0, mean_norm=0.5, largest_norm=1.5)
+    usual = ClusteredFL(after=0, mean_norm=0.5, largest_norm=1.5, smallest=2)
     assert after(world, usual, usual.init(world), {0: (2, 0), 1: (-2, 0)}).values["clusters"] == [
         0,
         1,
     ]
     strategy = tiny.replace(usual, **options)
     assert after(world, strategy, strategy.init(world), moves).values["clusters"] == [0, 0]
+
+
+def test_clusters_of_two_stay_together_as_in_the_published_code(tiny):
+    strategy = ClusteredFL(after=0, mean_norm=1.0, largest_norm=1.5)
+    for count, clusters in ((2, [0, 0]), (3, [0, 1, 0])):
+        world = tiny.uniform(count)
+        moves = dict(enumerate([(2, 0), (-2, 0), (2, 0)][:count]))
+        state = after(world, strategy, strategy.init(world), moves)
+        assert state.values["clusters"] == clusters
 
 
 def test_a_second_split_is_of_the_right_clients(tiny):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.federation import Examples, LocalOptions, Outcome, Train
+from archgraph.federation import Examples, LocalOptions, Outcome, Train, configure
 from archgraph.strategies.depthfl import (
     DepthFL,
     Dynamic,
@@ -50,6 +50,32 @@ def test_exits_are_known_by_depth_and_a_network_ends_at_one(early, tiers):
         ag.RewriteError, match=r"layer2: no exit at this section; found main, layer2.0, layer1"
     ):
         ag.ends_after(early.graph, "layer2")
+
+
+def test_scalefl_divides_by_the_width_rate_where_its_code_does(early, tiers):
+    """In training and in tests; the paper's text has no such division."""
+    narrow = tiers["second"] >> ag.take(tiers["second"].graph, 0.5)
+    world = early.make_world(
+        early.graph, early.state, {"narrow": narrow, "full": tiers["full"]}, ["narrow", "full"]
+    )
+    code = configure("scalefl", {"preset": "official_code"})
+    assert code.gamma == 0 and not ScaleFL().scaler
+    scaled = ag.add_scaler(narrow.graph, 0.5, always=True).graph
+    for strategy, graph in ((ScaleFL(), narrow.graph), (code, scaled)):
+        state = strategy.init(world)
+        assert strategy.send(world, state, 0, 1).graph == graph
+        assert strategy.send(world, state, 1, 1).graph == early.graph
+        tested = {model.name: model.graph for model in strategy.evaluated(world, state)}
+        assert tested == {"global": early.graph, "narrow": graph, "full": early.graph}
+
+
+@pytest.mark.parametrize(("ramp", "expected"), [(300, 300), (0.3, 1.5)])
+def test_a_ramp_may_be_a_fraction_of_the_rounds(early, tiers, ramp, expected):
+    world = early.make_world(early.graph, early.state, tiers, ["second"])
+    assert world.rounds == 5
+    strategy = DepthFL(alpha=0, ramp=ramp)
+    train = strategy.send(world, strategy.init(world), 0, 1).program
+    assert train.objective.ramp == expected
 
 
 def constant(task):

@@ -41,6 +41,10 @@ def distance(mine, teacher, temperature=3.0):
     return temperature**2 * (p * (p.log() - q.log())).sum(1).mean()
 
 
+def test_the_server_trains_as_long_as_in_the_published_runs():
+    assert FedGKT().server_epochs == 20
+
+
 def test_a_clients_step_follows_its_loss_by_the_examples_ids(lab, world):
     """Defect of the published code: targets go by the number of a shuffled batch."""
     data = lab.toy(0, 6)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.federation import Outcome, TaskLoss, Train
+from archgraph.federation import Outcome, TaskLoss, Train, configure
 from archgraph.strategies.fedrolex import FedRolex, window
 
 
@@ -40,6 +40,18 @@ def test_it_rolls_over_all_positions(lab, tiers, direction):
         changed = state.group("global")[name] - old[name]
         assert changed.abs().sum((1, 2, 3)).nonzero().flatten().tolist() == rows
     assert not (state.group("global")["fc.weight"] == lab.state["fc.weight"]).any()
+
+
+def test_the_published_code_divides_by_the_width_rate_in_training(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["half", "full"])
+    plain, code = (configure("fedrolex", {"preset": name}) for name in ("paper", "official_code"))
+    assert (plain.scaler, code.scaler) == (False, True)
+    narrow = ag.take(lab.graph, 0.5).graph
+    for strategy, graph in ((plain, narrow), (code, ag.add_scaler(narrow, 0.5).graph)):
+        tasks = [strategy.send(world, strategy.init(world), client, 1) for client in (0, 1)]
+        assert [task.graph for task in tasks] == [graph, lab.graph]
+    with pytest.raises(ag.RunError, match="statistics of scaled activations"):
+        configure("fedrolex", {"preset": "official_code", "norm": "averaged"}).init(world)
 
 
 def test_a_merge_by_hand(lab):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -424,6 +425,27 @@ def test_one_name_for_what_other_papers_compare_with():
     task = found.send(world, found.init(world), 0, 1)
     assert task.program == Train(TaskLoss(mask_absent=True))
     assert found.needs_global is False
+
+
+@pytest.mark.parametrize(
+    ("options", "has"), [({}, True), ({"sharing": "basic"}, False), ({"norm": "local"}, False)]
+)
+def test_the_deepest_architecture_is_the_global_model(options, has):
+    """FedFA compares global models; where layers stay with clients, the server has none."""
+    words = ["an", "anna", "an"]
+    made = {word: traced(word) for word in words}
+    world = dataclasses.replace(world_of(made, words), graph=made["anna"][0])
+    strategy = FlexiFed(**options)
+    after, _, _ = play(strategy, world, constant)
+    first, *tiers = strategy.evaluated(world, after)
+    assert (first.name == "global") is has
+    if has:
+        deepest = next(model for model in tiers if model.name == "anna")
+        assert (first.graph, first.clients, first.private) == (deepest.graph, (), False)
+        assert all(torch.equal(first.state[k], deepest.state[k]) for k in first.state)
+    # A global architecture that no client runs is not answered for.
+    nobody = dataclasses.replace(world, graph=traced("annab")[0])
+    assert "global" not in [model.name for model in strategy.evaluated(nobody, after)]
 
 
 # ---------------------------------------------------------------- models that were not prepared
