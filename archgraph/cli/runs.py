@@ -1,4 +1,4 @@
-"""Commands about runs: run, report, watch, compare, study, matrix, demo."""
+"""Commands about runs: run, report, watch, compare, references, study, matrix, demo."""
 
 from __future__ import annotations
 
@@ -208,6 +208,44 @@ def compare(
         show_tables(compared.tables())
     if output is not None and not (as_json or as_csv or as_markdown):
         wrote(output)
+
+
+@training()
+def references(
+    experiment: ExperimentFile,
+    gate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED",
+            help="Train the largest model centrally, too: with this seed, on held-out examples.",
+        ),
+    ] = None,
+    data: DataFolder = None,
+    settings: Settings = None,
+) -> None:
+    """Say what trivial models reach on the data of an experiment.
+
+    The most frequent class, softmax regression, nearest neighbours; of text unigram and bigram
+    tables. Each is fitted to the training examples of all clients, and to those of each client
+    alone. A method below them shows nothing about methods.
+
+    With --gate the largest model is trained on the examples of all clients, with the experiment's
+    optimiser for as many passes as clients make (at most 50), and compared with the best reference
+    on examples that are held out of training. Exit code 1 if it is not better.
+    """
+    from archgraph.engine.world import prepare
+    from archgraph.studies.references import gate as judged
+    from archgraph.studies.references import gate_setting
+    from archgraph.studies.references import references as fitted
+
+    spec = experiment_of(experiment, settings)
+    if gate is None:
+        show_item(fitted(prepare(spec, data_root=data)).table())
+        return
+    result = judged(prepare(gate_setting(spec, gate), data_root=data))
+    show_tables([result.references.table(), result.table()])
+    if not result.passed:
+        raise typer.Exit(DIFFERENT)
 
 
 @training()

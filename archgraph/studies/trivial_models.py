@@ -1,0 +1,222 @@
+"""Models without hidden layers: what counting classes or words, or a softmax on pixels, reaches.
+
+Test labels are no argument of the models of classes: each gives scores of test inputs. Those of
+words are asked for the probability of words that follow, since a row of scores for each of
+thousands of words would not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn import functional
+
+PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""L2 penalties of softmax regression, the strongest first."""
+NEIGHBOURS = (1, 3, 5, 10, 20)
+"""Numbers of nearest neighbours."""
+
+_GRADIENT = 1e-4  # largest entry at the optimum, of a mean loss: as in scikit-learn
+_ITERATIONS = 1000
+_ROWS = 1000  # examples whose distances are in memory at a time
+_STEPS = 200  # of expectation–maximisation; more change the third digit of a weight at most
+
+
+class Labelled(NamedTuple):
+    """Examples with one class each.
+
+    Attributes:
+        inputs: Features, float32 ``[example, feature]``.
+        targets: Their classes, int64 ``[example]``.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def at(self, positions: np.ndarray) -> Labelled:
+        """Return some of the examples."""
+        chosen = torch.from_numpy(positions)
+        return Labelled(self.inputs[chosen], self.targets[chosen])
+
+
+def majority_class(
+    train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield the scores ``[example, class]`` of the most frequent class; the first one of equals.
+
+    Args:
+        train: Examples to fit.
+        inputs: Test inputs, ``[example, feature]``.
+        classes: Number of classes.
+        choices: Anything: all give the same scores.
+    """
+    for choice in choices:
+        count = torch.bincount(train.targets, minlength=classes)
+        yield choice, count.double().expand(len(inputs), classes)
+
+
+def softmax_regression(
+    train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield the logits ``[example, class]`` of softmax regression for each L2 penalty.
+
+    Minimises mean cross-entropy + penalty / 2 · ‖W‖² by L-BFGS; biases are not penalised. The
+    minimum is unique, so where it begins decides no figure.
+
+    Args:
+        train: Examples to fit.
+        inputs: Test inputs, ``[example, feature]``.
+        classes: Number of classes.
+        choices: Penalties; each begins where the one before it ended, so the strongest comes first.
+    """
+    # Centred features have the same optimum, since biases are free, and need far fewer steps.
+    middle = train.inputs.mean(0)
+    x, targets = train.inputs - middle, train.targets
+    # Transposed once: the gradient of every step is a product with it.
+    turned = x.T.contiguous()
+    start = np.zeros((x.shape[1] + 1) * classes)
+
+    def objective(flat: np.ndarray, penalty: float) -> tuple[float, np.ndarray]:
+        weight, bias = _matrices(flat, classes)
+        logits = (x @ weight.float()).double() + bias
+        log_shares = functional.log_softmax(logits, 1)
+        loss = functional.nll_loss(log_shares, targets) + penalty / 2 * weight.square().sum()
+        residual = log_shares.exp()
+        residual[torch.arange(len(targets)), targets] -= 1
+        residual /= len(targets)
+        slope = (turned @ residual.float()).double() + penalty * weight
+        return float(loss), torch.cat([slope, residual.sum(0)[None]]).flatten().numpy()
+
+    for penalty in choices:
+        options = {"gtol": _GRADIENT, "ftol": 1e-9, "maxiter": _ITERATIONS}
+        start = minimize(
+            objective, start, (penalty,), method="L-BFGS-B", jac=True, options=options
+        ).x
+        weight, bias = _matrices(start, classes)
+        yield penalty, ((inputs - middle) @ weight.float()).double() + bias
+
+
+def _matrices(flat: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the weights ``[feature, class]`` and the biases ``[class]``."""
+    both = torch.from_numpy(flat).view(-1, classes)
+    return both[:-1], both[-1]
+
+
+def nearest_neighbours(
+    train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield the votes ``[example, class]`` of the nearest training examples, for each number.
+
+    Distances are Euclidean. Of equally many votes the class of the nearest voter counts.
+
+    Args:
+        train: Examples to fit.
+        inputs: Test inputs, ``[example, feature]``.
+        classes: Number of classes.
+        choices: How many neighbours vote; more than there are examples are all of them.
+    """
+    most = min(int(max(choices)), len(train.targets))
+    near = torch.cat(
+        [
+            torch.cdist(part, train.inputs).topk(most, largest=False).indices
+            for part in inputs.split(_ROWS)
+        ]
+    )
+    votes = functional.one_hot(train.targets[near], classes)  # [example, neighbour, class]
+    for number in choices:
+        voters = votes[:, : int(number)]
+        count = voters.sum(1).double()
+        # Less than a vote, and more the nearer the first voter of a class is.
+        first = torch.where(count > 0, voters.argmax(1), most)
+        yield number, count - first / (most + 1)
+
+
+class Bigrams(NamedTuple):
+    """Words of a text and what follows each.
+
+    Attributes:
+        before: Each word, int64 ``[target]``.
+        word: The next one, int64 ``[target]``.
+    """
+
+    before: Tensor
+    word: Tensor
+
+    def at(self, positions: np.ndarray | slice) -> Bigrams:
+        """Return some of the words."""
+        chosen = positions if isinstance(positions, slice) else torch.from_numpy(positions)
+        return Bigrams(self.before[chosen], self.word[chosen])
+
+
+def unigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
+    """Return the probability of each next word by the uniform and the unigram table.
+
+    Args:
+        train: Text to count.
+        text: Text whose words are looked up.
+        words: Size of the vocabulary.
+
+    Returns:
+        Probabilities, float64 ``[target, 2]``.
+
+    Example:
+        >>> text = Bigrams(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 1]))
+        >>> unigram_table(text, text, 4)[0].tolist()
+        [0.25, 0.6666666666666666]
+    """
+    share = torch.bincount(train.word, minlength=words).double() / len(train.word)
+    own = share[text.word]
+    return torch.stack([torch.full_like(own, 1 / words), own], 1)
+
+
+def bigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
+    """Return the probability of each next word by the uniform, unigram and bigram tables.
+
+    After a word that the counted text lacks, the bigram table is the unigram one, so that its
+    probabilities always sum to 1.
+
+    Args:
+        train: Text to count.
+        text: Text whose words are looked up.
+        words: Size of the vocabulary.
+
+    Returns:
+        Probabilities, float64 ``[target, 3]``.
+    """
+    shorter = unigram_table(train, text, words)
+    # A pair as one number: a table of all pairs of 33,278 words would have a billion entries.
+    pairs, count = torch.unique(train.before * words + train.word, return_counts=True)
+    key = text.before * words + text.word
+    at = torch.searchsorted(pairs, key).clamp(max=len(pairs) - 1)
+    seen = torch.where(pairs[at] == key, count[at], 0).double()
+    often = torch.bincount(train.before, minlength=words)[text.before].double()
+    share = torch.where(often > 0, seen / often.clamp(min=1), shorter[:, 1])
+    return torch.cat([shorter, share[:, None]], 1)
+
+
+def interpolation(columns: Tensor) -> Tensor:
+    """Return the weights of tables under which a text is most probable, ``[table]``.
+
+    Deleted interpolation by expectation–maximisation (Jelinek and Mercer, *Interpolated estimation
+    of Markov source parameters from sparse data*, 1980); the problem is concave.
+
+    Args:
+        columns: Probability of each word of the text by each table, ``[target, table]``; the text
+            must not be the one that the tables were counted in.
+
+    Example:
+        >>> interpolation(torch.tensor([[0.5, 0.1], [0.5, 0.2]]).double()).round(decimals=6)
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    weights = torch.full((columns.shape[1],), 1 / columns.shape[1], dtype=torch.float64)
+    if not len(columns):  # nothing to choose by
+        return weights
+    for _ in range(_STEPS):
+        parts = columns * weights
+        weights = (parts / parts.sum(1, keepdim=True)).mean(0)
+    return weights
