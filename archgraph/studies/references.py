@@ -26,7 +26,7 @@ from archgraph.engine.precision import performed
 from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import GLOBAL, Client, Model, State, Train, module_of, seeded
-from archgraph.federation.metrics import IGNORED, METRICS, derived
+from archgraph.federation.metrics import IGNORED, METRICS, Metric, derived
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec
 from archgraph.language.validation import ValidationSpec
@@ -292,7 +292,9 @@ def _answered(
     choice = chosen(model, rows, classes, choices, seed)
     _, scores = next(model(rows, test.inputs, classes, [choice]))
     hits = {"accuracy": scores.argmax(1) == test.targets}
-    return choice, Answers([METRICS["accuracy", "classes"]], hits, torch.ones_like(test.targets))
+    accuracy = METRICS["accuracy", "classes"]
+    assert isinstance(accuracy, Metric)  # counted example by example
+    return choice, Answers([accuracy], hits, torch.ones_like(test.targets))
 
 
 def _features(data: Dataset) -> tuple[list[Tensor], list[Split]]:

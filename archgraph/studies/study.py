@@ -189,7 +189,11 @@ class StudyResult:
             statistic if common else None,
             claim.primary,
             claim.not_counted or "",
-            (f"{shown.measure}@{shown.last}", *(self._addresses(*at) for at in (first, second))),
+            (
+                f"{shown.measure}@{shown.last}",
+                self._addresses(*first),
+                self._addresses(*second),
+            ),
         )
 
     def _addresses(self, row: str, column: str) -> tuple[str, ...]:

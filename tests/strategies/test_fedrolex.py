@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import nn
@@ -44,7 +46,10 @@ def test_it_rolls_over_all_positions(lab, tiers, direction):
 
 def test_the_published_code_divides_by_the_width_rate_in_training(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["half", "full"])
-    plain, code = (configure("fedrolex", {"preset": name}) for name in ("paper", "official_code"))
+    plain, code = (
+        cast(FedRolex, configure("fedrolex", {"preset": name}))
+        for name in ("paper", "official_code")
+    )
     assert (plain.scaler, code.scaler) == (False, True)
     narrow = ag.take(lab.graph, 0.5).graph
     for strategy, graph in ((plain, narrow), (code, ag.add_scaler(narrow, 0.5).graph)):

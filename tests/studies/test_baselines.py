@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import archgraph as ag
 from archgraph.federation import configure
-from archgraph.language import load_family
+from archgraph.language import ExperimentSpec, load_family
 from archgraph.studies import load_study
 from archgraph.studies.spec import StudyCell, StudySizeName, cells
 
@@ -21,6 +22,16 @@ EXITS = sorted(
     for path in (SPECS / "families").glob(f"{pattern}.yaml")
 )
 SIZES: tuple[StudySizeName, ...] = ("paper", "small")
+
+
+def experiment_of(cell: StudyCell) -> ExperimentSpec:
+    assert cell.experiment is not None, "its strategy is installed"
+    return cell.experiment
+
+
+def configured(name: str, options: Any) -> Any:
+    """A strategy whose options are read by name."""
+    return configure(name, options)
 
 
 def cells_of(name: str, size: StudySizeName = "small") -> list[StudyCell]:
@@ -52,15 +63,15 @@ def test_fedin_averages_over_clients_and_tells_fedgkts_two_models_apart(name, si
 @pytest.mark.parametrize("name", ["fedin_table2", "fedin_fig4", "fedin_fig5", "fedin_fig6"])
 def test_fedgkts_server_makes_ten_passes_and_fedin_stores_the_latest_pairs(name, size):
     """§V-A3: 10; §V-C: half of the default. Fig. 4 to 6 are the runs of Table II."""
-    options = {cell.row: cell.experiment.strategy_options for cell in cells_of(name, size)}
+    options = {cell.row: experiment_of(cell).strategy_options for cell in cells_of(name, size)}
     gkt = {row: given["server_epochs"] for row, given in options.items() if "FedGKT" in row}
     assert set(gkt.values()) == {10}
-    assert 2 * 10 == configure("fedgkt", {}).server_epochs
+    assert 2 * 10 == configured("fedgkt", {}).server_epochs
     assert options["FedIN"] == {"store": "latest", "sample": 640}
 
 
 def test_ablations_of_fedin_differ_from_it_in_their_part_alone():
-    options = {cell.row: cell.experiment.strategy_options for cell in cells_of("fedin_fig7")}
+    options = {cell.row: experiment_of(cell).strategy_options for cell in cells_of("fedin_fig7")}
     usual = options.pop("FedIN")
     assert usual == {"store": "latest", "sample": 640}
     changed = [given.keys() - usual.keys() for row, given in options.items() if "(" in row[:1]]
@@ -77,7 +88,7 @@ def test_nefls_baselines_leave_distillation_out(name, size):
     for cell in cells_of(name, size):
         spec = cell.experiment
         if spec is not None and spec.strategy_name in ("depthfl", "scalefl"):
-            strategy = configure(spec.strategy_name, spec.strategy_options)
+            strategy = configured(spec.strategy_name, spec.strategy_options)
             off = {"depthfl": {"alpha": 0, "distil": False}, "scalefl": {"gamma": 0}}
             for option, value in off[spec.strategy_name].items():
                 assert getattr(strategy, option) == value, cell.row
@@ -104,8 +115,8 @@ def test_no_finding_is_about_a_mechanism_that_was_off():
         assert not found, path.name
     parts = load_study(SPECS / "ablations/depthfl_parts.yaml")
     for cell in cells(parts, "small"):
-        if cell.experiment.strategy_name == "depthfl":
-            strategy = configure("depthfl", cell.experiment.strategy_options)
+        if experiment_of(cell).strategy_name == "depthfl":
+            strategy = configured("depthfl", experiment_of(cell).strategy_options)
             assert strategy.ramp < 1 or not strategy.distil
 
 
@@ -116,7 +127,7 @@ def test_no_finding_is_about_a_mechanism_that_was_off():
 def test_recipfl_is_tested_several_times_in_the_last_fifth(name):
     """One test has a deviation of 2.3 points, the mean of four 0.2."""
     for cell in cells_of(f"recipfl_{name}"):
-        evaluate, rounds = cell.experiment.evaluate, cell.experiment.rounds
+        evaluate, rounds = experiment_of(cell).evaluate, experiment_of(cell).rounds
         tests = [number for number in range(1, rounds + 1) if evaluate.due(number, rounds)]
         assert [number / rounds for number in tests] == [0.85, 0.9, 0.95, 1.0], cell.row
         assert {figure.last for figure in cell.figures.values()} == {0.2}
@@ -126,13 +137,13 @@ def test_recipfl_is_tested_several_times_in_the_last_fifth(name):
 def test_recipfl_has_a_row_of_the_papers_eq_8(size):
     described = {}
     for cell in cells_of("recipfl_table3", size):
-        if cell.experiment.strategy_name == "recipfl":
-            options = cell.experiment.strategy_options
-            described[cell.row] = configure("recipfl", options).described
+        if experiment_of(cell).strategy_name == "recipfl":
+            options = experiment_of(cell).strategy_options
+            described[cell.row] = configured("recipfl", options).described
     assert described == {"RecipFL": "head", "RecipFL (Eq. 8)": "all"}
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["fedadp_table1", "fedadp_fig4"])
 def test_fedadps_clients_train_on_a_fifth_of_their_data(name, size):
-    assert {cell.experiment.local.fraction for cell in cells_of(name, size)} == {0.2}
+    assert {experiment_of(cell).local.fraction for cell in cells_of(name, size)} == {0.2}
