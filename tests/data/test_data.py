@@ -615,7 +615,10 @@ def test_an_archive_is_compared_with_the_published_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"train/cow/n.png": png(1)}, "class is not known; found cow; expected airplane, auto"),
+        (
+            {"train/cow/n.png": png(1)},
+            "class is not known; found 'cow'; expected one of airplane, auto",
+        ),
         ({"train/frog/n.png": png(1, (32, 31))}, "another size; found 31 × 32; expected 32 × 32"),
         ({"test/frog/n.png": png(1)[:60]}, r"frog/n\.png: image cannot be read"),
         ({"test/frog/n.png": png(1, (9000, 9000), "L")}, "image is too large"),

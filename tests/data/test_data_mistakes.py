@@ -417,11 +417,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "test_class_unknown": (
         images(lambda place: parts(place, 2, 3)),
-        "experiment.yaml:7: data: images/test/2: a class has test images only",
+        "experiment.yaml:7: data: images/test/2: a class has test images only: "
+        "is the folder's name misspelt?",
     ),
     "test_given_twice": (
         images(lambda place: parts(place, 3, 3), test=0.2),
-        "experiment.yaml:10: data.test: conflicts with the folder images/test",
+        "experiment.yaml:10: data.test: conflicts with the folder images/test: "
+        "remove one of the two",
     ),
     "everything_for_tests": (
         images(lambda place: None, test=1.0),

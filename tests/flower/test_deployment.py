@@ -162,7 +162,9 @@ def test_a_machine_of_an_app_computes_where_its_configuration_says(write, tmp_pa
     app = tmp_path / "app"
     write_app(write("heterofl"), app)
     grid = ProcessGrid(deployed_client(app / "experiment.yaml"), 2)
-    expected = "engine.device: cannot compute there; found 'meta'"
+    expected = (
+        "engine.device: this machine, or this build of PyTorch, cannot use the device; found 'meta'"
+    )
     with pytest.raises(RunError, match=expected):
         serve(grid, app / "experiment.yaml", {"out": str(tmp_path / "out"), "device": "meta"})
     for context in grid.contexts.values():

@@ -455,7 +455,8 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition.shares: leaves some data to no client; found 0.4; "
          "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
-         "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg"),
+         "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
+         "expected one, e.g. {fedfa: {}}"),
         ("{fedfa: {percentile: 0.9}}", "fedfa",
          "e.yaml:7: strategy: must be a strategy and its options; found 'fedfa'; expected "
          "{fedfa: {}}"),

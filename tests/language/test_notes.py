@@ -120,7 +120,7 @@ def test_the_run_folder_has_them(here: Path) -> None:
 def test_they_are_not_facts_of_a_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wording may change: a run can still be resumed."""
     facts = prepare("experiment.yaml").facts
-    monkeypatch.setattr("archgraph.capture.trace._said", lambda *_: ("other words",))
+    monkeypatch.setattr("archgraph.capture.trace._texts", lambda *_: ("other words",))
     again = prepare("experiment.yaml")
     assert again.world.graph.notes == ("other words",)
     assert again.facts == facts
