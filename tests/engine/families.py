@@ -30,7 +30,7 @@ STRATEGIES = {
     "fedadp": (MIXED, "{approximate: true}"),
     "fedavg": (ONE, "{norm: local}"),
     "fedfa": (MIXED, "{norm: local}"),
-    "fedgkt": (EDGE, "{after: stage1}"),
+    "fedgkt": (EDGE, "{after: stage1, server_epochs: 1}"),
     "fedin": (DEPTHS, "{}"),
     "fedrolex": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),

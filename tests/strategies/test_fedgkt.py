@@ -92,7 +92,7 @@ def results(lab, world, strategy, state, round=1):
 
 
 def test_the_servers_step_by_hand(lab, world):
-    strategy = FedGKT(after="1", alpha=0.5, server_lr=0.2)
+    strategy = FedGKT(after="1", alpha=0.5, server_epochs=1, server_lr=0.2)
     before = strategy.init(world)
     assert set(before.group("server")) == {"3.weight", "3.bias", "5.weight", "5.bias"}
     sent = {result.client: result.extras for result in results(lab, world, strategy, before)}

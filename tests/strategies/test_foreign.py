@@ -61,7 +61,7 @@ SMALL = {"width": 16, "hidden": 16, "tile": 8}
 # What a method has to be told: a layer that ends in a norm has no form of the identity.
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("fedadp", "bert"): {"approximate": True},
-    ("fedgkt", "mobilenet_v2"): {"after": EXITS["mobilenet_v2"]},
+    ("fedgkt", "mobilenet_v2"): {"after": EXITS["mobilenet_v2"], "server_epochs": 1},
     **{("recipfl", model): {**SMALL, "descriptor": "id"} for model in MODELS},
 }
 

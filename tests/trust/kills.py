@@ -55,7 +55,7 @@ STRATEGIES = {
     "fedrolex": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),
     "inclusivefl": (DEPTHS, "{}"),
-    "fedgkt": (EDGE, "{after: stage1}"),
+    "fedgkt": (EDGE, "{after: stage1, server_epochs: 1}"),
     "clusteredfl": (ONE, "{mean_norm: 100, largest_norm: 0, after: 1}"),
     "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
 }
