@@ -221,18 +221,18 @@ def _of_classes(experiment: Experiment) -> Iterator[Reference]:
     data = experiment.data
     classes, seed = data.classes or 0, experiment.world.seed
     known = (data.train.targets != IGNORED).numpy()
-    shares = [own[known[own]] for own in _shares(experiment)]
+    shares = [share[known[share]] for share in _shares(experiment)]
     pooled = np.unique(np.concatenate(shares))
     train, test = (Labelled(x, s.targets) for x, s in zip(*_features(data), strict=True))
     test = test.at((test.targets != IGNORED).nonzero()[:, 0].numpy())
-    mixtures = [class_histogram(train.targets[own], classes) for own in shares]
+    mixtures = [class_histogram(train.targets[share], classes) for share in shares]
     there = torch.bincount(test.targets, minlength=classes).numpy() > 0
     # Without a test example of its classes, a client has no figure on its own mixture.
     testable = [i for i, mixture in enumerate(mixtures) if (there & (mixture > 0)).any()]
     for name, model, choices, called, gates in _CLASSIFIERS:
         answered = [
-            _answered(model, train.at(own), test, classes, choices, seed)
-            for own in (pooled, *shares)
+            _answered(model, train.at(share), test, classes, choices, seed)
+            for share in (pooled, *shares)
         ]
         choice, together = answered[0]
         alone = [one for _, one in answered[1:]]
@@ -267,10 +267,10 @@ def chosen(
     count = round(HELD_OUT * len(order))
     if not count or len(choices) == 1:  # nothing to choose by, or from
         return choices[0]
-    held, rest = rows.at(order[:count]), rows.at(np.sort(order[count:]))
+    judging, rest = rows.at(order[:count]), rows.at(np.sort(order[count:]))
     best, most, worse = choices[0], -1, 0
-    for choice, scores in model(rest, held.inputs, classes, choices):
-        right = int((scores.argmax(1) == held.targets).sum())
+    for choice, scores in model(rest, judging.inputs, classes, choices):
+        right = int((scores.argmax(1) == judging.targets).sum())
         if right > most:
             best, most = choice, right
         worse = worse + 1 if right < most else 0
@@ -318,7 +318,7 @@ def _of_words(experiment: Experiment) -> Iterator[Reference]:
     data = experiment.data
     words = data.classes or 0
     test = _bigrams(data.test, np.arange(len(data.test)))
-    shares = [_bigrams(data.train, own) for own in _shares(experiment)]
+    texts = [_bigrams(data.train, share) for share in _shares(experiment)]
     everything = _bigrams(data.train, _pooled(experiment))
     tables = (("unigram table", unigram_table), (BIGRAM, bigram_table))
     for name, counted in tables:
@@ -327,8 +327,8 @@ def _of_words(experiment: Experiment) -> Iterator[Reference]:
             name,
             _perplexity(counted(everything, test, words) @ weights),
             tuple(
-                _perplexity(counted(own, test, words) @ table_weights(counted, own, words))
-                for own in shares
+                _perplexity(counted(text, test, words) @ table_weights(counted, text, words))
+                for text in texts
             ),
             chosen="weights " + ", ".join(f"{w:.2f}" for w in weights.tolist()),
         )
@@ -340,8 +340,8 @@ def table_weights(
     """Return the weights of tables, chosen by the end of a text, which is not counted for it."""
     # The end, not a random part: words beside one another belong together.
     cut = len(text.word) - round(HELD_OUT * len(text.word))
-    held, rest = text.at(slice(cut, None)), text.at(slice(cut))
-    return interpolation(counted(rest, held, words))
+    judging, rest = text.at(slice(cut, None)), text.at(slice(cut))
+    return interpolation(counted(rest, judging, words))
 
 
 def _bigrams(split: Split, at: np.ndarray) -> Bigrams:
@@ -385,7 +385,7 @@ class GateComparison(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gate:
+class SettingGate:
     """Whether a setting is fit to be run: whether methods could show anything in it.
 
     Attributes:
@@ -413,7 +413,7 @@ class Gate:
         """What was compared: central training, then the best method if there is one."""
         known, best = self.references, self.references.best_pooled
         trained = f"{self.model}, trained centrally ({plural(self.passes, 'pass', 'passes')})"
-        found = [self._compared(trained, self.central, f"{best.name}, pooled", best.pooled)]
+        compared = [self._compared(trained, self.central, f"{best.name}, pooled", best.pooled)]
         if self.methods:
             sign = 1 if known.more else -1
             # A figure that is not a number is the worst.
@@ -423,11 +423,11 @@ class Gate:
             )
             linear, (alone, of_one) = known.linear, known.best_client(personal=self.personal)
             pooled = _mean(linear.matched) if self.personal else linear.pooled
-            found += [
+            compared += [
                 self._compared(name, figure, f"{linear.name}, pooled", pooled),
                 self._compared(name, figure, f"{alone.name}, one client", of_one),
             ]
-        return tuple(found)
+        return tuple(compared)
 
     @property
     def passed(self) -> bool:
@@ -443,11 +443,11 @@ class Gate:
 
     def table(self) -> Table:
         """Return a row for each comparison; ``print`` draws it."""
-        text, held = self.references.text, self.references.tested
+        text, tested = self.references.text, self.references.tested
         best, note = self.references.best_pooled, ""
         if self.references.more:
             # Of a share of as many examples, at the reference's accuracy.
-            error = 100 * math.sqrt(best.pooled * (1 - best.pooled) / held)
+            error = 100 * math.sqrt(best.pooled * (1 - best.pooled) / tested)
             note = f" (standard error {error:.1f} points)"
         cut = f"; clients make {self.asked} passes" if self.passes < self.asked else ""
         return Table(
@@ -458,7 +458,7 @@ class Gate:
                 for c in self.comparisons
             ),
             right=frozenset({1, 3}),
-            note=f"On {held} held-out training examples{note}{cut}.",
+            note=f"On {tested} held-out training examples{note}{cut}.",
         )
 
     def _compared(self, what: str, figure: float, than: str, reference: float) -> GateComparison:
@@ -481,8 +481,10 @@ def gate_setting(spec: ExperimentSpec, seed: int) -> ExperimentSpec:
     if seed == spec.seed:
         hint = "choose one that the study does not use"
         raise RunError("is the experiment's own seed", where="seed", found=seed, hint=hint)
-    held = spec.validation or ValidationSpec(clients=HELD_OUT)
-    return spec.model_copy(update={"seed": seed, "validation": held, "attack": None, "out": None})
+    validation = spec.validation or ValidationSpec(clients=HELD_OUT)
+    return spec.model_copy(
+        update={"seed": seed, "validation": validation, "attack": None, "out": None}
+    )
 
 
 def gate(
@@ -491,7 +493,7 @@ def gate(
     *,
     personal: bool = False,
     passes: int = PASSES,
-) -> Gate:
+) -> SettingGate:
     """Judge whether a setting is fit to be run, by held-out training examples alone.
 
     1. The largest model, trained centrally, must be better than the best pooled reference.
@@ -518,7 +520,7 @@ def gate(
     figure = _central(experiment, graph, state, rounds, epochs, known.figure)
     asked = experiment.world.rounds * experiment.local.epochs
     seed, reached = experiment.world.seed, dict(methods or {})
-    return Gate(known, seed, name, rounds * epochs, asked, figure, reached, personal)
+    return SettingGate(known, seed, name, rounds * epochs, asked, figure, reached, personal)
 
 
 def _largest(experiment: Experiment) -> tuple[str, ArchGraph, State]:

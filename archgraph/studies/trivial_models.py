@@ -170,8 +170,8 @@ def unigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
         [0.25, 0.6666666666666666]
     """
     share = torch.bincount(train.word, minlength=words).double() / len(train.word)
-    own = share[text.word]
-    return torch.stack([torch.full_like(own, 1 / words), own], 1)
+    unigram = share[text.word]
+    return torch.stack([torch.full_like(unigram, 1 / words), unigram], 1)
 
 
 def bigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
@@ -193,9 +193,9 @@ def bigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
     pairs, count = torch.unique(train.before * words + train.word, return_counts=True)
     key = text.before * words + text.word
     at = torch.searchsorted(pairs, key).clamp(max=len(pairs) - 1)
-    seen = torch.where(pairs[at] == key, count[at], 0).double()
+    times = torch.where(pairs[at] == key, count[at], 0).double()
     often = torch.bincount(train.before, minlength=words)[text.before].double()
-    share = torch.where(often > 0, seen / often.clamp(min=1), shorter[:, 1])
+    share = torch.where(often > 0, times / often.clamp(min=1), shorter[:, 1])
     return torch.cat([shorter, share[:, None]], 1)
 
 

@@ -20,9 +20,9 @@ from archgraph.errors import RunError
 from archgraph.language import load_experiment
 from archgraph.studies.references import (
     PASSES,
-    Gate,
     Reference,
     References,
+    SettingGate,
     gate,
     gate_setting,
     references,
@@ -333,8 +333,8 @@ def test_the_table_says_what_was_fitted_and_what_does_not_gate(
 def by_hand(experiment: Experiment, steps: int) -> float:
     """A linear model, trained centrally: no shuffling could be repeated, so in one batch."""
     train = together(experiment)
-    held = torch.from_numpy(experiment.held_out)
-    x, y = experiment.data.train.batch(held)
+    at = torch.from_numpy(experiment.held_out)
+    x, y = experiment.data.train.batch(at)
     weight, bias = (
         experiment.world.state[f"head.linear.{k}"].clone().requires_grad_()
         for k in ("weight", "bias")
@@ -435,24 +435,26 @@ WORDS = References(
     ],
 )
 def test_gates_of_accuracy(central, methods, personal, passed):
-    judged = Gate(ACCURACIES, 9, "large", 5, 5, central, methods, personal)
+    judged = SettingGate(ACCURACIES, 9, "large", 5, 5, central, methods, personal)
     assert [one.passed for one in judged.comparisons] == passed
     assert judged.passed == all(passed)
     assert len(judged.table().rows) == len(passed)
 
 
 def test_verdicts():
-    assert Gate(ACCURACIES, 9, "large", 5, 5, 0.9).verdict.startswith("passed by central training")
-    assert Gate(ACCURACIES, 9, "large", 5, 5, 0.9, {"a": 0.9}).verdict == "fit to be run"
-    assert Gate(ACCURACIES, 9, "large", 5, 5, 0.9, {"a": 0.5}).verdict == "not fit to be run"
+    assert SettingGate(ACCURACIES, 9, "large", 5, 5, 0.9).verdict.startswith(
+        "passed by central training"
+    )
+    assert SettingGate(ACCURACIES, 9, "large", 5, 5, 0.9, {"a": 0.9}).verdict == "fit to be run"
+    assert SettingGate(ACCURACIES, 9, "large", 5, 5, 0.9, {"a": 0.5}).verdict == "not fit to be run"
 
 
 def test_gates_of_perplexity_want_less():
-    judged = Gate(WORDS, 9, "large", 5, 5, 1100.0, {"a": 1300.0, "b": 1150.0})
+    judged = SettingGate(WORDS, 9, "large", 5, 5, 1100.0, {"a": 1300.0, "b": 1150.0})
     assert judged.passed
     assert [one.reference for one in judged.comparisons] == [1200.0, 1200.0, 1800.0]
     assert judged.comparisons[2].than == "unigram table, one client"
-    assert not Gate(WORDS, 9, "large", 5, 5, 1300.0).passed
+    assert not SettingGate(WORDS, 9, "large", 5, 5, 1300.0).passed
 
 
 # ---------------------------------------------------------------- the command
