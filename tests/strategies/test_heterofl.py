@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation import Client, TaskLoss, Tier, Train
-from archgraph.strategies.heterofl import HeteroFL, rate_of
+from archgraph.federation import Client, TaskLoss, Tier, Train, rate_of
+from archgraph.strategies.heterofl import HeteroFL
 
 
 @pytest.fixture(scope="module")
