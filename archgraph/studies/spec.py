@@ -45,7 +45,8 @@ class StudyFigure(Base):
     measure: _Text = Field(
         description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
         "global_accuracy, validation_global_accuracy, local_accuracy, global_perplexity, seconds, "
-        "tier.NAME.matched, …; or of "
+        "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
+        "clients), models.PATTERN.accuracy (each once), …; or of "
         "final weights: weights.MODEL.PLACE.STATISTIC, distance.MODEL.BASELINE.PLACE, "
         "similarity.A.B, similarity.A.B.SECTION.ROW.COLUMN, chance.A.B, …; {name}: the cell's value"
     )
