@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from archgraph.studies.outcomes import Outcome, Paired, holm
+from archgraph.studies.outcomes import ClaimOutcome, Paired, holm
 
 # Seeds below which a primary claim has no verdict.
 SEEDS = 5
@@ -17,7 +17,7 @@ RULES: dict[str, str] = {
     "manipulation": "checks that a manipulation took effect",
     "reference": "its setting does not pass the gate of trivial references",
 }
-Rule: TypeAlias = Literal["construction", "untrained", "manipulation", "reference"]
+CountRule: TypeAlias = Literal["construction", "untrained", "manipulation", "reference"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Judged:
     """
 
     finding: StudyFinding
-    outcome: Outcome | None
+    outcome: ClaimOutcome | None
     p: float | None
     note: str = ""
 

@@ -13,8 +13,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-Outcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
-OUTCOMES: tuple[Outcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
+ClaimOutcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
+OUTCOMES: tuple[ClaimOutcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
 
 # Two-sided level of every test, and of the correction over primary claims that share runs.
 LEVEL = 0.05
@@ -132,7 +132,7 @@ class Paired:
 
         return self.error * float(brentq(missing, 0.0, 4 * bound + 10))
 
-    def outcome(self, p: float | None = None) -> Outcome:
+    def outcome(self, p: float | None = None) -> ClaimOutcome:
         """Return what follows from the differences.
 
         Args:

@@ -32,7 +32,7 @@ from archgraph.reports.runs import Log, read_run
 SUFFIX = ".jsonl"
 
 
-class RunRecord(pydantic.BaseModel):
+class StudyRecord(pydantic.BaseModel):
     """A finished run.
 
     Attributes:
@@ -44,8 +44,8 @@ class RunRecord(pydantic.BaseModel):
         settings: All that decides its figures but the seed, as plain values.
         clients: Number of clients by tier.
         rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
-        weights: Measures of its final weights, by name.
-        made: Processor, threads, versions, commit and date of the run.
+        weights: Measures of its final weights, by name; None: it has nothing of the kind.
+        origin: Processor, threads, versions, commit and date of the run.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -58,8 +58,8 @@ class RunRecord(pydantic.BaseModel):
     settings: dict[str, Json]
     clients: dict[str, int]
     rounds: list[dict[str, Json]]
-    weights: dict[str, float] = {}
-    made: dict[str, Json]
+    weights: dict[str, float | None] = {}
+    origin: dict[str, Json]
 
     @functools.cached_property
     def log(self) -> Log:
@@ -71,8 +71,8 @@ class RunRecord(pydantic.BaseModel):
 
 
 def record_of(
-    folder: Path, study: str, row: str, column: str, weights: Mapping[str, float]
-) -> RunRecord:
+    folder: Path, study: str, row: str, column: str, weights: Mapping[str, float | None]
+) -> StudyRecord:
     """Return what is recorded of a finished run folder.
 
     Args:
@@ -89,7 +89,7 @@ def record_of(
     settings = settings_of(log)
     seed = settings.pop("seed")
     clients = Counter(client.tier for client in read_clients(folder) if client.of is None)
-    return RunRecord(
+    return StudyRecord(
         run=folder.name,
         study=study,
         row=row,
@@ -99,11 +99,11 @@ def record_of(
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
         weights=dict(weights),
-        made=_made(),
+        origin=_origin(),
     )
 
 
-def _made() -> dict[str, Json]:
+def _origin() -> dict[str, Json]:
     """Return where and when a run was recorded."""
     try:
         commit = subprocess.run(
@@ -122,21 +122,21 @@ def _made() -> dict[str, Json]:
     }
 
 
-def read_records(folder: str | os.PathLike[str]) -> dict[str, RunRecord]:
+def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
     """Return the records in all files of a folder, by the runs' addresses; empty without one.
 
     Raises:
         RunError: If a line is damaged, or two lines of one run differ in their figures.
     """
-    records: dict[str, RunRecord] = {}
+    records: dict[str, StudyRecord] = {}
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             where = f"{path}:{number}"
             try:
-                record = RunRecord.model_validate_json(text)
+                record = StudyRecord.model_validate_json(text)
             except ValueError as error:
                 raise RunError("damaged line", where=where, found=brief(error)) from error
-            before = records.setdefault(record.run, record)
+            before = records.get(record.run, record)
             if _figures(before) != _figures(record):
                 raise RunError(
                     "the same run with other figures",
@@ -144,15 +144,18 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, RunRecord]:
                     found=record.run,
                     hint="keep one of the two lines; runs repeat their figures on one processor",
                 )
+            # A later line adds what a later study reads from the weights.
+            weights = {**before.weights, **record.weights}
+            records[record.run] = record.model_copy(update={"weights": weights})
     return records
 
 
-def _figures(record: RunRecord) -> Json:
+def _figures(record: StudyRecord) -> Json:
     """Return what two records of one run have in common: no seconds."""
     return [{**line, "seconds": None} for line in record.rounds]
 
 
-def add_record(folder: str | os.PathLike[str], name: str, record: RunRecord) -> None:
+def add_record(folder: str | os.PathLike[str], name: str, record: StudyRecord) -> None:
     """Append a record to a study's file.
 
     Args:

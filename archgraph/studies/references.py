@@ -55,7 +55,7 @@ _PATIENCE = 2  # choices in a row that are worse than the best end the search
 
 
 @dataclass(frozen=True)
-class Reference:
+class TrivialReference:
     """What a trivial model reaches.
 
     Attributes:
@@ -95,7 +95,7 @@ class References:
     figure: str
     trained: int
     tested: int
-    rows: tuple[Reference, ...]
+    rows: tuple[TrivialReference, ...]
 
     @property
     def more(self) -> bool:
@@ -103,16 +103,16 @@ class References:
         return self.figure == "accuracy"
 
     @property
-    def best_pooled(self) -> Reference:
+    def best_pooled(self) -> TrivialReference:
         """The gating reference that is best with the examples of all clients."""
         return self._best(lambda row: row.pooled)
 
     @property
-    def linear(self) -> Reference:
+    def linear(self) -> TrivialReference:
         """Softmax regression; for text the bigram table: that is one on the word before."""
         return next(row for row in self.rows if row.name in (SOFTMAX, BIGRAM))
 
-    def best_client(self, *, personal: bool = False) -> tuple[Reference, float]:
+    def best_client(self, *, personal: bool = False) -> tuple[TrivialReference, float]:
         """Return the gating reference that is best with one client's examples, and its figure.
 
         Args:
@@ -161,7 +161,7 @@ class References:
     def _extreme(self, figures: Sequence[float]) -> float:
         return max(figures) if self.more else min(figures)
 
-    def _best(self, figure: Callable[[Reference], float]) -> Reference:
+    def _best(self, figure: Callable[[TrivialReference], float]) -> TrivialReference:
         gating = [row for row in self.rows if row.gates]
         return max(gating, key=lambda row: figure(row) if self.more else -figure(row))
 
@@ -217,7 +217,7 @@ _CLASSIFIERS = (
 )
 
 
-def _of_classes(experiment: Experiment) -> Iterator[Reference]:
+def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
     data = experiment.data
     classes, seed = data.classes or 0, experiment.world.seed
     known = (data.train.targets != IGNORED).numpy()
@@ -236,7 +236,7 @@ def _of_classes(experiment: Experiment) -> Iterator[Reference]:
         ]
         choice, together = answered[0]
         alone = [one for _, one in answered[1:]]
-        yield Reference(
+        yield TrivialReference(
             name,
             together.summary()["accuracy"],
             tuple(one.summary()["accuracy"] for one in alone),
@@ -314,7 +314,7 @@ def _occurring(tokens: Tensor, words: int) -> Tensor:
     return torch.zeros(len(tokens), words).scatter_(1, tokens, 1.0)
 
 
-def _of_words(experiment: Experiment) -> Iterator[Reference]:
+def _of_words(experiment: Experiment) -> Iterator[TrivialReference]:
     data = experiment.data
     words = data.classes or 0
     test = _bigrams(data.test, np.arange(len(data.test)))
@@ -323,7 +323,7 @@ def _of_words(experiment: Experiment) -> Iterator[Reference]:
     tables = (("unigram table", unigram_table), (BIGRAM, bigram_table))
     for name, counted in tables:
         weights = table_weights(counted, everything, words)
-        yield Reference(
+        yield TrivialReference(
             name,
             _perplexity(counted(everything, test, words) @ weights),
             tuple(
@@ -356,7 +356,7 @@ def _perplexity(probabilities: Tensor) -> float:
 
 
 # Task → the figure of its references, and what makes them.
-_KINDS: Mapping[str, tuple[str, Callable[[Experiment], Iterator[Reference]]]] = {
+_KINDS: Mapping[str, tuple[str, Callable[[Experiment], Iterator[TrivialReference]]]] = {
     "classification": ("accuracy", _of_classes),
     "next_token": ("perplexity", _of_words),
 }

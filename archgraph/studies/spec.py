@@ -22,7 +22,7 @@ from archgraph.language.experiment import ExperimentSpec, installed_strategy
 from archgraph.language.linked import read_experiment
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.studies.claims import Rule
+from archgraph.studies.claims import CountRule
 
 StudySizeName = Literal["paper", "small"]
 
@@ -84,7 +84,7 @@ class StudyClaim(Base):
         description="whether it is one of the at most three claims of a paper that are judged; "
         "others are printed with interval and p, without a verdict",
     )
-    not_counted: Rule | None = Field(
+    not_counted: CountRule | None = Field(
         default=None,
         description="why it leaves the count: it holds by construction, holds of the same networks "
         "untrained, checks a manipulation (clean above attacked), or its setting fails the gate of "

@@ -26,7 +26,7 @@ from archgraph.reports.runs import seconds
 from archgraph.studies.cell import address, finished, run_cell
 from archgraph.studies.claims import StudyFinding
 from archgraph.studies.outcomes import paired
-from archgraph.studies.records import RunRecord, add_record, read_records, record_of
+from archgraph.studies.records import StudyRecord, add_record, read_records, record_of
 from archgraph.studies.spec import (
     StudyCell,
     StudyClaim,
@@ -82,7 +82,7 @@ class StudyResult:
     size: StudySizeName
     runs: tuple[StudyRun, ...]
     waiting: tuple[StudyCell, ...]
-    records: Mapping[str, RunRecord]
+    records: Mapping[str, StudyRecord]
     failed: Mapping[Path, str] = field(default_factory=dict)
 
     @property
@@ -177,10 +177,10 @@ class StudyResult:
             other = next(name for name in claim.others if name in columns[second[1]])
             same = (part for part in columns[first[1]] if part not in ("", claim.better))
             where = "; ".join((first[0], *same))
-        shown = self._figures[first][figure] if first in self._figures else self.spec.read[figure]
+        read = self._figures[first][figure] if first in self._figures else self.spec.read[figure]
         pairs = [ours[seed] for seed in common], [theirs[seed] for seed in common]
-        margin = _margin(shown, pairs[1])
-        statistic = paired(*pairs, more=shown.better == "more", margin=margin)
+        margin = _margin(read, pairs[1])
+        statistic = paired(*pairs, more=read.better == "more", margin=margin)
         return StudyFinding(
             self.spec.study,
             f"{claim.better} better than {other}",
@@ -190,7 +190,7 @@ class StudyResult:
             claim.primary,
             claim.not_counted or "",
             (
-                f"{shown.measure}@{shown.last}",
+                f"{read.measure}@{read.last}",
                 self._addresses(*first),
                 self._addresses(*second),
             ),
@@ -237,7 +237,7 @@ def study(
 
     Every run is an ordinary run folder under ``out/runs``, named after what decides its figures:
     equal runs of several studies are one. A finished run leaves a line in a file of ``records``
-    (:class:`~archgraph.studies.records.RunRecord`), from which everything is computed: its folder
+    (:class:`~archgraph.studies.records.StudyRecord`), from which everything is computed: its folder
     may go, and it is not run again. Runs that were cut off go on after their last checkpoint, so
     the same call goes on where it stopped.
 
@@ -293,6 +293,9 @@ class _Ledger:
 
     def collect(self, runs: Sequence[StudyRun], data_root: str | os.PathLike[str] | None) -> None:
         """Record the finished run folders that have no record, or lack a measure of weights."""
+        measures: dict[str, set[str]] = {}
+        for one in runs:  # cells that share a run may read different weights of it
+            measures.setdefault(one.address, set()).update(one.weights)
         for one in runs:
             if not self.complete(one) and _ended(one):
                 # Models of one run start from common weights: the second of two that are compared
@@ -302,31 +305,30 @@ class _Ledger:
                 if one.weights and not all(map(_ended, cell)):
                     continue
                 other = cell[(cell.index(one) + 1) % len(cell)] if len(cell) > 1 else None
-                self.add(one, self._of_weights(one, other, data_root))
+                self.add(one, self._of_weights(one, other, measures[one.address], data_root))
 
     def complete(self, one: StudyRun) -> bool:
         """Return whether a run's record has all that its cell shows."""
         record = self.records.get(one.address)
         return record is not None and record.weights.keys() >= set(one.weights)
 
-    def add(self, one: StudyRun, weights: Mapping[str, float]) -> None:
+    def add(self, one: StudyRun, weights: Mapping[str, float | None]) -> None:
         """Record a finished run."""
         record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column, weights)
         self.records = {**self.records, record.run: record}
         add_record(self.folder, self.name, record)
 
     def _of_weights(
-        self, one: StudyRun, other: StudyRun | None, data_root: str | os.PathLike[str] | None
-    ) -> dict[str, float]:
-        if not one.weights:
-            return {}
-        mine, theirs = (
-            None if run is None else FinalWeights(run.folder, data_root, self.python)
-            for run in (one, other)
-        )
-        assert mine is not None
-        values = {measure: mine.read(measure, theirs) for measure in one.weights}
-        return {measure: value for measure, value in values.items() if value is not None}
+        self,
+        one: StudyRun,
+        other: StudyRun | None,
+        measures: Iterable[str],
+        data_root: str | os.PathLike[str] | None,
+    ) -> dict[str, float | None]:
+        """Read measures of a run's final weights; None: it has nothing of the kind."""
+        mine = FinalWeights(one.folder, data_root, self.python)
+        theirs = None if other is None else FinalWeights(other.folder, data_root, self.python)
+        return {measure: mine.read(measure, theirs) for measure in sorted(measures)}
 
 
 def _ended(one: StudyRun) -> bool:

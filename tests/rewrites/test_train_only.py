@@ -59,8 +59,8 @@ def test_the_choice_replaces_an_earlier_one_and_survives_text(traced):
     ("pattern", "words"),
     [
         ("*.adaptor*", r"^\*\.adaptor\*: matches no trainable parameter"),
-        ("fc.wieght", "the nearest are fc.weight, "),
-        ("layer1.0.bn1.running_mean", "the nearest are layer1.0.bn1."),
+        ("fc.wieght", "did you mean 'fc.weight'"),
+        ("layer1.0.bn1.running_mean", "did you mean 'layer1.0.bn1."),
         ("", "matches no trainable parameter"),
     ],
 )

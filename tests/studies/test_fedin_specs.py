@@ -109,8 +109,9 @@ def test_experiments_are_as_published(row, column, spec):
 
 def test_ablations_are_those_of_figure_7():
     options = {row[:3]: spec.strategy_options for row, column, spec in PAPER if not column}
-    assert options["(a)"] == {"step": "sequential"}
-    assert options["(b)"] == {"aggregate": False}
+    usual = options["Fed"]
+    assert options["(a)"] == {**usual, "step": "sequential"}
+    assert options["(b)"] == {**usual, "aggregate": False}
     assert options["(c)"] == {"in_training": False}
     assert len(PAPER) == 10
 

@@ -20,9 +20,9 @@ from archgraph.errors import RunError
 from archgraph.language import load_experiment
 from archgraph.studies.references import (
     PASSES,
-    Reference,
     References,
     SettingGate,
+    TrivialReference,
     gate,
     gate_setting,
     references,
@@ -88,7 +88,7 @@ def together(experiment: Experiment) -> Labelled:
     return labelled(experiment.data.train).at(at.numpy())
 
 
-def row(known: References, name: str) -> Reference:
+def row(known: References, name: str) -> TrivialReference:
     return next(one for one in known.rows if one.name == name)
 
 
@@ -403,9 +403,11 @@ def test_a_gates_setting_is_clean(file: Path):
 
 
 ROWS = (
-    Reference("majority class", 0.1, (0.1, 0.2), (0.1, 0.1), (0.5, 0.7)),
-    Reference("softmax regression", 0.8, (0.5, 0.6), (0.7, 0.9), (0.9, 0.5)),
-    Reference("nearest neighbours", 0.99, (0.99, 0.99), (0.99, 0.99), (0.99, 0.99), gates=False),
+    TrivialReference("majority class", 0.1, (0.1, 0.2), (0.1, 0.1), (0.5, 0.7)),
+    TrivialReference("softmax regression", 0.8, (0.5, 0.6), (0.7, 0.9), (0.9, 0.5)),
+    TrivialReference(
+        "nearest neighbours", 0.99, (0.99, 0.99), (0.99, 0.99), (0.99, 0.99), gates=False
+    ),
 )
 ACCURACIES = References("digits", "accuracy", 100, 50, ROWS)
 WORDS = References(
@@ -414,8 +416,8 @@ WORDS = References(
     100,
     50,
     (
-        Reference("unigram table", 1500.0, (2000.0, 1800.0)),
-        Reference("bigram table", 1200.0, (1900.0, 2100.0)),
+        TrivialReference("unigram table", 1500.0, (2000.0, 1800.0)),
+        TrivialReference("bigram table", 1200.0, (1900.0, 2100.0)),
     ),
 )
 
@@ -466,7 +468,10 @@ def test_the_command_prints_the_table(file: Path, known: References):
     assert f"{100 * known.linear.pooled:.2f}" in done.output
 
 
-def test_the_command_takes_settings_and_judges_the_gate(file: Path):
+def test_the_command_takes_settings_and_judges_the_gate(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     words = ["references", str(file), "--gate", "7", "--set", "rounds=1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1 and "not fit to be run" in done.output

@@ -469,7 +469,7 @@ def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Pa
     assert again.seconds == result.seconds
     record = next(iter(read_records(records).values()))
     assert record.clients == {"small": 1, "large": 1}
-    assert {"processor", "threads", "torch", "archgraph", "commit", "date"} <= record.made.keys()
+    assert {"processor", "threads", "torch", "archgraph", "commit", "date"} <= record.origin.keys()
     # Other settings are other runs: what was recorded of the old ones does not count.
     (tmp_path / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.3"))
     assert ag.study(tmp_path / "unlike.yaml", only_read=True, **words).done == 0
