@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from archgraph.cli import app
-from archgraph.data import Dataset, Split
+from archgraph.data import Dataset, Split, load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
@@ -481,19 +480,9 @@ def test_the_command_takes_settings_and_judges_the_gate(
 # ---------------------------------------------------------------- real data
 
 
-def real(name: str) -> Path:
-    root = Path(os.environ.get("ARCHGRAPH_DATA", "")) / name
-    if not os.environ.get("ARCHGRAPH_DATA") or not root.is_dir():
-        pytest.skip(f"needs {name}")
-    return root.parent
-
-
 @pytest.mark.slow
-def test_softmax_regression_on_fashion_mnist(file: Path):
-    root = real("fashion-mnist")
-    from archgraph.data import load_dataset
-
-    data = load_dataset("fashion_mnist", root, limit=5000)
+def test_softmax_regression_on_fashion_mnist(data_root: Path):
+    data = load_dataset("fashion_mnist", data_root, limit=5000)
     train, test = labelled(data.train), labelled(data.test)
     _, logits = next(softmax_regression(train, test.inputs, 10, [0.01]))
     assert float((logits.argmax(1) == test.targets).double().mean()) == pytest.approx(
@@ -501,11 +490,8 @@ def test_softmax_regression_on_fashion_mnist(file: Path):
     )
 
 
-def test_tables_on_wikitext():
-    root = real("wikitext-2")
-    from archgraph.data import load_dataset
-
-    data = load_dataset("wikitext2", root, limit=150)
+def test_tables_on_wikitext(data_root: Path):
+    data = load_dataset("wikitext2", data_root, limit=150)
     train, test = (
         Bigrams(s.inputs.flatten(), s.targets.flatten()) for s in (data.train, data.test)
     )
