@@ -125,10 +125,10 @@ def study(folder: Path) -> dict[str, Any]:
 
 
 class Slow(Job):
-    """Is on its device after a second and a half, as with CUDA, or dies on the way."""
+    """Is on its device after four seconds, as with CUDA on a busy machine, or dies on the way."""
 
     def on(self, place: str) -> Slow:
-        time.sleep(1.5)
+        time.sleep(4)
         if self.place == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         return Slow(place)
@@ -146,7 +146,7 @@ def starting(folder: Path) -> dict[str, Any]:
     """What comes of calls whose process takes longer to start than they may, or dies at that."""
     found = {}
     for name, deadline, job, items in (
-        ("late", 1.0, Slow(), ["a", "b"]),
+        ("late", 3.0, Slow(), ["a", "b"]),
         ("crash", None, Slow("crash"), [Heavy(), "b"]),
     ):
         workers = Workers(2, devices=("other",), deadline=deadline)
