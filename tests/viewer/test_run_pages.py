@@ -35,7 +35,9 @@ def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tm
         thread.start()
         try:
             page.goto(server.address, timeout=60_000)
-            page.wait_for_function("seen !== undefined")
+            # Not `wait_for_function`: to ask again it evaluates text, which the page forbids.
+            while page.evaluate("seen === undefined"):
+                page.wait_for_timeout(50)
             page.evaluate("document.querySelector('details').open = false; scrollTo(0, 200)")
             with metrics.open("a") as file:
                 file.write(line(2, 0.5))
