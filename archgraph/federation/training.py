@@ -73,10 +73,14 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     module: nn.Module = build(model.graph, model.state)
     if _COMPILED.get():
         module.compile()
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dim() == 4:  # `Module.to` refuses a volume's five
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-    return module.to(model.device if isinstance(model, Work) else device)
+    device = model.device if isinstance(model, Work) else device
+    # With AVX2 as the newest extension, oneDNN overwrites memory in the backward pass of 1x1
+    # convolutions with stride 2 whose channels lie last.
+    if device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2":
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.dim() == 4:  # `Module.to` refuses a volume's five
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return module.to(device)
 
 
 def cpu_state(module: nn.Module) -> dict[str, Tensor]:

@@ -41,6 +41,7 @@ Level = Literal["quick", "full"]
 LAW = 1e-9  # mask ≡ take in float64, relative to the largest output
 LAW_PARAMETERS = 200_000_000  # above, its five float64 copies do not fit beside another model
 SAME = 1e-6  # built against original, in float32
+SAME_SUMS = 1e-5  # gradients: sums over positions and examples, in an order that kernels choose
 AXES = 3  # axes cut alone at the quick level
 DROPOUTS = (
     "p", "dropout", "attention_dropout", "activation_dropout", "dropout_prob", "hidden_dropout",
@@ -267,15 +268,17 @@ def equal_in_mode(
     loss_of(expected).backward()
     loss_of(found).backward()
     ours = dict(built.named_parameters())
-    reached = set()
-    for name, parameter in model.named_parameters():
-        gradient = ours[name].grad
-        assert (parameter.grad is None) == (gradient is None), f"gradient of {name}"
-        if parameter.grad is not None and gradient is not None:
-            reached.add(name)
-            scale = float(parameter.grad.abs().max()) or 1.0
-            worst = float((gradient - parameter.grad).abs().max()) / scale
-            assert worst <= SAME, f"gradient of {name} differs by {worst:.2g} (relative)"
+    expected_gradients = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+    largest = max((float(g.abs().max()) for g in expected_gradients.values()), default=0.0)
+    for name in dict(model.named_parameters()):
+        gradient, wanted = ours[name].grad, expected_gradients.get(name)
+        assert (wanted is None) == (gradient is None), f"gradient of {name}"
+        if wanted is not None and gradient is not None:
+            # A key's bias has the gradient 0 before a softmax: what is left of it is rounding.
+            scale = max(float(wanted.abs().max()), largest / 100) or 1.0
+            worst = float((gradient - wanted).abs().max()) / scale
+            assert worst <= SAME_SUMS, f"gradient of {name} differs by {worst:.2g} (relative)"
+    reached = set(expected_gradients)
     assert reached, "the original gives no parameter a gradient"
     own = built.state_dict()
     for name, tensor in model.state_dict().items():  # batch statistics moved alike
