@@ -26,7 +26,7 @@ def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generato
     if options.crop:
         # Drawn on the CPU, so that every device sees the same images.
         draw = torch.randint(2 * options.crop + 1, (2, count, 1), generator=generator)
-        top, left = draw.to(images.device)
+        top, left = draw.to(images.device, non_blocking=True)
         rows = (top + torch.arange(height, device=images.device))[:, :, None]
         columns = (left + torch.arange(width, device=images.device))[:, None, :]
         example = torch.arange(count, device=images.device)[:, None, None]
@@ -34,6 +34,6 @@ def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generato
         # Indices that broadcast to [batch, height, width] cut a window of its own from each image.
         images = padded.movedim(1, -1)[example, rows, columns].movedim(-1, 1).contiguous()
     if options.flip:
-        mirrored = (torch.rand(count, generator=generator) < 0.5).to(images.device)
-        images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+        mirrored = (torch.rand(count, generator=generator) < 0.5)[:, None, None, None]
+        images = torch.where(mirrored.to(images.device, non_blocking=True), images.flip(-1), images)
     return images

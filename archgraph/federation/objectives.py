@@ -74,7 +74,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         return logits
     # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
     # logits get no gradient.
-    return logits.masked_fill(~present.to(logits.device), 0.0)
+    return logits.masked_fill(~present.to(logits.device, non_blocking=True), 0.0)
 
 
 class Penalty(Protocol):

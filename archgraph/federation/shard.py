@@ -46,8 +46,9 @@ class Shard:
         order = (
             torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         )
-        for ids in minibatches(order, size):
-            at = ids.to(self.targets.device)
+        # Copied to the data's device once: each copy waits for all work there.
+        there = order.to(self.targets.device)
+        for ids, at in zip(minibatches(order, size), minibatches(there, size), strict=True):
             yield Examples(
                 tuple(x.index_select(0, at) for x in self.inputs),
                 self.targets.index_select(0, at),

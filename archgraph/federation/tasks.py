@@ -59,7 +59,7 @@ class Model(NamedTuple):
 
 
 class Progress(Protocol):
-    """A callback after every step of local training."""
+    """A callback after every step of local training, on a device after some of them."""
 
     def __call__(self, *, epoch: int, step: int, loss: float) -> None:
         """Record a step; epochs and steps count from 0, steps over all epochs."""
@@ -88,7 +88,7 @@ class Work:
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
-        progress: Called after every step.
+        progress: Called after every step; on a device ten times a second at most.
         learning: The learning task.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -114,10 +115,13 @@ def descend(
     data = work.data
     if work.local.fraction < 1:
         data = _drawn(data, math.ceil(work.local.fraction * data.examples), work.generator)
+    # Reading a number from a device waits for all work there: ten times a second is enough.
+    pause, due = (0.0 if work.device == "cpu" else 0.1), 0.0
     step = trained_on = 0
-    number, total, count = 0.0, 0.0, 0
+    number, mean = 0.0, 0.0
     for epoch in range(work.local.epochs):
-        total, count = 0.0, 0
+        losses: list[Tensor] = []
+        sizes: list[int] = []
         for batch in data.batches(work.generator, work.local.batch):
             inputs = tuple(x.to(work.device) for x in batch.inputs)
             if work.local.augment is not None:
@@ -130,21 +134,39 @@ def descend(
             value.backward()
             if revise is not None:
                 revise(parameters)
-            number = float(value.detach())
-            # Before the step, while the parameters still say which of them broke first.
-            if not math.isfinite(number):
-                raise _not_finite(work, parameters, number)
+            losses.append(value.detach())
+            sizes.append(len(batch.ids))
+            seen = time.monotonic() >= due
+            if seen:
+                # Before the step, while the parameters still say which of them broke first.
+                number = _finite_loss(work, parameters, losses[-1:])[0]
             if work.local.clip is not None:
                 nn.utils.clip_grad_norm_(trained, work.local.clip)
             steps.step()
-            size = len(batch.ids)
-            total, count, trained_on = total + number * size, count + size, trained_on + size
-            work.progress(epoch=epoch, step=step, loss=number)
+            if seen:
+                work.progress(epoch=epoch, step=step, loss=number)
+                due = time.monotonic() + pause
             step += 1
+        trained_on += sum(sizes)
+        if losses:
+            numbers = _finite_loss(work, parameters, losses)
+            number = numbers[-1]
+            mean = sum(x * n for x, n in zip(numbers, sizes, strict=True)) / sum(sizes)
     # A gradient that is not finite leaves a parameter that is not, for good.
     if not all(finite(p) for p in trained):
         raise _not_finite(work, parameters, number)
-    return {"loss": total / max(count, 1), "steps": float(step), "seen": float(trained_on)}
+    return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
+
+
+def _finite_loss(
+    work: Work, parameters: Mapping[str, nn.Parameter], losses: list[Tensor]
+) -> list[float]:
+    """Read losses from the device; refuse the first that is not finite."""
+    numbers: list[float] = torch.stack(losses).tolist()
+    for number in numbers:
+        if not math.isfinite(number):
+            raise _not_finite(work, parameters, number)
+    return numbers
 
 
 def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
