@@ -196,7 +196,7 @@ class Dynamic:
         outcome = dataclasses.replace(self.train, penalty=penalty)(work)
         # Beside the state, since FedDyn's correction never leaves the client.
         keep = {
-            p.name: work.keep.get(p.name, torch.zeros(p.shape))
+            p.name: work.keep.get(p.name, torch.zeros(p.shape, device=work.device))
             - self.alpha * (outcome.state[p.name] - work.state[p.name])
             for p in work.graph.params
             if p.trainable
@@ -219,8 +219,8 @@ class Regularisation:
         terms = []
         for name, value in parameters.items():
             if value.requires_grad:
-                move = value - work.state[name].to(value)
+                move = value - work.state[name]
                 terms.append(self.alpha / 2 * move.square().sum())
                 if name in work.keep:
-                    terms.append(-(work.keep[name].to(value) * value).sum())
+                    terms.append(-(work.keep[name] * value).sum())
         return torch.stack(terms).sum()

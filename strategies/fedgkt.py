@@ -158,7 +158,8 @@ class FedGKT(fl.Strategy):
                 answers = [predict(module(x.to(world.device))).cpu() for x in parts]
             logits = {"ids": extras["ids"], "logits": torch.cat(answers)}
             state = state.with_group(f"logits/{client}", logits)
-        return state.with_group("server", fl.cpu_state(module))
+        trained = ag.state_of(module).items()
+        return state.with_group("server", {k: v.cpu().contiguous() for k, v in trained})
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
         """Compute ``l_s`` of a minibatch of features."""
@@ -264,7 +265,8 @@ class Group:
         extractor, classifier = (part.train() for part in parts)
         parameters = {k: p for part in parts for k, p in part.named_parameters()}
         # By the example's id: batches come in another order in each epoch.
-        row_of = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
+        ids = work.extras.get("ids", torch.empty(0)).cpu().tolist()
+        row_of = {int(i): row for row, i in enumerate(ids)}
 
         def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
@@ -281,7 +283,7 @@ class Group:
             return value
 
         metrics = fl.descend(work, parameters, loss)
-        state = {name: value for part in parts for name, value in fl.cpu_state(part).items()}
+        state = {name: value for part in parts for name, value in ag.state_of(part).items()}
         return fl.Outcome(
             state={name: state[name] for name in work.graph.state_names},
             keep=work.keep,

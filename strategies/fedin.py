@@ -630,7 +630,7 @@ class Chain:
         """Return the state of the whole, as it travels."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
-            values |= fl.cpu_state(module)
+            values |= ag.state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
     def _run(self, index: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -237,7 +237,7 @@ class OrderedDropout:
         statistics = {
             name: value
             for width in self.widths
-            for inner, value in fl.cpu_state(modules[width.name]).items()
+            for inner, value in ag.state_of(modules[width.name]).items()
             if (name := f"{width.name}/{inner}") in work.extras
         }
-        return fl.Outcome(fl.cpu_state(module), work.keep, extras=statistics, metrics=metrics)
+        return fl.Outcome(ag.state_of(module), work.keep, extras=statistics, metrics=metrics)

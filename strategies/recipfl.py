@@ -499,7 +499,7 @@ class Teach:
             return hard + guidance(outputs, taught, predict, self.divergence)
 
         metrics = fl.descend(small, dict(student.named_parameters()), loss)
-        state = fl.cpu_state(student)
+        state = ag.state_of(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
         metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}
         return fl.Outcome(

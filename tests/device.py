@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from archgraph.states import updates
+
 NAME = "other"
 # What takes tensors of both kinds: copies from one to the other, and numbers.
 _BOTH = ("aten::copy_", "aten::_to_copy", "aten::_copy_from")
@@ -166,6 +168,7 @@ def register() -> Callable[[], None]:
         factory = getattr(getattr(torch.ops.aten, packet), overload)
         library.impl(name, functools.partial(_made, factory), "PrivateUse1")
     library.impl("_copy_from", _filled, "PrivateUse1")
+    updates._ORDINARY = (*updates._ORDINARY, OtherTensor)  # as those of a GPU are
 
     def forget() -> None:
         _Module.user = None

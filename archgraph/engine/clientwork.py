@@ -244,9 +244,13 @@ def private_part(task: Task, outcome: Outcome) -> ClientState:
 
 
 def server_copies(state: State) -> State:
-    """Copy a state into memory of its own on the server's device, whatever device it comes from."""
+    """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
-        return {
-            name: tensor.clone() if tensor.is_cpu else tensor.cpu()
+        copies = {
+            # From a GPU into page-locked memory, which PyTorch uses again.
+            name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True).contiguous()
             for name, tensor in state.items()
         }
+        for device in {tensor.device for tensor in state.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return copies

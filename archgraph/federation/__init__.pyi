@@ -53,7 +53,6 @@ from .tasks import Weights as Weights
 from .tasks import Work as Work
 from .tasks import silent as silent
 from .training import Train as Train
-from .training import cpu_state as cpu_state
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser

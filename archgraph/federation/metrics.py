@@ -198,15 +198,15 @@ METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
 
 def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the loss of logits ``[batch, ..., classes]``; 0 if all targets are ignored."""
-    loss = nn.functional.cross_entropy(
+    values = nn.functional.cross_entropy(
         predictions.reshape(-1, predictions.shape[-1]),
         targets.reshape(-1),
-        reduction=reduction,
+        reduction="sum" if reduction == "mean" else reduction,
         ignore_index=IGNORED,
     )
-    if reduction == "mean" and bool(loss.isnan()) and not bool((targets != IGNORED).any()):
-        return predictions.sum() * 0  # torch divides 0 by 0
-    return loss
+    if reduction == "mean":  # of no targets torch's own is 0 / 0, and asking waits for a device
+        return values / (targets != IGNORED).sum().clamp(min=1)
+    return values
 
 
 def binary_cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

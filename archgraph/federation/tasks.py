@@ -78,7 +78,8 @@ class Work:
         round: Counted from 1; 0 for the survey before the first.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
-        state: Full state of it: what was sent, overlaid with what this client kept of it.
+        state: Full state of it: what was sent, overlaid with what this client kept of it. This and
+            all other tensors lie on ``device``.
         data: The client's training data.
         local: How to train.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
@@ -109,13 +110,17 @@ class Work:
     learning: LearningTask = CLASSIFICATION
 
     def copied(self) -> Work:
-        """Return a copy with its own tensors and values: a program may write in place."""
+        """Return a copy with tensors and values of its own, since a program may write in place."""
+
+        def copied(state: State) -> State:
+            return {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
+
         return replace(
             self,
-            state=_copied(self.state),
-            keep=_copied(self.keep),
-            others={k: Model(m.graph, _copied(m.state)) for k, m in self.others.items()},
-            extras=_copied(self.extras),
+            state=copied(self.state),
+            keep=copied(self.keep),
+            others={k: Model(m.graph, copied(m.state)) for k, m in self.others.items()},
+            extras=copied(self.extras),
             values=copy.deepcopy(dict(self.values)),
         )
 
@@ -125,14 +130,10 @@ class Work:
         return torch.tensor([n > 0 for n in self.data.histogram])
 
 
-def _copied(state: State) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
 @wire.carried
 @dataclass(frozen=True)
 class Outcome:
-    """What a program leaves behind.
+    """What a program leaves behind, on whatever device; the engine copies it.
 
     Attributes:
         state: Full state of the model after the work. The engine takes ``Task.private`` out of it.

@@ -153,13 +153,17 @@ def check_update(
             _check_values(want.name, value)
 
 
+# Other classes decide themselves how they are computed.
+_ORDINARY: tuple[type, ...] = (Tensor, Parameter)
+
+
 def foreign(value: object) -> str | None:
     """Return what something is, if it is not an ordinary dense tensor, whose values are its own.
 
     >>> foreign(torch.zeros(2)), foreign([0.0]), foreign(torch.eye(2).to_sparse())
     (None, 'list', 'torch.sparse_coo tensor on cpu')
     """
-    if type(value) not in (Tensor, Parameter):  # others decide themselves how they are computed
+    if type(value) not in _ORDINARY:
         return type(value).__name__
     tensor = cast(Tensor, value)
     if tensor.is_nested or tensor.is_quantized:

@@ -32,7 +32,6 @@ from archgraph.federation import (
     Train,
     Work,
     configure,
-    cpu_state,
     descend,
     find_strategy,
     mask_absent,
@@ -201,7 +200,7 @@ def test_train_equals_a_loop_written_by_hand(lab, local):
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), local.clip)
             optimiser.step()
-    expected = cpu_state(model)
+    expected = ag.state_of(model)
     assert all(torch.equal(outcome.state[k], v) for k, v in expected.items())
     assert outcome.metrics["steps"] == local.epochs * math.ceil(12 / local.batch)
     assert outcome.metrics["seen"] == 12 * local.epochs
@@ -318,7 +317,7 @@ def test_gradients_can_be_revised_before_the_step(tiny):
         return TaskLoss()(module(*batch.inputs), batch, work)
 
     descend(work, parameters, loss, revise=hold_the_bias)
-    after = cpu_state(module)
+    after = ag.state_of(module)
     assert torch.equal(after["1.bias"], tiny.state["1.bias"])
     assert not torch.equal(after["1.weight"], tiny.state["1.weight"])
 
