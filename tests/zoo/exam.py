@@ -268,17 +268,17 @@ def equal_in_mode(
     loss_of(expected).backward()
     loss_of(found).backward()
     ours = dict(built.named_parameters())
-    expected_gradients = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
-    largest = max((float(g.abs().max()) for g in expected_gradients.values()), default=0.0)
+    original = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+    largest = max((float(g.abs().max()) for g in original.values()), default=0.0)
     for name in dict(model.named_parameters()):
-        gradient, wanted = ours[name].grad, expected_gradients.get(name)
-        assert (wanted is None) == (gradient is None), f"gradient of {name}"
-        if wanted is not None and gradient is not None:
+        gradient, theirs = ours[name].grad, original.get(name)
+        assert (theirs is None) == (gradient is None), f"gradient of {name}"
+        if theirs is not None and gradient is not None:
             # A key's bias has the gradient 0 before a softmax: what is left of it is rounding.
-            scale = max(float(wanted.abs().max()), largest / 100) or 1.0
-            worst = float((gradient - wanted).abs().max()) / scale
+            scale = max(float(theirs.abs().max()), largest / 100) or 1.0
+            worst = float((gradient - theirs).abs().max()) / scale
             assert worst <= SAME_SUMS, f"gradient of {name} differs by {worst:.2g} (relative)"
-    reached = set(expected_gradients)
+    reached = set(original)
     assert reached, "the original gives no parameter a gradient"
     own = built.state_dict()
     for name, tensor in model.state_dict().items():  # batch statistics moved alike
