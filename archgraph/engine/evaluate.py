@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.data.partition import local_test_indices
+from archgraph.engine.clientwork import server_copies
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.precision import performed
 from archgraph.engine.recalibration import as_tested
@@ -31,8 +32,7 @@ from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 from archgraph.processes.isolation import isolated, one_thread
-from archgraph.processes.process import Died, Tell
-from archgraph.processes.reasons import reason
+from archgraph.processes.process import Died, Tell, attempted
 from archgraph.processes.workers import Workers
 from archgraph.record.client import ClientState
 from archgraph.record.points import CLIENTS
@@ -248,8 +248,10 @@ class Evaluator:
             state = before.over(state)
         if model.program is None:
             return state
+        program = model.program
         generator = seeded(setup.world.seed, "evaluate", model.name, round, client)
-        try:
+
+        def tuned() -> State:
             with isolated(generator, setup.world.device):
                 work = setup.work(
                     client, max(round, 1), model.graph, state, generator, keep=before.keep
@@ -257,14 +259,15 @@ class Evaluator:
                 # A test tunes on all examples, whatever share of them a round trains on.
                 everything = work.local.model_copy(update={"fraction": 1.0})
                 work = dataclasses.replace(work, local=everything)
-                tuned = performed(model.program, work, setup.engine).state
-            check_update(model.graph, tuned, fixed=unsummable(model.graph, state))
-        except KeyboardInterrupt:  # this one is the user's
-            raise
-        except BaseException as error:  # whatever the program dies of, the other tests go on
-            untuned.append({"client": client, "name": model.name, "reason": reason(error)})
+                own = server_copies(performed(program, work, setup.engine).state)
+            check_update(model.graph, own, fixed=unsummable(model.graph, state))
+            return own
+
+        done = attempted(tuned)
+        if isinstance(done, Died):  # whatever the program dies of, the other tests go on
+            untuned.append({"client": client, "name": model.name, "reason": done.reason})
             return state
-        return tuned
+        return done
 
 
 class _Version(TypedDict):

@@ -168,9 +168,8 @@ class Writer:
             # Complete or absent: what is inside is on the disk before the name is.
             draft.replace(path)
             sync(path.parent)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # has another name by now, unless it failed
         self.after(checkpoint, digests)
 
 

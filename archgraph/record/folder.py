@@ -274,12 +274,11 @@ class RunRecord:
     def _opening(self) -> Iterator[None]:
         """Lock the folder, and release it if what follows fails."""
         self._acquire()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             with _writing(self.folder):
                 yield
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _acquire(self) -> None:
         """Lock the folder itself, so that no lock file is left behind and none outlives a crash."""
@@ -438,7 +437,7 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.
     """
-    created: list[Path] = []
+    undo = contextlib.ExitStack()
     with _writing(folder):
         if folder.is_dir():
             run = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
@@ -454,16 +453,17 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
             missing = [p for p in (folder, *folder.parents) if not p.exists()]
             for path in reversed(missing):
                 path.mkdir()
-                created.append(path)
+                undo.callback(_remove_empty, path)
         # Permissions and quotas show only when something is written.
         tempfile.TemporaryFile(dir=folder).close()
-    try:
+    with undo:
         yield
-    except BaseException:
-        for path in reversed(created):
-            with contextlib.suppress(OSError):  # not empty: the run has begun
-                path.rmdir()
-        raise
+        undo.pop_all()
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not empty: the run has begun
+        folder.rmdir()
 
 
 @contextlib.contextmanager

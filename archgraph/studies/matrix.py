@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from archgraph.errors import ArchGraphError
 from archgraph.federation import Family, resolve
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import allowed
+from archgraph.processes.process import Died, attempted
 from archgraph.studies.spec import cells, load_study
 from archgraph.tables import Table, plural
 
@@ -158,13 +160,12 @@ def _tried(
     # Only what is said on purpose is a refusal; anything else before the first round is a fault.
     except ArchGraphError as error:
         return "refused", _plain(error)
-    try:
-        run = execute(experiment, progress=False)
-    except Exception as error:  # a fault in one cell must not lose the others
-        return "fails", f"{type(error).__name__}: {_plain(error)}"
+    run = attempted(functools.partial(execute, experiment, progress=False))
+    if isinstance(run, Died):  # a fault in one cell must not lose the others
+        return "fails", _plain(run.reason)
     return ("fails", "; ".join(run.troubles)) if run.troubles else ("runs", "")
 
 
-def _plain(error: Exception) -> str:
+def _plain(error: Exception | str) -> str:
     """Drop from a message the line of the file, which the cells of a row share."""
     return re.sub(r"^\S+\.yaml:\d+: (strategy: )?", "", " ".join(str(error).split()))

@@ -18,7 +18,7 @@ from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
 from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
-from archgraph.processes.process import Died, Tell
+from archgraph.processes.process import Died, Tell, attempted
 from archgraph.processes.workers import Workers
 from archgraph.reports.comparison import Figure, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES
@@ -443,10 +443,10 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
 def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> str | None:
     """Run a cell; return what went wrong, if something did."""
     assert one.cell.experiment is not None
-    try:
-        run_cell(one.cell.experiment, one.folder, data_root=data_root, python=python)
-    except ArchGraphError as error:
-        return str(error)
-    except Exception as error:  # a fault in one run must not lose the others
-        return f"{type(error).__name__}: {error}"
-    return None
+    call = functools.partial(
+        run_cell, one.cell.experiment, one.folder, data_root=data_root, python=python
+    )
+    done = attempted(call)  # a fault in one run must not lose the others
+    if not isinstance(done, Died):
+        return None
+    return str(done.error) if isinstance(done.error, ArchGraphError) else done.reason
