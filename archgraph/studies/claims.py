@@ -78,7 +78,8 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
     2. A pair of cells that an earlier study judges by the same measure refers to it.
     3. Comparisons that are not primary are exploratory: interval and raw p, and no verdict.
     4. The others are corrected together with all that share runs, directly or through others
-       (Holm); with too few seeds they are undecided whatever their p.
+       (Holm): the tests of a difference among themselves, and those of equivalence. With too few
+       seeds they are undecided whatever their p.
 
     Args:
         findings: Of one study, or of several, in their order.
@@ -101,23 +102,20 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
             first[pair] = one.study
             primary.append(number)
     for group in _sharing(findings, primary):  # 4
-        values = {n: p for n in group if (p := _p(findings[n])) is not None}
-        corrected = holm(values)
+        pairs = {n: d for n in group if (d := findings[n].paired) is not None}
+        differ = holm({n: p for n, of in pairs.items() if (p := of.p) is not None})
+        within = holm({n: p for n, of in pairs.items() if (p := of.p_equivalent) is not None})
         for n in group:
-            judged[n] = _judged(findings[n], corrected.get(n))
+            judged[n] = _judged(findings[n], differ.get(n), within.get(n))
     return tuple(judged[number] for number in range(len(findings)))
 
 
-def _p(finding: StudyFinding) -> float | None:
-    return None if finding.paired is None else finding.paired.p
-
-
-def _judged(finding: StudyFinding, p: float | None) -> Judged:
+def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Judged:
     assert finding.paired is not None
     many = len(finding.paired.differences)
     if many < SEEDS:
         return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds")
-    return Judged(finding, finding.paired.outcome(p), p)
+    return Judged(finding, finding.paired.outcome(p, within), p)
 
 
 def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[list[int]]:

@@ -132,12 +132,13 @@ class Paired:
 
         return self.error * float(brentq(missing, 0.0, 4 * bound + 10))
 
-    def outcome(self, p: float | None = None) -> ClaimOutcome:
+    def outcome(self, p: float | None = None, within: float | None = None) -> ClaimOutcome:
         """Return what follows from the differences.
 
         Args:
             p: The p value after a correction for several claims (:func:`holm`). Default: the
                 comparison's own.
+            within: The same of the tests of equivalence. Default: :attr:`p_equivalent`.
 
         Example:
             >>> [Paired(d, margin=1.0).outcome() for d in ((9.0, 9.5, 9.2), (-3.0, -3.1, -3.2))]
@@ -148,7 +149,7 @@ class Paired:
         p = self.p if p is None else p
         if p is not None and p < LEVEL:
             return "holds" if self.mean > 0 else "against"
-        within = self.p_equivalent
+        within = self.p_equivalent if within is None else within
         return "equivalent" if within is not None and within < LEVEL else "undecided"
 
     @property

@@ -24,8 +24,8 @@ NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
     "Primary claims have a verdict, with p corrected (Holm) over all that share runs, level "
     f"{LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two one-sided tests within "
-    "the margin), undecided. Detectable: the true difference that so many seeds find in "
-    f"{100 * POWER:.0f} % of cases"
+    "the margin, corrected in the same way), undecided. Detectable: the true difference that so "
+    f"many seeds find in {100 * POWER:.0f} % of cases"
 )
 
 

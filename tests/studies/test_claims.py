@@ -69,6 +69,15 @@ def test_claims_that_share_runs_are_corrected_together_and_others_apart(shifts: 
     assert [one.p for one in judge(apart)] == pytest.approx(list(raw.values()))
 
 
+def test_equivalence_is_corrected_over_claims_that_share_runs():
+    one = Paired((-1.0, -0.5, 0.0, 0.5, 1.0), margin=0.92)
+    assert one.p_equivalent == pytest.approx(0.03, abs=0.002)  # twice of it is above the level
+    shared = [finding(one, i, runs=("accuracy", (f"ours {i}",), ("base",))) for i in "ab"]
+    apart = [finding(one, i) for i in "ab"]
+    assert [each.text for each in judge(shared)] == ["undecided", "undecided"]
+    assert [each.text for each in judge(apart)] == ["equivalent", "equivalent"]
+
+
 def test_what_does_not_count_corrects_nothing():
     spread = (-1.0, -0.5, 0.0, 0.5, 1.0)
     weak = Paired(tuple(1.0 + x for x in spread))  # p about 0.05
