@@ -259,9 +259,9 @@ class Evaluator:
                 # A test tunes on all examples, whatever share of them a round trains on.
                 everything = work.local.model_copy(update={"fraction": 1.0})
                 work = dataclasses.replace(work, local=everything)
-                own = server_copies(performed(program, work, setup.engine).state)
-            check_update(model.graph, own, fixed=unsummable(model.graph, state))
-            return own
+                trained = server_copies(performed(program, work, setup.engine).state)
+            check_update(model.graph, trained, fixed=unsummable(model.graph, state))
+            return trained
 
         done = attempted(tuned)
         if isinstance(done, Died):  # whatever the program dies of, the other tests go on

@@ -22,6 +22,7 @@ from pydantic import ConfigDict
 
 from archgraph.engine.clients import read_clients
 from archgraph.errors import RunError
+from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.record.condense import condensed
 from archgraph.record.lines import brief
@@ -99,12 +100,14 @@ def record_of(
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
         weights=dict(weights),
-        origin=_origin(),
+        origin=_origin(folder),
     )
 
 
-def _origin() -> dict[str, Json]:
-    """Return where and when a run was recorded."""
+def _origin(folder: Path) -> dict[str, Json]:
+    """Return where and when a run was recorded, on whose device."""
+    engine = read_document(folder / "run.yaml").data.get("engine", {})
+    device = engine.get("device", "cpu")
     try:
         commit = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
@@ -115,7 +118,7 @@ def _origin() -> dict[str, Json]:
     except (OSError, subprocess.CalledProcessError):  # an installed wheel has no history
         commit = ""
     return {
-        **environment(),
+        **environment(device if isinstance(device, str) else device[0]),
         "archgraph": importlib.metadata.version("archgraph"),
         "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),

@@ -24,7 +24,7 @@ from archgraph.errors import RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
 from archgraph.studies import files as study_files
-from archgraph.studies.records import read_records
+from archgraph.studies.records import read_records, record_of
 from archgraph.studies.spec import cells, load_study
 from archgraph.studies.studies import studies
 from archgraph.studies.study import StudyResult
@@ -473,6 +473,18 @@ def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Pa
     # Other settings are other runs: what was recorded of the old ones does not count.
     (tmp_path / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.3"))
     assert ag.study(tmp_path / "unlike.yaml", only_read=True, **words).done == 0
+
+
+def test_a_record_says_on_which_device_a_run_was(place: Path, result: StudyResult, tmp_path: Path):
+    folder = shutil.copytree(result.runs[0].folder, tmp_path / "run")
+    file = folder / "run.yaml"
+    origin = record_of(folder, "study", "row", "column", {}).origin
+    assert origin["device"] == "cpu"
+    said = file.read_text()
+    assert "device: cpu" in said
+    file.write_text(said.replace("device: cpu", "device: meta"))
+    there = record_of(folder, "study", "row", "column", {}).origin
+    assert there == {**origin, "device": "meta"}
 
 
 def test_records_are_read_whole_or_not_at_all(place: Path, result: StudyResult, tmp_path: Path):
