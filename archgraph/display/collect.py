@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from archgraph.analysis.axes import Axis
+from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block, structure
 from archgraph.display.facts import (
     AxisFact,
@@ -18,7 +19,7 @@ from archgraph.display.facts import (
     OperatorFact,
     Pin,
 )
-from archgraph.display.pricing import Pricing, axis_names, halved
+from archgraph.display.pricing import Pricing, halved
 from archgraph.graph.ir import ArchGraph, Node, per_graph
 from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout, Prod, Sum
@@ -92,7 +93,7 @@ class _Collector:
                     p.role,
                     p.shape,
                     tuple(map(layout_text, self.solved.leaf[p.name])),
-                    tuple(n for d in self.solved.leaf[p.name] for n in axis_names(d)),
+                    tuple(a.name for d in self.solved.leaf[p.name] for a in axis_refs(d)),
                     graph.leaf_users[p.name],
                 )
                 for p in graph.params
@@ -207,7 +208,9 @@ def layout_text(layout: Layout, axis: str = "") -> str:
             return " × ".join(f"({text})" if isinstance(f, Sum) else text for f, text in texts)
         case Sum(terms) if len(terms) > TERMS:
             visible = {0, len(terms) - 1}
-            visible |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
+            visible |= {
+                i for i, term in enumerate(terms) if any(axis == a.name for a in axis_refs(term))
+            }
             parts = [layout_text(t, axis) if i in visible else "…" for i, t in enumerate(terms)]
             return " + ".join(text for text, _ in itertools.groupby(parts))
         case Sum(terms):

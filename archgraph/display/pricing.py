@@ -9,13 +9,13 @@ import numpy as np
 
 from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.cost import cost
-from archgraph.analysis.positions import Kept, node_after, param_after
+from archgraph.analysis.positions import Kept, axis_refs, node_after, param_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, walk
 from archgraph.graph.passes import reachable, specialise
 from archgraph.graph.values import refs
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.layout.layouts import Layout
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.table import macs as node_macs
 from archgraph.ops.table import row
@@ -76,7 +76,7 @@ class Pricing:
         """Return the axes in a layout."""
         key = id(layout)
         if key not in self._names:
-            self._names[key] = frozenset(axis_names(layout))
+            self._names[key] = frozenset(a.name for a in axis_refs(layout))
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
@@ -202,16 +202,6 @@ class Liveness:
 def halved(size: int) -> int:
     """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
     return -(-size // 2)
-
-
-def axis_names(layout: Layout) -> Iterator[str]:
-    """Yield the names of the axes in a layout, left to right."""
-    match layout:
-        case AxisRef(name):
-            yield name
-        case Prod(parts) | Sum(parts):
-            for part in parts:
-                yield from axis_names(part)
 
 
 def _layouts(sizes: StatedSizes) -> Iterator[Layout]:

@@ -82,7 +82,7 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
         optimiser.state[parameter][key] = value.to(device, copy=True)
 
 
-def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[str, Tensor]:
+def on_disk(state: State) -> dict[str, Tensor]:
     """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
     The operating system reads pages when they are used and drops them when memory is short. The
@@ -90,13 +90,12 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
 
     Args:
         state: Tensors of any devices.
-        folder: Where to write. Default: the folder for temporary files.
 
     Returns:
         Tensors on the CPU, to be read only.
 
     Raises:
-        RunError: If the folder cannot be written.
+        RunError: If the folder for temporary files cannot be written.
 
     Example:
         >>> on_disk({"w": torch.ones(2)})
@@ -106,14 +105,14 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
         return {}
     name = ""
     try:
-        descriptor, name = tempfile.mkstemp(".safetensors", "archgraph-", folder)
+        descriptor, name = tempfile.mkstemp(".safetensors", "archgraph-")
         os.close(descriptor)
         wire.save_tensors(name, state)
-        return wire.load_tensors(name)[0]
+        return wire.load_tensors(name)
     except (OSError, SafetensorError) as error:
         raise RunError(
             "clients' states cannot be written",
-            where=str(folder or tempfile.gettempdir()),
+            where=tempfile.gettempdir(),
             found=getattr(error, "strerror", None) or str(error),
             hint="free some space, name another folder in TMPDIR, or allow more memory",
         ) from error

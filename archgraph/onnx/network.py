@@ -21,6 +21,7 @@ from torch import Tensor
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
 from archgraph.limits import LIMITS
+from archgraph.module.plan import ancestors
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, known_tensor
@@ -188,12 +189,12 @@ class OnnxModule(OnnxPart):
         modules: set[str] = set()
         for name, value in stored.items():
             path = _path(name)
-            if leaves & _above(path):  # a leaf cannot hold another one
+            if leaves.intersection(ancestors(path)):  # a leaf cannot hold another one
                 path = path.replace(".", "_")
             while path in leaves | modules:
                 path += "_"
             leaves.add(path)
-            modules |= _above(path)
+            modules |= {*ancestors(path)[1:]}
             self.leaves[name] = path
             part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
             if value.is_floating_point() and name not in buffers:
@@ -301,16 +302,6 @@ def _path(name: str) -> str:
     """
     parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".", LIMITS.module_depth - 1)]
     return ".".join(f"{part}_" if part in _reserved() or not part else part for part in parts)
-
-
-def _above(path: str) -> set[str]:
-    """Return the paths of the modules around a leaf.
-
-    >>> sorted(_above("layer1.0.weight"))
-    ['layer1', 'layer1.0']
-    """
-    parts = path.split(".")
-    return {".".join(parts[:i]) for i in range(1, len(parts))}
 
 
 def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:

@@ -43,7 +43,7 @@ def save_shared(path: str | os.PathLike[str], value: object) -> None:
 
 def load_shared(path: str | os.PathLike[str]) -> object:
     """Read a file of :func:`save_shared`."""
-    return _joined(list(wire.load_tensors(path)[0].values()))
+    return _joined(list(wire.load_tensors(path).values()))
 
 
 def _parts(value: object) -> list[Tensor]:

@@ -208,9 +208,9 @@ def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Js
         prove(path, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= wire.load_tensors(path / _file("groups", at))[0]
+            tensors |= wire.load_tensors(path / _file("groups", at))
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        private = {int(name.stem): wire.load_tensors(path / name)[0] for name in clients}
+        private = {int(name.stem): wire.load_tensors(path / name) for name in clients}
     return Checkpoint(number, tensors, values["values"], private), values
 
 

@@ -259,7 +259,7 @@ TRACKERS: Mapping[str, Callable[..., Tracker]] = {
 """The trackers by name."""
 
 
-def tracker(choice: object, where: str = "trackers") -> Tracker:
+def tracker(choice: object) -> Tracker:
     """Return a tracker by name, by name with options, or one of the caller's own.
 
     Raises:
@@ -279,13 +279,13 @@ def tracker(choice: object, where: str = "trackers") -> Tracker:
     else:
         expected = "a name, or an object with begin, round and end"
         kind = type(choice).__name__
-        raise RunError("is not a tracker", where=where, found=kind, expected=expected)
+        raise RunError("is not a tracker", where="trackers", found=kind, expected=expected)
     if name not in TRACKERS:
-        raise RunError("unknown tracker", where=where, **unknown(str(name), TRACKERS))
+        raise RunError("unknown tracker", where="trackers", **unknown(str(name), TRACKERS))
     try:
         return TRACKERS[name](**(options or {}))
     except TypeError as error:
-        raise RunError("has other options", where=where, found=f"{name}: {error}") from error
+        raise RunError("has other options", where="trackers", found=f"{name}: {error}") from error
 
 
 class Trackers:

@@ -104,16 +104,14 @@ def decode(message: bytes) -> Any:
         raise RejectedUpdate("damaged message", found=f"{type(error).__name__}: {error}") from error
 
 
-def save_tensors(
-    path: str | os.PathLike[str], state: State, values: Mapping[str, str] | None = None
-) -> None:
-    """Write tensors as a safetensors file, with text beside them; the file keeps their order."""
+def save_tensors(path: str | os.PathLike[str], state: State) -> None:
+    """Write tensors as a safetensors file, which keeps their order."""
     tensors = _apart(state)
-    save_file(tensors, path, {**(values or {}), ORDER: json.dumps(list(tensors))})
+    save_file(tensors, path, {ORDER: json.dumps(list(tensors))})
 
 
-def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file of :func:`save_tensors`: its tensors in their order, and the text beside them.
+def load_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a file of :func:`save_tensors`: its tensors in their order.
 
     The file is mapped, so a tensor is read when it is used, and processes that read the same file
     share its memory until they write to it.
@@ -124,13 +122,12 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
-        values = dict(file.metadata() or {})
-    order = json.loads(values.pop(ORDER, "null"))
+        order = json.loads((file.metadata() or {}).get(ORDER, "null"))
     if order is None:  # a file that another program has written
-        return tensors, values
+        return tensors
     if sorted(order) != sorted(tensors):
         raise ValueError(f"{Path(path).name}: the order of its tensors names others")
-    return {name: tensors[name] for name in order}, values
+    return {name: tensors[name] for name in order}
 
 
 def _apart(state: State) -> dict[str, Tensor]:

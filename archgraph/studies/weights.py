@@ -135,9 +135,9 @@ def scale_table(comparison: ScaleComparison) -> Table:
     )
 
 
-def scale_plot(comparison: ScaleComparison, *, title: str = "") -> Figure:
+def scale_plot(comparison: ScaleComparison) -> Figure:
     """Draw by layer and model the ratio of magnitudes, and the distance over the baseline's."""
-    figure, axes = panels(11.0, 2, title, height=4.6, points=(12, 8))
+    figure, axes = panels(11.0, 2, "", height=4.6, points=(12, 8))
     positions = {layer: i for i, layer in enumerate(comparison.layers)}
     for number, (name, model) in enumerate(comparison.models.items()):
         at = [positions[layer] for layer in model]

@@ -567,7 +567,7 @@ def _drawn(rng: random.Random, kind: str, tensors: Sequence[Ref | Leaf]) -> Valu
 def _pool() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Operators that a graph may hold: those that have a rule, and all."""
     allowed = tuple(n for n in _all_operators() if known(n) and pure(n) and computable(n))
-    ruled = tuple(n for n in allowed if row(n).axes is not unknown_axes)
+    ruled = tuple(n for n in allowed if row(n).rule is not unknown_axes)
     return ruled, allowed
 
 
