@@ -212,8 +212,12 @@ class OrderedDropout:
             for width in self.widths
         }
         largest = self.widths[-1]
+        macs = {width.name: ag.cost(width.graph).macs for width in self.widths}
+        executed = 0
 
         def outputs(width: Width, examples: fl.Examples) -> object:
+            nonlocal executed
+            executed += macs[width.name] * len(examples.ids)
             # Slices of the same parameters: the gradients of all widths meet in one model.
             sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
             return functional_call(modules[width.name], sliced, examples.inputs)
@@ -233,7 +237,7 @@ class OrderedDropout:
             hard = self.objective(taught, examples, work)
             return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))
 
-        metrics = fl.descend(work, parameters, loss)
+        metrics = {**fl.descend(work, parameters, loss), "macs": float(executed)}
         statistics = {
             name: value
             for width in self.widths

@@ -271,6 +271,10 @@ def study(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Run this seed of the study only.")
     ] = None,
+    gate: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="Judge the settings without a gate by this seed first."),
+    ] = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="What finished runs leave; default: OUT/records."),
@@ -294,11 +298,19 @@ def study(
     and a page. Exit code 1 if a run failed or lacks its data set, 2 if nothing can begin without
     the data sets that are named.
 
+    --gate trains the largest model of each setting centrally, and runs methods until one is better
+    than trivial models, all on held-out training examples and with a seed that the study does not
+    use. Cells of a setting that does not pass are not run, and claims without a gate have no
+    verdict.
+
     Pages are Markdown: a summary in index.md, and a page for each paper (the first word of a
     study's name).
     """
     import archgraph
+    from archgraph.studies.gates import judge_gates
+    from archgraph.studies.spec import load_study
     from archgraph.studies.studies import studies, without_part
+    from archgraph.studies.study import chosen_cells
     from archgraph.studies.study_tables import study_tables, write_study
 
     asked = bool(only or seed) and not only_read
@@ -307,6 +319,17 @@ def study(
 
     def one(file: Path) -> StudyResult:
         part = asked and file not in others
+        if gate is not None and not only_read and file not in others:
+            spec = load_study(file)
+            judge_gates(
+                spec,
+                gate,
+                size=size,
+                records=records or out / "records",
+                chosen=chosen_cells(spec, size, only or (), ()),
+                data_root=data,
+                notify=say,
+            )
         result = archgraph.study(
             file,
             size=size,

@@ -13,7 +13,6 @@ import torch
 
 from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
-from archgraph.engine.computed import MACS
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.precision import performed
 from archgraph.engine.ranges import PASSES, check_ranges
@@ -34,7 +33,7 @@ from archgraph.states.updates import finite, unsummable
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset(
     {"client", "name", "spare", "examples", "malicious", "clipped", "seconds", "trained"}
-    | {MACS, DOWN, UP}
+    | {DOWN, UP}
 )
 
 

@@ -17,15 +17,17 @@ MACS = "macs"
 PASSES = 3
 
 
-def of_client(task: Task, seen: float) -> float:
+def of_client(task: Task, metrics: Mapping[str, float]) -> float:
     """MACs of a client's training, forward and backward.
 
     Args:
-        task: What it was asked; its architecture counts, not what a method computes beside it (a
-            teacher, a narrower part).
-        seen: Examples that it trained on, counted in every pass.
+        task: What it was asked.
+        metrics: What its program reports: ``macs`` of its forward passes, where it does not always
+            run the architecture that it was sent; else ``seen``, the examples that it trained on,
+            counted in every pass.
     """
-    return PASSES * cost(task.graph).macs * seen
+    forward = metrics.get(MACS)
+    return PASSES * (cost(task.graph).macs * metrics["seen"] if forward is None else forward)
 
 
 def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

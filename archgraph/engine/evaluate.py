@@ -36,6 +36,7 @@ from archgraph.processes.process import Died, Tell, attempted
 from archgraph.processes.workers import Workers
 from archgraph.record.client import ClientState
 from archgraph.record.points import CLIENTS
+from archgraph.record.right import RIGHT, packed
 from archgraph.states import check_update
 from archgraph.states.updates import unsummable
 
@@ -66,23 +67,30 @@ class Evaluator:
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
             ``worst``: the tier with the worst figure of the one that judges.
+            ``right`` (with `evaluate.answers`): of each model which test examples it answered
+            rightly (:func:`archgraph.record.right.packed`).
             ``untuned``: who could not be tuned before its test, and why, if there are such.
         """
         # One evaluator serves all rounds.
         self._untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
+        right: dict[str, Json] = {}
         first: _Tested | None = None
         for model in map(self._tuned, self._own(models)):
             name = model.name
             if model.personal and model.clients:
-                plain, clients[name] = self._each(model, private, round)
+                plain, clients[name], counts = self._each(model, private, round)
             else:
                 # The largest tier often is the global model, which comes first: tested once.
                 known = first is not None and first.answers_for(model, self._classes(model.clients))
                 tested = first if first is not None and known else self._tested(model)
                 first = first or tested
                 plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
+                counts = self._right(tested.plain)
+            if counts is not None:
+                versions = len(model.clients) if model.personal and model.clients else 1
+                right[name] = packed(counts.numpy(), versions)
             metrics = self._learning.metrics
             figures[name] = dict(derived(plain, metrics))
             if model.clients:
@@ -90,8 +98,9 @@ class Evaluator:
                 figures[name][CLIENTS] = len(model.clients)
             if clients[name]:
                 figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
-        untuned = {"untuned": list(self._untuned)} if self._untuned else {}
-        return {**_together(figures, clients, self._learning), **untuned}
+        more: dict[str, Json] = {RIGHT: right} if right else {}
+        more |= {"untuned": list(self._untuned)} if self._untuned else {}
+        return {**_together(figures, clients, self._learning), **more}
 
     @property
     def _learning(self) -> LearningTask:
@@ -122,7 +131,9 @@ class Evaluator:
         world = self.experiment.world
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
-        module = module_of(Model(model.graph, self._recomputed(model, model.state)), world.device)
+        with one_thread():  # the same bits as those of a client's own version
+            state = self._recomputed(model, model.state)
+        module = module_of(Model(model.graph, state), world.device)
         plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
@@ -149,9 +160,13 @@ class Evaluator:
 
     def _each(
         self, model: Evaluated, private: Mapping[int, ClientState], round: int
-    ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
-        """Each client's own version: mean over them on all test data, and of each on its own."""
+    ) -> tuple[dict[str, float], dict[int, dict[str, float]], Tensor | None]:
+        """Each client's own version: mean over them on all test data, and of each on its own.
+
+        Last, how many of them answered each test example rightly, where that is recorded.
+        """
         everywhere: list[dict[str, float]] = []
+        right: list[Tensor] = []
         clients: dict[int, dict[str, float]] = {}
         # One module for all versions: their weights are loaded into it, one after the other.
         module = module_of(Model(model.graph, model.state), self.experiment.world.device)
@@ -171,10 +186,16 @@ class Evaluator:
             # A process that dies is not the model's fault: its test is repeated in this one.
             row = version(client, print) if isinstance(done, Died) else done
             everywhere.append(row["all"])
+            right += [] if row["right"] is None else [row["right"]]
             if row["local"] is not None:
                 clients[client] = row["local"]
             self._untuned.extend(row["untuned"])
-        return mean_of(everywhere), clients
+        return mean_of(everywhere), clients, torch.stack(right).sum(0) if right else None
+
+    def _right(self, plain: Answers) -> Tensor | None:
+        """Return which test examples were answered rightly, if that is recorded."""
+        recorded = self.experiment.evaluate.answers and self._learning.per_example
+        return plain.right if recorded else None
 
     def _version(
         self, model: Evaluated, module: nn.Module, client: int, untuned: list[Json]
@@ -188,7 +209,8 @@ class Evaluator:
             examples = self._examples(*classes) if classes else slice(None)
             if isinstance(examples, slice) or len(examples):
                 local = self._local(client, plain, masked[0] if masked else None, examples)
-            return {"all": plain.summary(), "local": local, "untuned": untuned}
+            right = self._right(plain)
+            return {"all": plain.summary(), "local": local, "right": right, "untuned": untuned}
 
     def _local(
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
@@ -275,6 +297,7 @@ class _Version(TypedDict):
 
     all: dict[str, float]
     local: dict[str, float] | None
+    right: Tensor | None
     untuned: list[Json]
 
 

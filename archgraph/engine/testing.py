@@ -43,6 +43,11 @@ class Answers:
         count = int(self.targets[chosen].sum())
         return {m.name: m.value(self.rows[m.name][chosen], count) for m in self.metrics}
 
+    @property
+    def right(self) -> Tensor:
+        """Whether each example with one class was answered rightly, int64 ``[example]``."""
+        return self.rows["accuracy"].long()
+
     def matched(self, targets: Tensor, shares: Sequence[float]) -> float:
         """Accuracy to be expected of test examples with these shares of the classes.
 

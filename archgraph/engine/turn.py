@@ -252,12 +252,13 @@ class Turn:
         row["examples"] = result.examples
         row |= {"malicious": True} if self.work.attacks(self.round, task.client) else {}
         row |= {"clipped": factor} if factor < 1 else {}
+        row |= outcome.metrics
         if "seen" in outcome.metrics:
-            row[MACS] = of_client(task, outcome.metrics["seen"])
+            row[MACS] = of_client(task, outcome.metrics)
         if self.test is not None:
             with self.clock.measure("evaluate"):
                 row["trained"] = dict(self.test(task, outcome.state))
-        self.accepted.append({**row, "seconds": came.seconds, **outcome.metrics})
+        self.accepted.append({**row, "seconds": came.seconds})
         return result
 
     def settle(self) -> None:

@@ -140,7 +140,8 @@ class Outcome:
         keep: Replaces what the client keeps beside its state.
         others: States of the further models.
         extras: Tensors for the server.
-        metrics: Numbers for the record.
+        metrics: Numbers for the record. ``macs``: multiply–accumulates of the forward passes, for a
+            program that does not always run the whole model.
     """
 
     state: State

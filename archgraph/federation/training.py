@@ -72,16 +72,19 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     Images' channels lie last in memory: convolutions take that faster, and values are the same.
     """
     device = model.device if isinstance(model, Work) else device
-    # Moved before it is copied: memory of a device is taken faster.
-    module: nn.Module = build(model.graph, {k: v.to(device) for k, v in model.state.items()})
-    if _COMPILED.get():
-        module.compile()
     # With AVX2 as the newest extension, oneDNN overwrites memory in the backward pass of 1x1
     # convolutions with stride 2 whose channels lie last.
-    if device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2":
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.dim() == 4:  # `Module.to` refuses a volume's five
-                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    last = device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+
+    def placed(value: Tensor) -> Tensor:
+        # Moved before it is copied: memory of a device is taken faster.
+        value = value.to(device)
+        images = last and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if images else value
+
+    module: nn.Module = build(model.graph, {k: placed(v) for k, v in model.state.items()})
+    if _COMPILED.get():
+        module.compile()
     return module
 
 

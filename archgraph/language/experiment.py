@@ -67,6 +67,12 @@ class EvaluateSpec(Base):
         "aggregation (FedFA, §5.2)",
         examples=[True],
     )
+    answers: Literal[True] | None = Field(
+        default=None,
+        description="true: records which test examples each model answered rightly, so that "
+        "studies can draw them again (one class for each example)",
+        examples=[True],
+    )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
         default=None, description="training examples that static norm statistics are taken from"

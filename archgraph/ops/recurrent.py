@@ -312,6 +312,8 @@ class _Writing:
         if states is None or any(len(_leaves(run)) < 2 for run in self.runs):
             return None
         options = self.options()
+        if options.get("proj_size", 0) >= options["hidden_size"]:  # torch.nn has no such layer
+            return None
         results = self.compared(options, states)
         # Operators that are left over are other work of the path.
         steps = self.steps(*results) if results is not None and self.at == len(self.nodes) else None

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import fnmatch
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS, CLIENTS
+from archgraph.record.right import RIGHT, unpacked
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.runs import RUN, rows_where, seconds
+from archgraph.reports.runs import RUN, Log, rows_where, seconds
 from archgraph.tables import count
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame, Series
     from pandas.core.groupby import SeriesGroupBy
 
@@ -128,6 +130,48 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
     else:
         values = _over_tests(figures, _by_clients(rows, rows_where(tests, metric=CLIENTS)))
     return _column(name, f"{pattern}, by {counted}", metric, values)
+
+
+def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.float64] | None:
+    """Return what an accuracy is made of: the share of its models that answer each example rightly.
+
+    1. ``worst``, ``average``, ``global``, ``models.PATTERN`` and ``clients.PATTERN`` choose and
+       weigh a test's models as the figure of this name does.
+    2. Tests are averaged.
+
+    Args:
+        log: A run with `evaluate.answers`.
+        tests: The rounds whose tests count.
+        name: The figure's.
+
+    Returns:
+        ``[example]``; None: the run has no answers, or the figure is not of this kind.
+    """
+    averaged = []
+    for line in log.rounds:
+        test = line.get("evaluation") or {}
+        if line["round"] in tests:
+            weights = _weights(log, test.get("models", {}), name)
+            if not weights or not weights.keys() <= test.get(RIGHT, {}).keys():
+                return None
+            shares = [weight * unpacked(test[RIGHT][of]) for of, weight in weights.items()]
+            averaged.append(np.sum(shares, 0) / sum(weights.values()))
+    return np.mean(averaged, 0) if averaged else None
+
+
+def _weights(log: Log, models: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, float]:
+    """Return the weights of a test's models in an accuracy; none: it is no mean over models."""
+    used = {of: figures for of, figures in models.items() if of in log.submodels}
+    counted, _, rest = name.partition(".")
+    pattern, _, metric = rest.rpartition(".")
+    if counted in (MODELS, CLIENTS) and metric == "accuracy":
+        chosen = {of: row for of, row in used.items() if fnmatch.fnmatchcase(of, pattern)}
+        return {of: 1 if counted == MODELS else row.get(CLIENTS, 0) for of, row in chosen.items()}
+    if name == "worst_accuracy" and used:
+        return {min(used, key=lambda of: used[of]["accuracy"]): 1}
+    if name == "average_accuracy":
+        return dict.fromkeys(used, 1)
+    return {GLOBAL: 1} if name == "global_accuracy" and GLOBAL in models else {}
 
 
 def _by_clients(rows: DataFrame, counts: DataFrame) -> Series:

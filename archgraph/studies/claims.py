@@ -33,6 +33,7 @@ class StudyFinding:
         primary: Whether the study's file names it among the claims that are judged.
         rule: Why it does not count, of :data:`RULES`; empty: it counts.
         runs: What is compared: the measure, and the runs of both cells.
+        gated: Whether the gate of its setting was judged: without one it has no verdict.
     """
 
     study: str
@@ -43,6 +44,7 @@ class StudyFinding:
     primary: bool = False
     rule: str = ""
     runs: tuple[str, tuple[str, ...], tuple[str, ...]] = ("", (), ())
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
     3. Comparisons that are not primary are exploratory: interval and raw p, and no verdict.
     4. The others are corrected together with all that share runs, directly or through others
        (Holm): the tests of a difference among themselves, and those of equivalence. With too few
-       seeds they are undecided whatever their p.
+       seeds, or in a setting without a gate, they are undecided whatever their p.
 
     Args:
         findings: Of one study, or of several, in their order.
@@ -115,6 +117,8 @@ def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Jud
     many = len(finding.paired.differences)
     if many < SEEDS:
         return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds")
+    if not finding.gated:
+        return Judged(finding, "undecided", p, "its setting has no gate")
     return Judged(finding, finding.paired.outcome(p, within), p)
 
 

@@ -11,7 +11,10 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 ClaimOutcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
 OUTCOMES: tuple[ClaimOutcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
@@ -211,9 +214,7 @@ def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
     return {key: corrected[key] for key in values}
 
 
-def resampled(
-    better: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]], *, draws: int = 2000
-) -> float:
+def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> float:
     """Return the standard deviation of a mean difference in per cent over seeds and examples.
 
     1. Draw as many seeds as there are, with replacement.
@@ -221,13 +222,14 @@ def resampled(
     3. Average the differences of correct answers; repeat, and take the deviation.
 
     Args:
-        better: Whether each test example was answered correctly ``[seed, example]``.
+        better: Whether each test example was answered rightly, or the share of the models that a
+            figure averages, ``[seed, example]``.
         other: The same of the other method, with the same seeds and examples.
         draws: Repetitions; they are drawn from a fixed seed.
     """
     import numpy as np
 
-    gaps = np.asarray(better, np.int8) - np.asarray(other, np.int8)
+    gaps = np.asarray(better, float) - np.asarray(other, float)
     seeds, examples = gaps.shape
     random = np.random.default_rng(0)
     means = np.empty(draws)

@@ -14,8 +14,9 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pydantic
 from pydantic import ConfigDict
@@ -31,6 +32,8 @@ from archgraph.reports.comparison import settings_of
 from archgraph.reports.runs import Log, read_run
 
 SUFFIX = ".jsonl"
+
+_Line = TypeVar("_Line", bound=pydantic.BaseModel)
 
 
 class StudyRecord(pydantic.BaseModel):
@@ -90,6 +93,7 @@ def record_of(
     settings = settings_of(log)
     seed = settings.pop("seed")
     clients = Counter(client.tier for client in read_clients(folder) if client.of is None)
+    device = read_document(folder / "run.yaml").data.get("engine", {}).get("device", "cpu")
     return StudyRecord(
         run=folder.name,
         study=study,
@@ -100,14 +104,12 @@ def record_of(
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
         weights=dict(weights),
-        origin=_origin(folder),
+        origin=origin(device if isinstance(device, str) else device[0]),
     )
 
 
-def _origin(folder: Path) -> dict[str, Json]:
-    """Return where and when a run was recorded, on whose device."""
-    engine = read_document(folder / "run.yaml").data.get("engine", {})
-    device = engine.get("device", "cpu")
+def origin(device: str = "cpu") -> dict[str, Json]:
+    """Return where and when something is recorded: processor, threads, versions, commit, date."""
     try:
         commit = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
@@ -118,7 +120,7 @@ def _origin(folder: Path) -> dict[str, Json]:
     except (OSError, subprocess.CalledProcessError):  # an installed wheel has no history
         commit = ""
     return {
-        **environment(device if isinstance(device, str) else device[0]),
+        **environment(device),
         "archgraph": importlib.metadata.version("archgraph"),
         "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -133,12 +135,7 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
     """
     records: dict[str, StudyRecord] = {}
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            where = f"{path}:{number}"
-            try:
-                record = StudyRecord.model_validate_json(text)
-            except ValueError as error:
-                raise RunError("damaged line", where=where, found=brief(error)) from error
+        for where, record in read_lines(path, StudyRecord):
             before = records.get(record.run, record)
             if _figures(before) != _figures(record):
                 raise RunError(
@@ -153,21 +150,28 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
     return records
 
 
+def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[str, _Line]]:
+    """Yield the lines of a file of records: where each stands, and what it says.
+
+    Raises:
+        RunError: If a line is damaged.
+    """
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        where = f"{path}:{number}"
+        try:
+            yield where, kind.model_validate_json(text)
+        except ValueError as error:
+            raise RunError("damaged line", where=where, found=brief(error)) from error
+
+
 def _figures(record: StudyRecord) -> Json:
     """Return what two records of one run have in common: no seconds."""
     return [{**line, "seconds": None} for line in record.rounds]
 
 
-def add_record(folder: str | os.PathLike[str], name: str, record: StudyRecord) -> None:
-    """Append a record to a study's file.
-
-    Args:
-        folder: Folder of the files.
-        name: Name of the study's own file, without its ending.
-        record: The run.
-    """
-    path = Path(folder) / f"{name}{SUFFIX}"
+def add_line(path: Path, line: pydantic.BaseModel) -> None:
+    """Append a record to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # One write of a complete line: a process that is killed leaves no half of one behind it.
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record.model_dump(mode="json"), ensure_ascii=False) + "\n")
+        file.write(json.dumps(line.model_dump(mode="json"), ensure_ascii=False) + "\n")

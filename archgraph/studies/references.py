@@ -158,6 +158,17 @@ class References:
             f"those of one; tested on {self.tested}.{printed}",
         )
 
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Return the figures of :meth:`table` by reference, as numbers."""
+        summary = {}
+        for row in self.rows:
+            figures = {"pooled": row.pooled, "mean": _mean(row.clients)}
+            figures["best"] = self._extreme(row.clients)
+            if row.matched:
+                figures |= {"matched": _mean(row.matched), "own_matched": _mean(row.own_matched)}
+            summary[row.name] = figures
+        return summary
+
     def _extreme(self, figures: Sequence[float]) -> float:
         return max(figures) if self.more else min(figures)
 

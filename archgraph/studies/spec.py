@@ -55,6 +55,11 @@ class StudyFigure(Base):
         description="averaged over the tests of the last rounds: a fraction (< 1) of all, or a "
         "number; left out: the last test",
     )
+    within: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="counts tests only until so many multiply–accumulates were executed, forward "
+        "and backward, in all clients' training: methods at equal cost; left out: all",
+    )
     better: Literal["more", "less"] = Field(default="more", description="which way is better")
     unit: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="what the paper counts it in, e.g. 1e12"
@@ -144,6 +149,10 @@ class StudySpec(FromFile):
     figures: Annotated[dict[str, StudyFigure | _Text], Field(min_length=1)] = Field(
         description="what a cell shows: the name of a measure, or one with options"
     )
+    gate: tuple[_Text, ...] = Field(
+        default=(),
+        description="figures whose mean a method's gate is judged by; left out: the first figure",
+    )
     published: dict[str, tuple[float | None, ...]] = Field(
         default={},
         description="by row, a number as printed for each column and figure, figures fastest; "
@@ -185,6 +194,11 @@ class StudySpec(FromFile):
         """Figures of a cell, with options."""
         figures = self.figures.items()
         return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in figures}
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Figures whose mean a method's gate is judged by."""
+        return self.gate or tuple(self.figures)[:1]
 
     def combined(self) -> dict[str, tuple[str, ...]]:
         """Return the columns: the names of their parts, by name."""
@@ -249,6 +263,8 @@ class StudySpec(FromFile):
                     "figure",
                     place=("published", row),
                 )
+        for i, name in enumerate(self.gate):
+            _known(name, self.figures, ("gate", i), "figure")
         parts = [name for part in self.parts for name in part]
         left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():

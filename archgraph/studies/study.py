@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from archgraph.data import DATASETS, ROOT_VARIABLE
 from archgraph.data.files import lacking
@@ -21,12 +25,13 @@ from archgraph.language.experiment import ExperimentSpec
 from archgraph.processes.process import Died, Tell, attempted
 from archgraph.processes.workers import Workers
 from archgraph.reports.comparison import Figure, RunGroup, compare_logs
-from archgraph.reports.measures import SHARES
-from archgraph.reports.runs import seconds
+from archgraph.reports.measures import SHARES, right_answers
+from archgraph.reports.runs import Log, seconds
 from archgraph.studies.cell import address, finished, run_cell
 from archgraph.studies.claims import StudyFinding
-from archgraph.studies.outcomes import paired
-from archgraph.studies.records import StudyRecord, add_record, read_records, record_of
+from archgraph.studies.gates import GateRecord, read_gates, setting_of
+from archgraph.studies.outcomes import paired, resampled, with_examples
+from archgraph.studies.records import SUFFIX, StudyRecord, add_line, read_records, record_of
 from archgraph.studies.spec import (
     StudyCell,
     StudyClaim,
@@ -38,6 +43,12 @@ from archgraph.studies.spec import (
 )
 from archgraph.studies.weight_measures import FinalWeights, of_weights
 from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SMALL = 2000
+"""Test sets with fewer examples are drawn again together with the seeds."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,11 @@ class StudyRun:
         return self.folder.name
 
     @property
+    def setting(self) -> str:
+        """What gates know it by: its address without the seed."""
+        return setting_of(self.address)
+
+    @property
     def weights(self) -> tuple[str, ...]:
         """Measures that are read from the run's final weights."""
         return tuple(f.measure for f in self.cell.figures.values() if of_weights(f.measure))
@@ -76,6 +92,7 @@ class StudyResult:
         waiting: Cells whose strategy is not there yet.
         records: What the finished runs left, by address.
         failed: Why a run ended, by its folder.
+        gates: The gates of the settings, by the addresses that they cover.
     """
 
     spec: StudySpec
@@ -84,6 +101,7 @@ class StudyResult:
     waiting: tuple[StudyCell, ...]
     records: Mapping[str, StudyRecord]
     failed: Mapping[Path, str] = field(default_factory=dict)
+    gates: Mapping[str, GateRecord] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -111,16 +129,23 @@ class StudyResult:
             cells.setdefault(key, (one.cell, []))[1].append(one.address)
         return {
             key: {
-                name: self._measured(read(tuple(names), figure.last), figure.measure)
+                name: self._measured(group, figure.measure)
                 for name, figure in cell.figures.items()
+                if (group := read(tuple(names), figure.last, figure.within)) is not None
             }
             for key, (cell, names) in cells.items()
         }
 
-    def _compared(self, names: Sequence[str], last: float | None) -> RunGroup:
+    def _compared(
+        self, names: Sequence[str], last: float | None, within: float | None
+    ) -> RunGroup | None:
         # Seeds of one cell are one group: `address` tells apart all that `compare_logs` does.
         logs = [self.records[name].log for name in names]
-        return compare_logs(logs, tiers=True, last=last).groups[0]
+        if within is not None:
+            logs = [_until(log, within) for log in logs]
+            if not all(log.rounds for log in logs):  # a run spent less, or more before its test
+                return None
+        return compare_logs(logs, tiers=True, last=last, unfinished=True).groups[0]
 
     def _measured(self, group: RunGroup, measure: str) -> RunGroup:
         """Add what was read from the final weights of the runs, if the measure is of them."""
@@ -181,6 +206,12 @@ class StudyResult:
         pairs = [ours[seed] for seed in common], [theirs[seed] for seed in common]
         margin = _margin(read, pairs[1])
         statistic = paired(*pairs, more=read.better == "more", margin=margin)
+        right, other_right = (self._answered(*cell, figure, common) for cell in (first, second))
+        if right is not None and other_right is not None and right.shape[1] < SMALL:
+            statistic = with_examples(statistic, resampled(right, other_right))
+        runs = self._addresses(*first), self._addresses(*second)
+        gates = [self.gates.get(setting_of(name)) for of in runs for name in of[:1]]
+        failed = any(gate is not None and not gate.passed for gate in gates)
         return StudyFinding(
             self.spec.study,
             f"{claim.better} better than {other}",
@@ -188,18 +219,43 @@ class StudyResult:
             figure,
             statistic if common else None,
             claim.primary,
-            claim.not_counted or "",
-            (
-                f"{read.measure}@{read.last}",
-                self._addresses(*first),
-                self._addresses(*second),
-            ),
+            claim.not_counted or ("reference" if failed else ""),
+            (f"{read.measure}@{read.last}@{read.within}", *runs),
+            gated=all(gate is not None for gate in gates),
         )
+
+    def _answered(
+        self, row: str, column: str, figure: str, seeds: Sequence[int]
+    ) -> NDArray[np.float64] | None:
+        """Return which test examples a figure's models answer rightly, ``[seed, example]``."""
+        group = self.groups.get((row, column), {}).get(figure)
+        if group is None:
+            return None
+        measure = self._figures[row, column][figure].measure
+        logs = dict(zip(group.seeds, group.runs, strict=True))
+        rows = [right_answers(logs[seed], group.tests, measure) for seed in seeds]
+        known = [row for row in rows if row is not None]
+        return np.stack(known) if known and len(known) == len(rows) else None
 
     def _addresses(self, row: str, column: str) -> tuple[str, ...]:
         """Return the runs of a cell, whatever their seed, in order."""
         cells = (one for one in self.runs if (one.cell.row, one.cell.column) == (row, column))
         return tuple(one.address for one in cells)
+
+
+def _until(log: Log, macs: float) -> Log:
+    """Return a run until it has executed so many MACs; without a round if it never does.
+
+    Lines of a record stand for all rounds since the test before, so the test that counts is the
+    last one within the budget.
+    """
+    spent = list(
+        itertools.accumulate(line.get("macs", {}).get("round", 0.0) for line in log.rounds)
+    )
+    within = sum(total <= macs for total in spent)
+    # A run that ends a little below the budget, by chance of its clients' sizes, is at it.
+    rounds = log.rounds[:within] if spent and spent[-1] >= 0.98 * macs else ()
+    return dataclasses.replace(log, rounds=rounds)
 
 
 def _last_word(measure: str) -> str:
@@ -239,7 +295,8 @@ def study(
     equal runs of several studies are one. A finished run leaves a line in a file of ``records``
     (:class:`~archgraph.studies.records.StudyRecord`), from which everything is computed: its folder
     may go, and it is not run again. Runs that were cut off go on after their last checkpoint, so
-    the same call goes on where it stopped.
+    the same call goes on where it stopped. Runs whose setting does not pass its gate
+    (:func:`archgraph.studies.gates.judge_gates`) are left out.
 
     Args:
         file: A study file, or what was read from one.
@@ -280,7 +337,7 @@ def study(
     failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
     ledger.collect(runs, data_root)
     waiting = tuple(cell for cell in every if cell.experiment is None)
-    return StudyResult(spec, size, runs, waiting, ledger.records, failed)
+    return StudyResult(spec, size, runs, waiting, ledger.records, failed, ledger.gates)
 
 
 class _Ledger:
@@ -289,7 +346,7 @@ class _Ledger:
     def __init__(self, spec: StudySpec, folder: Path, python: bool) -> None:
         self.spec, self.folder, self.python = spec, folder, python
         self.name = Path(spec.document_of(("study",)).file).stem
-        self.records = read_records(folder)
+        self.records, self.gates = read_records(folder), read_gates(folder)
 
     def collect(self, runs: Sequence[StudyRun], data_root: str | os.PathLike[str] | None) -> None:
         """Record the finished run folders that have no record, or lack a measure of weights."""
@@ -312,11 +369,16 @@ class _Ledger:
         record = self.records.get(one.address)
         return record is not None and record.weights.keys() >= set(one.weights)
 
+    def fit(self, one: StudyRun) -> bool:
+        """Return whether a run's setting passes its gate, or has none yet."""
+        gate = self.gates.get(one.setting)
+        return gate is None or gate.passed
+
     def add(self, one: StudyRun, weights: Mapping[str, float | None]) -> None:
         """Record a finished run."""
         record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column, weights)
         self.records = {**self.records, record.run: record}
-        add_record(self.folder, self.name, record)
+        add_line(self.folder / f"{self.name}{SUFFIX}", record)
 
     def _of_weights(
         self,
@@ -383,10 +445,13 @@ def _missing(
 ) -> Iterator[tuple[Path, str]]:
     """Run what is not done; yield which runs failed, and why."""
     left: dict[Path, StudyRun] = {}
-    for one in runs:
+    fit = [one for one in runs if ledger.fit(one)]
+    if unfit := {one.address for one in runs} - {one.address for one in fit}:
+        notify(f"{plural(len(unfit), 'run')} left out: the setting does not pass its gate")
+    for one in fit:
         if not ledger.complete(one) and not _ended(one):
             left.setdefault(one.folder, one)
-    total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
+    total, data = len({one.folder for one in fit}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
         notify(f"{done} of {plural(total, 'run')} done before")

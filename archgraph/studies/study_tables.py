@@ -16,6 +16,7 @@ from archgraph.reports.runs import Log
 from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge
+from archgraph.studies.gates import gate_tables
 from archgraph.studies.outcomes import LEVEL, POWER
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
@@ -37,7 +38,10 @@ def study_tables(result: StudyResult, judged: Sequence[Judged] | None = None) ->
         judged: The study's claims as judged among those of other studies. Default: by themselves.
     """
     judged = judge(result.findings) if judged is None else judged
-    tables = (*_figures(result), _claims(result, judged), _missing(result))
+    gates = [gate for r in result.runs if (gate := result.gates.get(r.setting)) is not None]
+    tables = (
+        *_figures(result), _claims(result, judged), *gate_tables(gates), _missing(result)
+    )  # fmt: skip
     return tuple(table for table in tables if table.rows)
 
 
@@ -200,7 +204,10 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
 def _missing(result: StudyResult) -> Table:
     rows = [(c.row, c.column, f"waits for {c.waits}") for c in result.waiting]
     for one in result.runs:
+        gate = result.gates.get(one.setting)
         if one.folder in result.failed:
             column = ", ".join(filter(None, (one.cell.column, f"seed {one.seed}")))
             rows.append((one.cell.row, column, result.failed[one.folder]))
+        elif gate is not None and not gate.passed and one.address not in result.records:
+            rows.append((one.cell.row, one.cell.column, "its setting does not pass its gate"))
     return Table("Not measured", ("row", "column", "why"), tuple(dict.fromkeys(rows)))

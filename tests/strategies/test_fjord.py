@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archgraph as ag
+from archgraph.engine.computed import of_client
 from archgraph.federation import TASKS, LocalOptions, Outcome
 from archgraph.strategies.fjord import FjORD, OrderedDropout, nested_widths
 
@@ -66,6 +67,21 @@ def test_one_step_follows_the_written_out_loss(lab, linear, distil):
         assert len(fits) == 1
         seen |= set(fits)
     assert seen == {2, 4}
+
+
+@pytest.mark.parametrize("distil", [False, True])
+def test_multiply_accumulates_are_those_of_the_widths_that_ran(lab, linear, distil):
+    graph, state = linear
+    tiers = {"half": ag.take(graph, 0.5), "full": ag.Rewritten.identity(graph)}
+    world = lab.make_world(graph, state, tiers, ["full"])
+    strategy, data, found = FjORD(distil=distil), lab.toy(0, 10), set()
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    for seed in range(6):  # one minibatch each
+        metrics = task.program(lab.work_of(task, data, SLOW, seed)).metrics
+        found.add(metrics["macs"] / 10)
+        assert of_client(task, metrics) == 3 * metrics["macs"]
+    half, full = (ag.cost(tier.graph).macs for tier in world.by_size)
+    assert found == ({half + full, full} if distil else {half, full})
 
 
 def test_a_client_trains_the_widths_up_to_its_own_and_returns_their_statistics(lab, tiers):

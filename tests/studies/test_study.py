@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -15,19 +16,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
+from archgraph.engine.local import execute
+from archgraph.engine.world import prepare
 from archgraph.errors import RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
+from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
+from archgraph.studies.cell import address
+from archgraph.studies.gates import GateRecord, judge_gates, read_gates, setting_of
+from archgraph.studies.outcomes import resampled
 from archgraph.studies.records import read_records, record_of
+from archgraph.studies.references import gate_setting
 from archgraph.studies.spec import cells, load_study
 from archgraph.studies.studies import studies
-from archgraph.studies.study import StudyResult
+from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import (
     study_csv,
     study_markdown,
@@ -541,3 +550,138 @@ def test_what_ends_after_it_was_read_does_not_count(tmp_path: Path):
     ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only=["HeteroFL | clean"])
     assert before.done == 0 and "0 of 4 cells done" in study_markdown(before)
     assert ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only_read=True).done == 1
+
+
+# A convolutional network beats a linear model on digits within ten passes.
+CONVOLUTIONS = (
+    "[conv: {out: 16}, batch_norm, relu, conv: {out: 16, stride: 2}, batch_norm, relu, flatten]"
+)
+GATED = STUDY.replace("rounds: 3", "rounds: 10").replace("limit: 200, ", "")
+GATED = GATED.replace("[flatten, linear: 16, relu]", CONVOLUTIONS)
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gated")
+    (folder / "passes.yaml").write_text(GATED)
+    (folder / "fails.yaml").write_text(STUDY.replace("Somebody", "Nobody"))
+    return folder
+
+
+def gates(file: Path, seed: int = 9, **more: Any) -> tuple[GateRecord, ...]:
+    spec = load_study(file)
+    chosen = chosen_cells(spec, "small", (), ())
+    return judge_gates(spec, seed, records=file.parent / "out/records", chosen=chosen, **more)
+
+
+def test_a_setting_that_fails_its_gate_is_not_run_and_does_not_count(gated: Path):
+    heard: list[str] = []
+    (judged,) = gates(gated / "fails.yaml", notify=heard.append)
+    assert not judged.passed and heard == ["clean: does not pass its gate"]
+    assert [one["what"] for one in judged.comparisons] == ["global, trained centrally (3 passes)"]
+    assert gates(gated / "fails.yaml") == ()  # judged once
+    result = ag.study(gated / "fails.yaml", out=gated / "out", notify=heard.append)
+    assert result.done == 0 and not result.failed
+    assert heard[1:] == ["8 runs left out: the setting does not pass its gate"]
+    assert {finding.rule for finding in result.findings} == {"reference"}
+    table = str(study_tables(result)[-1])
+    assert table.count("its setting does not pass its gate") == 4
+
+
+def test_rows_are_run_until_one_passes_and_attacks_share_the_clean_gate(gated: Path):
+    heard: list[str] = []
+    (judged,) = gates(gated / "passes.yaml", notify=heard.append)
+    assert judged.passed and judged.column == "clean" and len(heard) == 2
+    spec = load_study(gated / "passes.yaml")
+    experiments = [cell.experiment for cell in cells(spec, "small") if cell.experiment]
+    addresses = {setting_of(address(each)) for each in experiments}
+    assert set(judged.covers) == addresses and len(addresses) == 4
+    _, linear, alone = judged.comparisons
+    assert linear["what"] == alone["what"] == "HeteroFL"
+    assert (
+        linear["figure"] > linear["reference"] == judged.references["softmax regression"]["pooled"]
+    )
+    # The method was tested on the held-out examples, a fifth of what clients have.
+    experiment = prepare(gate_setting(experiments[0], 9))
+    assert judged.tested == len(experiment.held_out)
+    run = execute(dataclasses.replace(experiment.validating, selection=None), progress=False)
+    models = run.rounds[-1]["evaluation"]["models"]
+    reached = [models[name]["accuracy"] for name in ("small", "large")]
+    assert linear["figure"] == pytest.approx(statistics.fmean(reached), rel=1e-5)  # six digits
+
+
+def test_a_changed_cell_has_no_gate(gated: Path):
+    gates(gated / "passes.yaml")
+    for changed, known in (("lr: 0.1", True), ("lr: 0.2", False)):
+        (gated / "changed.yaml").write_text(GATED.replace("lr: 0.1", changed))
+        result = ag.study(gated / "changed.yaml", out=gated / "out", only_read=True)
+        assert all(finding.gated == known for finding in result.findings)
+
+
+def test_a_gate_takes_no_seed_of_the_study(gated: Path):
+    with pytest.raises(RunError, match="is a seed of the study"):
+        gates(gated / "passes.yaml", seed=1)
+
+
+def test_the_command_judges_gates_first(gated: Path):
+    out = gated / "command"
+    command = ["study", str(gated / "fails.yaml"), "--gate", "9", "--out", str(out)]
+    outcome = CliRunner().invoke(app, command)
+    assert outcome.exit_code == 0, outcome.output
+    assert "does not pass its gate" in outcome.output
+    assert "softmax regression, pooled" in outcome.output
+    assert len(read_gates(out / "records")) == 4
+
+
+# ---------------------------------------------------------------- equal cost
+
+
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), (0.7, 2), (0.34, 1)])
+def test_a_budget_counts_the_last_test_within_it(
+    result: StudyResult, place: Path, share: float, rounds: int
+):
+    whole = result.groups["HeteroFL", "clean"]["average"]
+    spent = max(sum(line["macs"]["round"] for line in log.rounds) for log in whole.runs)
+    figure = f"average_accuracy, within: {share * spent}"
+    text = STUDY.replace("{average: average_accuracy,", f"{{average: {{measure: {figure}}},")
+    cut = read(place, text).groups["HeteroFL", "clean"]["average"]
+    assert cut.at == rounds
+
+
+def test_a_run_that_spends_less_than_the_budget_has_no_figure(result: StudyResult, place: Path):
+    figure = "average_accuracy, within: 1.0e+15"
+    text = STUDY.replace("{average: average_accuracy,", f"{{average: {{measure: {figure}}},")
+    assert read(place, text).values("HeteroFL", "clean", "average") == {}
+
+
+# ---------------------------------------------------------------- small test sets
+
+
+def test_small_test_sets_are_drawn_again_with_the_seeds(tmp_path: Path):
+    text = STUDY.replace("  rounds: 3", "  rounds: 3\n  evaluate: {answers: true}")
+    text = text.replace("{average: average", "{worst: worst_accuracy, average: average")
+    text = re.sub("published: .*\n", "", text)
+    (tmp_path / "table.yaml").write_text(text)
+    result = ag.study(tmp_path / "table.yaml", out=tmp_path)
+
+    def right(row: str, figure: str) -> np.ndarray:
+        group, measure = result.groups[row, "clean"][figure], result.spec.read[figure].measure
+        rows = [right_answers(log, group.tests, measure) for log in group.runs]
+        return np.stack([one for one in rows if one is not None])
+
+    # Rows of answers have the mean that the figure has.
+    for figure, last in (("worst", 1), ("average", 1), ("last two", 2)):
+        group = result.groups["HeteroFL", "clean"][figure]
+        assert len(group.tests) == last
+        values = group.figures[result.spec.read[figure].measure].values
+        assert right("HeteroFL", figure).mean(1) == pytest.approx(values, rel=1e-5)  # six digits
+    clean = result.findings[0].paired
+    assert clean is not None and clean.resampled is not None and clean.error is not None
+    assert clean.resampled == resampled(
+        right("HeteroFL", "average"), right("Standalone", "average")
+    )
+    assert clean.error >= clean.resampled > 0
+
+
+def test_without_answers_seeds_alone_are_drawn(result: StudyResult):
+    assert all(f.paired is not None and f.paired.resampled is None for f in result.findings)
