@@ -54,7 +54,7 @@ class Judged:
     Attributes:
         finding: The comparison.
         outcome: Of a primary comparison that counts; None otherwise.
-        p: Its p value after the correction; of other comparisons the raw one.
+        p: The p value that decided, after the correction; of other comparisons the raw one.
         note: Why there is no outcome, or why it is undecided.
     """
 
@@ -119,7 +119,8 @@ def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Jud
         return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds")
     if not finding.gated:
         return Judged(finding, "undecided", p, "its setting has no gate")
-    return Judged(finding, finding.paired.outcome(p, within), p)
+    outcome = finding.paired.outcome(p, within)
+    return Judged(finding, outcome, within if outcome == "equivalent" else p)
 
 
 def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[list[int]]:

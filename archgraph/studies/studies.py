@@ -9,16 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.files import write
 from archgraph.language.checking import yaml_files
+from archgraph.reports.plots import save_figure
 from archgraph.studies.claims import Judged, judge
 from archgraph.studies.outcomes import OUTCOMES
+from archgraph.studies.pictures import column_picture, columns_of, differences_picture
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import study_markdown
 from archgraph.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INDEX = "index.md"
 # Primary claims of one paper that are judged: more of them would need more seeds.
@@ -57,18 +63,52 @@ class Studies:
         """Time of all finished runs, each counted once."""
         return sum({k: v for one in self.results.values() for k, v in one.seconds.items()}.values())
 
-    def verdicts(self) -> Table:
-        """Tabulate the primary claims that have a verdict, those that hold first."""
-        rows = [
-            (one.finding.study, one.finding.claim, one.finding.where, one.finding.figure,
-             f"{one.finding.paired.mean:+.4g}", one.text)
-            for outcome in OUTCOMES
-            for judged in self.judged.values()
-            for one in judged
-            if one.outcome == outcome != "not counted" and one.finding.paired is not None
-        ]  # fmt: skip
-        heads = ("study", "claim", "where", "by", "difference", "verdict")
-        return Table("What holds, and what does not", heads, tuple(rows), frozenset({4}))
+    def claims(self) -> Table:
+        """Tabulate the primary claims: what holds, what does not, what nobody can say yet.
+
+        A line for each comparison, those that hold first; those of a study that are not measured
+        are one line.
+        """
+        rows, unmeasured = [], []
+        for result in self.results.values():
+            judged = self.judged[result.spec.study]
+            primary = [one for one in judged if one.finding.primary]
+            waiting = [one for one in primary if one.finding.paired is None]
+            if waiting:
+                texts = Counter(one.text for one in waiting)
+                why = ", ".join(f"{n} × {text}" for text, n in texts.items())
+                names = dict.fromkeys(one.finding.claim for one in waiting)
+                unmeasured.append((_link(result), ", ".join(names), "", "", "", "", why))
+            rows += [(result, one) for one in primary if one.finding.paired is not None]
+        order = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+        rows.sort(key=lambda row: order[row[1].outcome or "undecided"])
+        lines = (_claim_line(result, one) for result, one in rows)
+        heads = ("study", "claim", "where", "difference", "95 % interval", "p", "verdict")
+        note = "p: corrected (Holm) over all primary claims that share runs; of an equivalence the "
+        note += "larger one of its two one-sided tests"
+        return Table(
+            "What holds, what does not, and what nobody can say yet",
+            heads,
+            (*lines, *unmeasured),
+            frozenset({3, 4, 5}),
+            note=note,
+        )
+
+    def settings(self) -> Table:
+        """Tabulate the settings with a gate: whether methods could show anything in them."""
+        rows = []
+        for result in self.results.values():
+            gates = {id(g): g for r in result.runs if (g := result.gates.get(r.setting))}
+            for gate in gates.values():
+                compared = "; ".join(
+                    f"{c['what']} {gate.text(c['figure'])} against {gate.text(c['reference'])} "
+                    f"({c['than']})"
+                    for c in gate.comparisons
+                )
+                passed = "yes" if gate.passed else "no"
+                rows.append((_link(result), gate.column or gate.data, passed, compared))
+        heads = ("study", "setting", "fit to be run", "because")
+        return Table("Settings", heads, tuple(rows))
 
     def uncounted(self) -> Table:
         """Tabulate the claims that left the count, each with its rule."""
@@ -83,7 +123,7 @@ class Studies:
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""
         rows = []
-        for result in self.results.values():
+        for result in self._results(known=True) or self.results.values():
             judged = self.judged[result.spec.study]
             outcomes = [one.outcome for one in judged]
             rows.append(
@@ -126,21 +166,21 @@ class Studies:
 
         ``index.md`` is the summary; every other page has all tables of one paper with a figure.
         """
-        papers: dict[str, list[StudyResult]] = {}
-        for result in self._results(known=True):
-            papers.setdefault(result.spec.paper, []).append(result)
-        links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
+        papers: dict[str, list[tuple[Path, StudyResult]]] = {}
+        for path, result in self.results.items():
+            if result.done:
+                papers.setdefault(result.spec.paper, []).append((path, result))
         index = [
             "# Published tables, measured",
-            "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
-            f"size {self.size} are done: measured beside printed, with the claims judged. "
+            "Tables of the papers that files in `specs/studies/` describe, and studies of our own "
+            "(`specs/ablations/`), as far as their runs of "
+            f"size {self.size} are done. "
             "{doc}`/studies` explains files and verdicts. Written by `make studies`, which goes on "
             "where it stopped. All finished runs together took "
             f"{self.seconds / 3600:.1f} hours of one process.",
-            *([f"One page for each paper: {links}."] if links else []),
             *(
                 text
-                for table in (self.verdicts(), self.uncounted(), self.summary())
+                for table in (self.claims(), self.settings(), self.uncounted(), self.summary())
                 if table.rows
                 for text in (f"## {table.title}", table.markdown())
             ),
@@ -150,17 +190,67 @@ class Studies:
             index += [f"## {self.left().title}", self.left().markdown()]
         texts = {}
         for paper, results in papers.items():
-            parts = [study_markdown(one, self.judged[one.spec.study]) for one in results]
+            parts = [
+                study_markdown(
+                    one,
+                    self.judged[one.spec.study],
+                    {name: shown for name, (shown, _) in self._pictures(path).items()},
+                )
+                for path, one in results
+            ]
             texts[_file(paper)] = [f"# {paper}, measured", *map(str.rstrip, parts)]
         return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
 
+    def _pictures(self, path: Path) -> dict[str, tuple[str, Callable[[], Figure]]]:
+        """Return a study's pictures: what each shows, and how it is drawn, by file name."""
+        result = self.results[path]
+        judged = self.judged[result.spec.study]
+        pictures: dict[str, tuple[str, Callable[[], Figure]]] = {}
+        for number, (column, groups) in enumerate(columns_of(result).items()):
+            if any(len(log.rounds) > 1 for many in groups.values() for log in many):
+                shown = ": ".join(filter(None, (result.spec.study, column)))
+                drawn = functools.partial(column_picture, groups, shown)
+                pictures[f"{path.stem}-{number}.svg"] = f"{shown}, over the rounds and costs", drawn
+        if (differences := differences_picture(judged, result.spec.study)) is not None:
+            shown = f"{result.spec.study}: differences with their intervals"
+            pictures[f"{path.stem}-differences.svg"] = shown, lambda: differences
+        return pictures
+
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write the pages into a folder, and return their paths, the summary last.
+        """Write pages and pictures into a folder, and return their paths, the summary last.
 
         Raises:
             RunError: If they cannot be written.
         """
-        return tuple(write(Path(folder) / name, text) for name, text in self.pages().items())
+        pictures = [
+            save_figure(draw(), Path(folder) / name)
+            for path, result in self.results.items()
+            if result.done
+            for name, (_, draw) in self._pictures(path).items()
+        ]
+        texts = (write(Path(folder) / name, text) for name, text in self.pages().items())
+        return (*pictures, *texts)
+
+
+def _link(result: StudyResult) -> str:
+    """Return the name of a study as a link to its page, if it has one."""
+    name = result.spec.study
+    return f"[{name}]({_file(result.spec.paper)})" if result.done else name
+
+
+def _claim_line(result: StudyResult, one: Judged) -> tuple[str, ...]:
+    finding = one.finding
+    assert finding.paired is not None
+    low, high = finding.paired.interval or (None, None)
+    return (
+        _link(result),
+        finding.claim,
+        ", ".join(filter(None, (finding.where, finding.figure))),
+        f"{finding.paired.mean:+.2f}",
+        "" if low is None else f"{low:+.2f} … {high:+.2f}",
+        "" if one.p is None else f"{one.p:.3f}",
+        one.text,
+    )
 
 
 def _file(paper: str) -> str:

@@ -6,18 +6,18 @@ import html
 import itertools
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
 from archgraph.reports.page import html_page, image
 from archgraph.reports.plots import picture, seed_curves
-from archgraph.reports.runs import Log
 from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge
 from archgraph.studies.gates import gate_tables
 from archgraph.studies.outcomes import LEVEL, POWER
+from archgraph.studies.pictures import columns_of
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
@@ -60,11 +60,22 @@ def study_csv(result: StudyResult) -> str:
     return as_csv(heads, rows)
 
 
-def study_markdown(result: StudyResult, judged: Sequence[Judged] | None = None) -> str:
-    """Format the tables as Markdown, under the study's name; see :func:`study_tables`."""
+def study_markdown(
+    result: StudyResult,
+    judged: Sequence[Judged] | None = None,
+    pictures: Mapping[str, str] | None = None,
+) -> str:
+    """Format the tables as Markdown, under the study's name; see :func:`study_tables`.
+
+    Args:
+        result: What was measured.
+        judged: As in :func:`study_tables`.
+        pictures: Files that are shown below the tables, and what each shows.
+    """
     texts = [f"## {result.spec.study}", *filter(None, _about(result))]
     for table in study_tables(result, judged):
         texts += [f"**{table.title}**", table.markdown()]
+    texts += [f"![{shown}]({file})" for file, shown in (pictures or {}).items()]
     return "\n\n".join((*texts, *_findings(result))) + "\n"
 
 
@@ -76,11 +87,7 @@ def study_page(result: StudyResult) -> str:
         body += [f"<h2>{html.escape(table.title)}</h2>", table.html()]
         body += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
     body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
-    # Figures of a cell are read from the same runs: the first one's stand for all.
-    columns: dict[str, dict[str, Sequence[Log]]] = {}
-    for (row, column), of in result.groups.items():
-        columns.setdefault(column, {})[row] = next(iter(of.values())).runs
-    for column, groups in columns.items():
+    for column, groups in columns_of(result).items():
         drawn = picture(seed_curves(groups, title=column))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
         body += [image(drawn, "svg+xml", column or "curves")]

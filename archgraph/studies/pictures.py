@@ -1,0 +1,100 @@
+"""A study's figures as pictures: curves over rounds and costs, differences with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archgraph.display import colours
+from archgraph.reports.plots import band, by_cost, panels, reduced, scale
+from archgraph.reports.runs import Log, judge, rows_where, together
+from archgraph.studies.claims import Judged
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from archgraph.studies.study import StudyResult
+
+# Inches: of a panel, of a line of differences, and what titles and axes take.
+PANEL, LINE, AROUND = 3.4, 0.27, 1.1
+SHADES = {"holds": colours.SERIES[2], "against": colours.SERIES[1], "equivalent": colours.SERIES[0]}
+
+
+def columns_of(result: StudyResult) -> dict[str, dict[str, Sequence[Log]]]:
+    """Return the finished runs by column and row."""
+    columns: dict[str, dict[str, Sequence[Log]]] = {}
+    for (row, column), of in result.groups.items():
+        # Figures of a cell are read from the same runs; one at equal cost has a part of them.
+        whole = max(of.values(), key=lambda group: group.at)
+        columns.setdefault(column, {})[row] = whole.runs
+    return columns
+
+
+def column_picture(groups: Mapping[str, Sequence[Log]], title: str) -> Figure:
+    """Draw the mean submodel of every row over the rounds, the bytes and the MACs.
+
+    Lines are means over the seeds, bands standard deviations.
+
+    Args:
+        groups: A column's runs by row.
+        title: Heading.
+    """
+    logs = [log for many in groups.values() for log in many]
+    figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
+    what, costs = judge(logs), by_cost(figures)
+    figure, axes = panels(PANEL * (1 + len(costs)), 1 + len(costs), title, height=PANEL)
+    for number, name in enumerate(groups):
+        means = reduced(rows_where(figures, experiment=name), what, np.mean)
+        band(axes[0], means, name, number)
+        for panel, spent in zip(axes[1:], costs.values(), strict=True):
+            band(panel, means, name, number, spent[name])
+    for panel, axis in zip(axes, ("round", *costs), strict=True):
+        scale(panel, what, f"mean submodel: {what}" if axis == "round" else "", axis=axis)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(len(groups), 4),
+        frameon=False,
+        labelcolor=colours.INK,
+        fontsize=9,
+    )
+    return figure
+
+
+def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure | None:
+    """Draw differences of accuracy with their 95 % intervals; None without one.
+
+    A grey band is the margin of equivalence; points of claims without a verdict are hollow.
+
+    Args:
+        judged: The comparisons, from top to bottom.
+        title: Heading.
+    """
+    drawn = [
+        (one, paired.mean, margin, interval)
+        for one in judged
+        if (paired := one.finding.paired) is not None
+        and (margin := paired.margin) is not None
+        and (interval := paired.interval) is not None
+    ]
+    if not drawn:
+        return None
+    figure, (panel,) = panels(7.2, 1, title, height=AROUND + LINE * len(drawn))
+    for number, (one, mean, margin, (low, high)) in enumerate(drawn):
+        shade = SHADES.get(one.outcome or "", colours.INK)
+        filled = shade if one.outcome in SHADES else "white"
+        panel.plot([low, high], [number] * 2, color=shade, linewidth=1.8)
+        panel.plot([mean], [number], "o", color=shade, markerfacecolor=filled, markersize=6)
+        panel.fill_betweenx([number - 0.4, number + 0.4], -margin, margin, color=colours.BLOCK)
+    names = [", ".join(filter(None, (one.finding.claim, one.finding.where))) for one, *_ in drawn]
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.axvline(0, color=colours.LINE, linewidth=0.8, zorder=0)
+    panel.set_xlabel(
+        "difference with its 95 % interval, as claimed to the right",
+        fontsize=9,
+        color=colours.INK,
+    )
+    return figure
