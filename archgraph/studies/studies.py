@@ -170,6 +170,7 @@ class Studies:
         for path, result in self.results.items():
             if result.done:
                 papers.setdefault(result.spec.paper, []).append((path, result))
+        links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
         index = [
             "# Published tables, measured",
             "Tables of the papers that files in `specs/studies/` describe, and studies of our own "
@@ -178,6 +179,7 @@ class Studies:
             "{doc}`/studies` explains files and verdicts. Written by `make studies`, which goes on "
             "where it stopped. All finished runs together took "
             f"{self.seconds / 3600:.1f} hours of one process.",
+            *([f"One page for each paper: {links}."] if links else []),
             *(
                 text
                 for table in (self.claims(), self.settings(), self.uncounted(), self.summary())

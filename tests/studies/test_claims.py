@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.studies.claims import RULES, SEEDS, StudyFinding, judge
 from archgraph.studies.outcomes import Paired, holm
+from archgraph.studies.pictures import differences_picture
 
 CLEAR = Paired((5.0, 5.5, 6.0, 5.2, 5.8), margin=1.0)
 NOISY = Paired((5.0, -5.5, 6.0, -5.2, 0.8), margin=1.0)
@@ -88,3 +90,31 @@ def test_what_does_not_count_corrects_nothing():
         for i in range(9)
     ]
     assert judge([finding(weak, runs=runs), *others])[0].p == alone
+
+
+def test_differences_are_drawn_with_margin_and_interval():
+    judged = judge([finding(CLEAR), finding(NOISY, primary=False), finding(None)])
+    figure = differences_picture(judged, "A study")
+    assert figure is not None
+    (panel,) = figure.axes
+    drawn = [np.asarray(line.get_xdata()) for line in panel.get_lines()]
+    assert [tuple(x) for x in drawn[:4:2]] == [CLEAR.interval, NOISY.interval]
+    assert [tuple(x) for x in drawn[1:4:2]] == [(CLEAR.mean,), (NOISY.mean,)]
+    # The claim that holds is filled, the exploratory one hollow.
+    fills = [line.get_markerfacecolor() for line in panel.get_lines()[1:4:2]]
+    assert [fill == "white" for fill in fills] == [False, True]
+    for margin in panel.collections:
+        edges = np.asarray(margin.get_paths()[0].vertices)[:, 0]
+        assert (edges.min(), edges.max()) == (-1, 1)
+    assert differences_picture([one for one in judged if one.finding.paired is None]) is None
+
+
+def test_a_claim_whose_setting_has_no_gate_is_undecided():
+    without, judged = judge([finding(CLEAR, "a", gated=False), finding(CLEAR, "b")])
+    assert (without.text, judged.text) == ("undecided: its setting has no gate", "holds")
+
+
+def test_the_p_that_decided_is_the_one_shown():
+    one, other = judge([finding(EQUAL, "a"), finding(CLEAR, "b")])
+    assert (one.outcome, other.outcome) == ("equivalent", "holds")
+    assert (one.p, other.p) == (EQUAL.p_equivalent, CLEAR.p)

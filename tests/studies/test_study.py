@@ -438,10 +438,16 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert [spec.study for spec in both.others.values()] == ["Somebody, Table 3"]
     assert both.seconds == pytest.approx(sum(result.seconds.values()), rel=1e-12)
     assert len(result.seconds) == 8 and all(value > 0 for value in result.seconds.values())
+    claims = both.claims()
+    assert not claims.rows  # none is primary
     first = both.summary().rows[0]
     assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
     assert first[4:] == ("0", "0", "0", "0", "0", "2")  # no claim is primary
     text = {file.name: file.read_text() for file in pages.iterdir()}
+    pictures = {name: text.pop(name) for name in list(text) if name.endswith(".svg")}
+    assert set(pictures) == set(re.findall(r"\((.*?\.svg)\)", "".join(text.values())))
+    # Of each study two columns and the differences of its claims.
+    assert len(pictures) == 9 and all(one.startswith("<?xml") for one in pictures.values())
     assert text == both.pages() and set(text) == {"index.md", "somebody.md", "another.md"}
     assert "| Somebody, Table 3 | Needs what nobody has. |" in text["index.md"]
     assert "[Somebody](somebody.md), [Another](another.md)" in text["index.md"]
@@ -452,7 +458,8 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert "Both are alike." not in study_markdown(result)
     (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
     half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
-    assert half.summary().rows[0][:2] == ("Somebody, Table 1", "0 of 8")
+    assert half.summary().rows[0][:2] == ("Somebody, Table 2", "8 of 8")
+    assert "No run is done yet of: Somebody, Table 1." in half.pages()["index.md"]
     assert "## Somebody, Table 1" not in half.pages()["somebody.md"]
     assert "## Somebody, Table 2" in half.pages()["somebody.md"]
     (folder / "more").mkdir()
@@ -532,7 +539,7 @@ def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 1
     summary = (pages / "index.md").read_text()
-    assert "| Somebody, Table 1 | 0 of 4 |" in summary  # read before
+    assert "No run is done yet of: Somebody, Table 1." in summary  # read before
     assert "| Somebody, Table 2 | 1 of 4 |" in summary
     nothing = CliRunner().invoke(app, [*words, "Nobody"])
     assert nothing.exit_code == 2 and "does not match any cell" in nothing.output
