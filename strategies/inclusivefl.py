@@ -122,9 +122,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))
 
-        statistics = fl.NormPolicy(self.norm).evaluation
-        yield fl.Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
-        yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
+        largest = world.by_size[-1]
+        return fl.by_tier(world, state, norm=self.norm, model=model, whole=largest, idle=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> fl.State:
         """Return a size's weights: shared and private."""

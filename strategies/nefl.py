@@ -155,9 +155,8 @@ class NeFL(fl.Weighted):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
 
-        statistics = fl.NormPolicy(self.norm).evaluation
-        yield fl.Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
-        yield from fl.by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
+        largest = world.by_size[-1]
+        return fl.by_tier(world, state, norm=self.norm, model=model, whole=largest, idle=True)
 
     def _submodel(self, world: fl.World, tier: fl.Tier) -> Submodel:
         options = self.steps, self.initial, self.inconsistent, self.norm

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from archgraph.analysis.structure import structure
 from archgraph.display.hierarchy import between
-from archgraph.graph.ir import ArchGraph, Node, Param, Ref, Value, replace, show
+from archgraph.graph.ir import ArchGraph, Node, Param, Value, replace, show
+from archgraph.graph.passes import renaming
 from archgraph.relate.correspondence import Correspondence, PartDifference
 from archgraph.tables import Table, plural
 
@@ -99,7 +100,7 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
     Leaves are matched by name, operators in order by operator and place in the module.
 
     Example:
-        >>> from archgraph.graph.ir import Batch, TensorType
+        >>> from archgraph.graph.ir import Batch, Ref, TensorType
         >>> kind = TensorType((Batch(), 8), "float32")
         >>> x, y = (
         ...     Node("x", "input", type=kind),
@@ -170,8 +171,4 @@ def _call(node: Node, names: dict[str, str]) -> str:
 
 def _renamed(value: Value, names: dict[str, str]) -> str:
     """Write a value in the names of the other graph, as far as operators were matched."""
-
-    def rename(item: Value) -> Value:
-        return Ref(names.get(item.name, item.name)) if isinstance(item, Ref) else item
-
-    return show(replace(value, rename))
+    return show(replace(value, renaming(names)))

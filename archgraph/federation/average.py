@@ -159,7 +159,7 @@ def by_tier(
     runs: Sequence[str] = (),
     model: Callable[[Tier], Model] | None = None,
     private: bool | None = None,
-    whole: bool = True,
+    whole: Tier | bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
     """Yield what is tested: the global model, and each tier's on the data of its clients.
@@ -171,21 +171,21 @@ def by_tier(
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
         model: A tier's model. Default: its part of the global one.
         private: Whether private entries are laid over its model. Default: as the norm policy says.
-        whole: Whether the global model is tested, too.
+        whole: Whether the global model is tested, too; a tier: its model, as the global one.
         idle: Whether tiers that no client runs are tested, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)
+    model = model or (lambda tier: Model(tier.graph, tier.transfer.pull(weights, copy=False)))
     if whole:
-        yield Evaluated(GLOBAL, world.graph, weights, statistics=policy.evaluation)
+        tested = Model(world.graph, weights) if whole is True else model(whole)
+        yield Evaluated(GLOBAL, tested.graph, tested.state, statistics=policy.evaluation)
     for tier in world.tiers:
         clients = world.clients_of(tier.name)
         if runs:
             clients = tuple(client for client, name in enumerate(runs) if name == tier.name)
         if clients or idle:
             # Pulled when its turn comes: one tier's weights are in memory at a time.
-            tested = (
-                model(tier) if model else Model(tier.graph, tier.transfer.pull(weights, copy=False))
-            )
+            tested = model(tier)
             yield Evaluated(
                 name=tier.name,
                 graph=tested.graph,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.values import Leaf, Mode, Ref, Value, in_mode, refs, replace, walk
@@ -104,6 +104,20 @@ def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for graph in graphs for note in graph.notes))
 
 
+def renaming(names: Mapping[str, str]) -> Callable[[Value], Value]:
+    """Return what writes references by other names, where there are such.
+
+    >>> rename = renaming({"a": "b"})
+    >>> rename(Ref("a")), rename(Ref("c")), rename("a")
+    (Ref(name='b'), Ref(name='c'), 'a')
+    """
+
+    def rename(value: Value) -> Value:
+        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    return rename
+
+
 def renumber(graph: ArchGraph) -> ArchGraph:
     """Rename nodes canonically: operator and ordinal (``relu``, ``relu_1``, …).
 
@@ -123,9 +137,7 @@ def renumber(graph: ArchGraph) -> ArchGraph:
         used.add(name)
         names[n.name] = name
 
-    def rename(value: Value) -> Value:
-        return Ref(names[value.name]) if isinstance(value, Ref) else value
-
+    rename = renaming(names)
     new = graph.mapped(rename)
     return new.replace(
         nodes=tuple(dataclasses.replace(n, name=names[n.name]) for n in new.nodes),

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value
-from archgraph.graph.passes import reachable, renumber
+from archgraph.graph.ir import ArchGraph, Mode, Node, Ref
+from archgraph.graph.passes import reachable, renaming, renumber
 from archgraph.ops.table import row
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.laws import same_function
@@ -55,10 +55,7 @@ def add_scaler(
         if not isinstance(n.type, tuple)  # a recurrent layer: several results, one of them a state
     }
 
-    def follow(value: Value) -> Value:
-        return Ref(scaled.get(value.name, value.name)) if isinstance(value, Ref) else value
-
-    new, nodes = graph.mapped(follow), list[Node]()
+    new, nodes = graph.mapped(renaming(scaled)), list[Node]()
     for node in new.nodes:
         nodes.append(node)
         if node.name in scaled:

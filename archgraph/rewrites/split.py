@@ -11,7 +11,7 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, Value, refs, replace, walk
-from archgraph.graph.passes import notes_of
+from archgraph.graph.passes import notes_of, renaming
 from archgraph.ops.check import check
 from archgraph.rewrites.insert import fresh
 from archgraph.states import Entry, Rewritten, signature
@@ -244,9 +244,7 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
         if node.name not in rename and not (node.op == "input" and node.name in heads):
             rename[node.name] = fresh(in_use, node.name)
 
-    def follow(value: Value) -> Value:
-        return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
-
+    follow = renaming(rename)
     arguments = ((k, replace(v, follow)) for k, v in two.inputs if not supplied.issuperset(refs(v)))
     problem = "two parts take different values under one name"
     inputs = _united(dict(one.inputs), arguments, problem)

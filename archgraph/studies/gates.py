@@ -214,9 +214,9 @@ def _judged(
                 .mean
                 for name in names
             ]
-            reached = {cell.row: sum(values) / len(values)}
-            judged = dataclasses.replace(judged, methods={**judged.methods, **reached})
-            notify(f"{cell.row}: {judged.references.text(reached[cell.row])}")
+            figure = sum(values) / len(values)
+            judged = dataclasses.replace(judged, methods={**judged.methods, cell.row: figure})
+            notify(f"{cell.row}: {judged.references.text(figure)}")
             if judged.passed:
                 break
     return _record(spec.study, rows[0].column, covers, judged)
@@ -249,9 +249,9 @@ def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
     )  # fmt: skip
     titles = {"pooled": "pooled", "mean": "one client: mean", "best": "best",
               "matched": "own mixture: pooled", "own_matched": "one client"}  # fmt: skip
-    shown = [key for key in titles if any(key in row for g in distinct for row in _rows(g))]
-    reached = tuple(
-        (one.column or one.data, name, *(one.text(row[k]) if k in row else "" for k in shown))
+    keys = [key for key in titles if any(key in row for g in distinct for row in _rows(g))]
+    references = tuple(
+        (one.column or one.data, name, *(one.text(row[k]) if k in row else "" for k in keys))
         for one in distinct
         for name, row in one.references.items()
     )
@@ -261,8 +261,8 @@ def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
     heads = ("setting", "", "figure", "reference", "its figure", "passed")
     tables = (
         Table("Gates", heads, compared, frozenset({2, 4}), note=note),
-        Table("Trivial references", ("setting", "", *(titles[k] for k in shown)), reached,
-              frozenset(range(2, 2 + len(shown))), note=note),
+        Table("Trivial references", ("setting", "", *(titles[k] for k in keys)), references,
+              frozenset(range(2, 2 + len(keys))), note=note),
     )  # fmt: skip
     return tuple(table for table in tables if table.rows)
 

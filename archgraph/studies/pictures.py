@@ -27,8 +27,8 @@ def columns_of(result: StudyResult) -> dict[str, dict[str, Sequence[Log]]]:
     columns: dict[str, dict[str, Sequence[Log]]] = {}
     for (row, column), of in result.groups.items():
         # Figures of a cell are read from the same runs; one at equal cost has a part of them.
-        whole = max(of.values(), key=lambda group: group.at)
-        columns.setdefault(column, {})[row] = whole.runs
+        longest = max(of.values(), key=lambda group: group.at)
+        columns.setdefault(column, {})[row] = longest.runs
     return columns
 
 

@@ -196,7 +196,7 @@ class Studies:
                 study_markdown(
                     one,
                     self.judged[one.spec.study],
-                    {name: shown for name, (shown, _) in self._pictures(path).items()},
+                    {name: title for name, (title, _) in self._pictures(path).items()},
                 )
                 for path, one in results
             ]
@@ -210,12 +210,12 @@ class Studies:
         pictures: dict[str, tuple[str, Callable[[], Figure]]] = {}
         for number, (column, groups) in enumerate(columns_of(result).items()):
             if any(len(log.rounds) > 1 for many in groups.values() for log in many):
-                shown = ": ".join(filter(None, (result.spec.study, column)))
-                drawn = functools.partial(column_picture, groups, shown)
-                pictures[f"{path.stem}-{number}.svg"] = f"{shown}, over the rounds and costs", drawn
+                title = ": ".join(filter(None, (result.spec.study, column)))
+                drawn = functools.partial(column_picture, groups, title)
+                pictures[f"{path.stem}-{number}.svg"] = f"{title}, over the rounds and costs", drawn
         if (differences := differences_picture(judged, result.spec.study)) is not None:
-            shown = f"{result.spec.study}: differences with their intervals"
-            pictures[f"{path.stem}-differences.svg"] = shown, lambda: differences
+            title = f"{result.spec.study}: differences with their intervals"
+            pictures[f"{path.stem}-differences.svg"] = title, lambda: differences
         return pictures
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:

@@ -75,7 +75,7 @@ def study_markdown(
     texts = [f"## {result.spec.study}", *filter(None, _about(result))]
     for table in study_tables(result, judged):
         texts += [f"**{table.title}**", table.markdown()]
-    texts += [f"![{shown}]({file})" for file, shown in (pictures or {}).items()]
+    texts += [f"![{title}]({file})" for file, title in (pictures or {}).items()]
     return "\n\n".join((*texts, *_findings(result))) + "\n"
 
 
