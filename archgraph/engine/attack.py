@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from archgraph.engine.returned import returned
@@ -75,11 +76,14 @@ class Attack:
         program: What an honest client would do.
         intensity: λ.
         seed: Of the shuffled labels; a client's labels are shuffled alike in every round.
+        labels: What the examples are labelled with instead, ``[example, ...]``. Default: the
+            client's own labels, shuffled.
     """
 
     program: Program
     intensity: float
     seed: int = 0
+    labels: torch.Tensor | None = None
 
     def __call__(self, work: Work) -> Outcome:
         """Train twice from the same state: on the labels, and on shuffled labels."""
@@ -89,8 +93,11 @@ class Attack:
         if self.intensity == 0:
             return honest
         seed_torch(second.initial_seed(), torch.device(work.device))
-        labels = seeded(self.seed, "labels", work.client)
-        data = shuffled(work.data, torch.randperm(work.data.examples, generator=labels))
+        if self.labels is None:
+            labels = seeded(self.seed, "labels", work.client)
+            data = shuffled(work.data, torch.randperm(work.data.examples, generator=labels))
+        else:
+            data = relabelled(work.data, self.labels)
         second_work = dataclasses.replace(work, data=data, generator=second).copied()
         backdoor = returned(Outcome, self.program(second_work), self.program)
         others = {
@@ -129,8 +136,39 @@ def shuffled(data: ClientData, order: torch.Tensor) -> Shard:
         order: Example ``i`` gets the label of example ``order[i]``.
     """
     (every,) = data.batches(None, data.examples)
-    labels = every.targets.index_select(0, order.to(every.targets.device))
-    return Shard(every.inputs, labels, data.histogram, every.ids)
+    return relabelled(data, every.targets.index_select(0, order.to(every.targets.device)))
+
+
+def relabelled(data: ClientData, labels: torch.Tensor) -> Shard:
+    """Return a client's data with other labels.
+
+    Args:
+        data: The data.
+        labels: Of each example, ``[example, ...]``.
+    """
+    (every,) = data.batches(None, data.examples)
+    return Shard(every.inputs, labels.to(every.targets.device), data.histogram, every.ids)
+
+
+def exchanged(
+    shares: Mapping[int, np.ndarray], targets: torch.Tensor, seed: int
+) -> dict[int, torch.Tensor]:
+    """Deal the labels of some clients out among them: each gets as many as it has.
+
+    Args:
+        shares: Positions of each client's examples, by client.
+        targets: Of all examples, ``[example, ...]``.
+        seed: Of the run.
+
+    >>> dealt = exchanged({3: np.array([0, 1]), 5: np.array([2])}, torch.tensor([7, 8, 9]), seed=0)
+    >>> [len(labels) for labels in dealt.values()], sorted(torch.cat(list(dealt.values())).tolist())
+    ([2, 1], [7, 8, 9])
+    """
+    clients = sorted(shares)
+    pooled = targets[torch.from_numpy(np.concatenate([shares[i] for i in clients]))]
+    order = torch.randperm(len(pooled), generator=seeded(seed, "labels"))
+    parts = pooled[order].split([len(shares[i]) for i in clients])
+    return dict(zip(clients, parts, strict=True))
 
 
 # Makes the seed of the backdoor's training from that of the honest one.

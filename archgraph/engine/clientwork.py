@@ -165,7 +165,8 @@ class ClientWork:
             )
         program = task.program
         if setup.attack is not None and self.attacks(what.round, task.client):
-            program = Attack(program, setup.attack.intensity, world.seed)
+            labels = setup.exchanged.get(task.client)
+            program = Attack(program, setup.attack.intensity, world.seed, labels)
         generator = seeded(world.seed, "client", what.round, task.client)
         with isolated(generator, device):
             work = setup.work(

@@ -14,7 +14,7 @@ import torch
 
 from archgraph.data import Dataset, Split
 from archgraph.data.validation import Selection, held_out, subset
-from archgraph.engine.attack import drawn_attackers
+from archgraph.engine.attack import drawn_attackers, exchanged
 from archgraph.federation import Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
@@ -76,6 +76,14 @@ class Experiment:
         tiers = [client.name for client in clients] if self.attack.within else []
         drawn = drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
         return frozenset(self.world.with_further(drawn))
+
+    @functools.cached_property
+    def exchanged(self) -> Mapping[int, torch.Tensor]:
+        """Labels of the backdoor by malicious client, if theirs are dealt out among them."""
+        if self.attack is None or self.attack.among is None:
+            return {}
+        shares = {client: self.shares[client] for client in self.malicious}
+        return exchanged(shares, self.data.train.targets, self.world.seed)
 
     @property
     def rate(self) -> float:

@@ -41,6 +41,12 @@ class AttackSpec(Base):
         default=0.2, description="share of clients that are malicious"
     )
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
+    among: Literal["clients"] | None = Field(
+        default=None,
+        description="clients: the labels of all malicious clients are dealt out among them anew; "
+        "left out: each client's own labels change places",
+        examples=["clients"],
+    )
     within: Literal["tiers"] | None = Field(
         default=None,
         description="tiers: each kind of client has its share of them, so that seeds differ less; "

@@ -32,6 +32,7 @@ _Changes = dict[str, Json]
 _MERGED = frozenset("aggregate attack data engine evaluate local validation values weights".split())
 # {name} in a text: a value of the row, the column or the size.
 _VALUE = re.compile(r"\{(\w+)\}")
+_REACH = re.compile(r"reach\.(0?\.\d+|1)\.(\w.*)")
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -46,7 +47,9 @@ class StudyFigure(Base):
         description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
         "global_accuracy, validation_global_accuracy, local_accuracy, global_perplexity, seconds, "
         "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
-        "clients), models.PATTERN.accuracy (each once), …; or of "
+        "clients), models.PATTERN.accuracy (each once), …; reach.TARGET.MEASURE: T·E until the "
+        "first test with so much of a share, a run that never gets there counts all of its T·E and "
+        "is marked; or of "
         "final weights: weights.MODEL.PLACE.STATISTIC, distance.MODEL.BASELINE.PLACE, "
         "similarity.A.B, similarity.A.B.SECTION.ROW.COLUMN, chance.A.B, …; {name}: the cell's value"
     )
@@ -70,6 +73,12 @@ class StudyFigure(Base):
         description="difference below which two methods count as equivalent, as the figure is "
         "printed; left out: 1 point of a share, 2 % of a perplexity, and none of anything else",
     )
+
+    @property
+    def target(self) -> tuple[float, str] | None:
+        """The share that a run has to reach, and by which measure, in ``reach.TARGET.MEASURE``."""
+        parts = _REACH.fullmatch(self.measure)
+        return None if parts is None else (float(parts[1]), parts[2])
 
 
 class StudyClaim(Base):
@@ -290,6 +299,13 @@ class StudySpec(FromFile):
             _known(other, self.rows if rows else parts, (*keys, "than"), "row or column")
         if claim.by is not None:
             _known(claim.by, self.figures, (*keys, "by"), "figure")
+        for name in [claim.by] if claim.by else self.figures:
+            if claim.primary and self.read[name].target is not None:
+                raise Mistake(
+                    "may be a lower bound only, of which no t test is one: leave it exploratory",
+                    place=(*keys, "by"),
+                    found=name,
+                )
         pairs = list(self.compared(claim))
         if not pairs:
             raise Mistake("compares nothing", place=(*keys, "where"), found=claim.where)

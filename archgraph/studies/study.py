@@ -129,7 +129,7 @@ class StudyResult:
             cells.setdefault(key, (one.cell, []))[1].append(one.address)
         return {
             key: {
-                name: self._measured(group, figure.measure)
+                name: self._measured(group, figure)
                 for name, figure in cell.figures.items()
                 if (group := read(tuple(names), figure.last, figure.within)) is not None
             }
@@ -147,11 +147,15 @@ class StudyResult:
                 return None
         return compare_logs(logs, tiers=True, last=last, unfinished=True).groups[0]
 
-    def _measured(self, group: RunGroup, measure: str) -> RunGroup:
-        """Add what was read from the final weights of the runs, if the measure is of them."""
-        if not of_weights(measure):
+    def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
+        """Add what is read from final weights, or over all tests, if the measure is of them."""
+        measure, values = figure.measure, list[float | None]()
+        if of_weights(measure):
+            values = [self.records[log.folder.name].weights.get(measure) for log in group.runs]
+        elif figure.target is not None:
+            values = [_epochs_to(log, *figure.target)[0] for log in group.runs]
+        else:
             return group
-        values = [self.records[log.folder.name].weights.get(measure) for log in group.runs]
         known = tuple(value for value in values if value is not None)
         figures = {measure: Figure(known)} if len(known) == len(values) else {}
         return dataclasses.replace(group, figures={**group.figures, **figures})
@@ -164,13 +168,21 @@ class StudyResult:
         group = self.groups.get((row, column), {}).get(figure)
         if group is None:
             return {}
-        measure = self._figures[row, column][figure].measure
-        measured = group.figures.get(measure)
+        read = self._figures[row, column][figure]
+        measured = group.figures.get(read.measure)
         if measured is None:
             return {}
-        factor = 100 if _last_word(measure) in SHARES else 1
+        factor = 100 if _last_word(read) in SHARES else 1
         pairs = zip(group.seeds, measured.values, strict=True)
         return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
+
+    def bounded(self, row: str, column: str, figure: str) -> int:
+        """Return how many runs of a cell never reach the target of a figure: lower bounds."""
+        group = self.groups.get((row, column), {}).get(figure)
+        target = self._figures[row, column][figure].target if group is not None else None
+        if group is None or target is None:
+            return 0
+        return sum(not _epochs_to(log, *target)[1] for log in group.runs)
 
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
@@ -258,16 +270,32 @@ def _until(log: Log, macs: float) -> Log:
     return dataclasses.replace(log, rounds=rounds)
 
 
-def _last_word(measure: str) -> str:
-    """Return what a measure counts: `worst_accuracy` and `tier.small.matched` say it last."""
-    return measure.replace(".", "_").split("_")[-1]
+def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, bool]:
+    """Return T·E until a test reaches a share, and whether one does: else all of it.
+
+    None: a test does not have the measure.
+    """
+    tested = [n for n, line in enumerate(log.rounds, start=1) if line.get("evaluation")]
+    for number in tested:
+        until = dataclasses.replace(log, rounds=log.rounds[:number])
+        figures = compare_logs([until], tiers=True, unfinished=True).groups[0].figures
+        if measure not in figures or "epochs" not in figures:
+            return None, False
+        if figures[measure].mean >= target:
+            return figures["epochs"].mean, True
+    return (figures["epochs"].mean, False) if tested else (None, False)
+
+
+def _last_word(figure: StudyFigure) -> str:
+    """Return what a figure counts: `worst_accuracy` and `tier.small.matched` say it last."""
+    return "epochs" if figure.target else figure.measure.replace(".", "_").split("_")[-1]
 
 
 def _margin(figure: StudyFigure, others: Sequence[float]) -> float | None:
     """Return the difference below which methods count as equivalent, as the figure is printed."""
     if figure.margin is not None:
         return figure.margin
-    match _last_word(figure.measure):
+    match _last_word(figure):
         case "perplexity" if others:
             return 0.02 * abs(statistics.fmean(others))
         case word if word in SHARES:

@@ -178,6 +178,8 @@ def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
     if values:
         text = _number(statistics.fmean(values), digits)
         text += f" ± {_number(statistics.stdev(values), digits)}" if len(values) > 1 else ""
+        if bounded := result.bounded(row, column, figure):
+            text = f"≥ {text}; {bounded} of {len(values)} never"
     return text if printed is None else f"{text} ({printed:g})"
 
 

@@ -91,6 +91,40 @@ def test_backdoor_is_training_on_shuffled_labels(work):
         torch.testing.assert_close(attacked[name], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_labels_are_exchanged_among_malicious_clients(experiment):
+    """Each has as many as its examples, all of them together have what they had; by hand below."""
+    attack = AttackSpec(fraction=0.5, intensity=4.0, among="clients")
+    made = experiment(rounds=1, attack=attack)
+    malicious = sorted(made.malicious)
+    assert list(made.exchanged) == malicious and len(malicious) > 1
+    mine = [made.data.train.targets[torch.from_numpy(made.shares[i])] for i in malicious]
+    theirs = [made.exchanged[i] for i in malicious]
+    assert [len(t) for t in theirs] == [len(t) for t in mine]
+    assert torch.equal(torch.cat(theirs).sort().values, torch.cat(mine).sort().values)
+    # Not within a client alone: some client's own labels have changed.
+    assert any(
+        not torch.equal(a.sort().values, b.sort().values) for a, b in zip(mine, theirs, strict=True)
+    )
+    own = dataclasses.replace(made, attack=AttackSpec(fraction=0.5, intensity=4.0))
+    assert own.exchanged == {}
+    first, second = (execute(one).rounds[-1]["evaluation"]["global"] for one in (made, own))
+    assert first != second
+
+
+def test_exchanged_labels_are_those_of_the_backdoor(work):
+    given = work()
+    labels = torch.arange(60) % 10
+    data = Shard(given.data.inputs, labels, given.data.histogram)
+    second = torch.Generator().manual_seed(
+        (given.generator.initial_seed() ^ 0x5EED0FBACD001234) >> 1
+    )
+    backdoor = done(Train(), dataclasses.replace(given, data=data, generator=second)).state
+    honest = done(Train(), work()).state
+    attacked = done(Attack(Train(), 20.0, labels=labels), work()).state
+    expected = honest["5.weight"] + 20.0 * (backdoor["5.weight"] - given.state["5.weight"])
+    torch.testing.assert_close(attacked["5.weight"], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_statistics_and_counters_stay_honest(work):
     honest, attacked = done(Train(), work()).state, done(Attack(Train(), 20.0), work()).state
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):

@@ -661,6 +661,35 @@ def test_a_run_that_spends_less_than_the_budget_has_no_figure(result: StudyResul
     assert read(place, text).values("HeteroFL", "clean", "average") == {}
 
 
+def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
+    result: StudyResult, place: Path
+):
+    """By hand from the runs' lines; a run that never gets there counts all, and says so."""
+    runs = result.groups["HeteroFL", "clean"]["average"].runs
+    curves = [
+        [statistics.fmean(line["evaluation"]["models"][m]["accuracy"] for m in ("small", "large"))
+         for line in log.rounds]
+        for log in runs
+    ]  # fmt: skip
+    text = re.sub("published: .*\n", "", STUDY.replace("[{better", "[] #"))
+    # One that both reach in the first round, and one that one of them never does.
+    low, high = min(c[0] for c in curves), min(max(c) for c in curves) + 1e-4
+    for target in (round(low - 1e-4, 4), round(high, 4)):
+        expected = [next((n for n, a in enumerate(c, 1) if a >= target), 3) for c in curves]
+        never = sum(max(curve) < target for curve in curves)
+        assert never == (target > low)
+        measure = f"average: reach.{target}.average_accuracy,"
+        read_again = read(place, text.replace("average: average_accuracy,", measure))
+        values = read_again.values("HeteroFL", "clean", "average")
+        assert list(values.values()) == expected
+        assert read_again.bounded("HeteroFL", "clean", "average") == never
+        table = " ".join(str(study_tables(read_again)[0]).split())
+        assert (f"{never} of 2 never" in table) == bool(never)
+    text = STUDY.replace("average: average_accuracy,", measure)
+    with pytest.raises(SpecError, match="lower bound"):
+        read(place, text.replace("by: average}", "by: average, primary: true}"))
+
+
 # ---------------------------------------------------------------- small test sets
 
 
