@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, TensorType, per_graph, size_at
@@ -12,6 +13,9 @@ from archgraph.graph.passes import specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
 from archgraph.tables import Table
+
+if TYPE_CHECKING:
+    from archgraph.analysis.cost_polynomial import CostPolynomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,14 @@ class Cost:
         bytes: Size of the state (parameters and buffers), in bytes.
         activations: Size of all intermediate results of one example in evaluation, in bytes.
         nodes: Cost by operator name; operators of the training branch cost nothing.
+        graph: Whose cost it is.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> cost(trace(net, torch.zeros(1, 3)).graph).polynomial.at({"0.out": 4}).parameters
+        26
     """
 
     parameters: int
@@ -51,6 +63,14 @@ class Cost:
     bytes: int
     activations: int
     nodes: Mapping[str, NodeCost]
+    graph: ArchGraph = field(compare=False)
+
+    @property
+    def polynomial(self) -> CostPolynomial:
+        """The costs of all submodels: exact polynomials of axes' sizes and of blocks."""
+        from archgraph.analysis.cost_polynomial import cost_polynomial  # solves the axes
+
+        return cost_polynomial(self.graph)
 
     def __repr__(self) -> str:
         measures = ("parameters", "macs", "bytes", "activations")
@@ -105,4 +125,5 @@ def cost(graph: ArchGraph) -> Cost:
         sum(_bytes(p.type) for p in graph.params if p.role != "constant"),
         sum(n.bytes for n in nodes.values()),
         nodes,
+        graph,
     )

@@ -20,7 +20,7 @@ from archgraph.analysis.removal import Removal
 from archgraph.analysis.sections import SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.graph.ir import ArchGraph, Node, per_graph, refs
 from archgraph.hints import unknown
 from archgraph.tables import Table, plural
 
@@ -251,6 +251,23 @@ def structure(graph: ArchGraph) -> Structure:
         ),
         drafts.cuts,
     )
+
+
+def passes_on(graph: ArchGraph, block: Block) -> bool:
+    """Return whether a dense block passes on its result without what it appends.
+
+    Else its exit stays where the block is left out: a list without the block's terms.
+    """
+    merge, passed = graph.node[block.merge], graph.node[block.bypass]
+    rest = [name for name in _items(merge) if name not in block.terms]
+    if passed.dtype != graph.node[block.exit].dtype:
+        return False
+    return rest == [passed.name] or (passed.op == merge.op and rest == _items(passed))
+
+
+def _items(node: Node) -> list[str]:
+    """Return the items of the lists that an operator takes."""
+    return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]
 
 
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
-from archgraph.ops.operands import leaf_shape, numel, sizes_of
+from archgraph.ops.operands import Count, Counted, leaf_shape, numel
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity
@@ -67,10 +66,9 @@ def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
 
 
-def _convolution_macs(graph: ArchGraph, node: Node) -> int:
+def _convolution_macs(of: Counted) -> Count:
     """Count the MACs of a convolution: a kernel at every position of the result."""
-    weight = sizes_of(graph, node.arg("weight"))
-    return numel(node.shape) * math.prod(weight[1:])
+    return numel(of.result) * numel(of.arg("weight")[1:])
 
 
 def _convolution_type(args: Args) -> TensorType:
@@ -167,10 +165,9 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
     return [[*x[:channel], out, *eq.fixed(eq.node.shape[channel + 1 :])]]
 
 
-def _transposed_macs(graph: ArchGraph, node: Node) -> int:
+def _transposed_macs(of: Counted) -> Count:
     """Count the MACs of a transposed convolution: a kernel at every position of the input."""
-    weight = sizes_of(graph, node.arg("weight"))
-    return math.prod(sizes_of(graph, node.arg("input"))) * math.prod(weight[1:])
+    return numel(of.arg("input")) * numel(of.arg("weight")[1:])
 
 
 _transposed = replace(
@@ -190,9 +187,9 @@ def _any_axes(eq: Equations) -> list[Dims]:
     return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)
 
 
-def _any_macs(graph: ArchGraph, node: Node) -> int:
+def _any_macs(of: Counted) -> Count:
     """Count the MACs of a convolution that says by a flag whether it is transposed."""
-    return (_transposed_macs if node.arg("transposed") is True else _convolution_macs)(graph, node)
+    return (_transposed_macs if of.node.arg("transposed") is True else _convolution_macs)(of)
 
 
 ROWS = {

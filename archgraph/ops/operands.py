@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
     Mode,
+    Node,
     Record,
     Ref,
     Size,
@@ -17,6 +21,7 @@ from archgraph.graph.ir import (
     in_mode,
     size_at,
 )
+from archgraph.layout.polynomial import Polynomial
 
 
 def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
@@ -45,9 +50,38 @@ def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
     return graph.param[value.name].shape if isinstance(value, Leaf) else ()
 
 
-def numel(shape: Sequence[Size]) -> int:
-    """Return how many numbers a tensor has, for a batch of one."""
-    return math.prod(size_at(s, 1) for s in shape)
+Count: TypeAlias = "int | Polynomial"
+"""A size, or a number of multiply–accumulates: a number, or a polynomial of axes' sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """An operator whose cost is counted, for a batch of one.
+
+    Attributes:
+        node: The operator.
+        sizes: Gives the sizes of a tensor argument.
+        result: Sizes of its first result.
+    """
+
+    node: Node
+    sizes: Callable[[Value], tuple[Count, ...]]
+    result: tuple[Count, ...]
+
+    @classmethod
+    def of(cls, graph: ArchGraph, node: Node) -> Counted:
+        """Return a node with the sizes that it has."""
+        result = tuple(size_at(size, 1) for size in node.types[0].shape)
+        return cls(node, functools.partial(sizes_of, graph), result)
+
+    def arg(self, name: str) -> tuple[Count, ...]:
+        """Return the sizes of an argument by its name."""
+        return self.sizes(self.node.arg(name))
+
+
+def numel(sizes: Iterable[Count]) -> Count:
+    """Return how many numbers a tensor has."""
+    return functools.reduce(operator.mul, sizes, 1)
 
 
 def nested(value: Value) -> Iterator[Value]:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from archgraph.graph.ir import ArchGraph, Node, Size, Value
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
+from archgraph.ops.operands import Count, Counted
 from archgraph.ops.starts import Identity, Init
 from archgraph.ops.types import Args, ResultType
 from archgraph.ops.zeros import Zeros, never
@@ -47,7 +48,7 @@ AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
 
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
-CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
+CountMacs: TypeAlias = Callable[[Counted], Count]
 TypeRule: TypeAlias = Callable[[Args], ResultType]
 
 
@@ -117,7 +118,7 @@ class Operator:
     Attributes:
         rule: Equation between the layouts of its arguments and results.
         zero: At which masked positions its results are zero.
-        macs: Multiply–accumulates for one example.
+        macs: Multiply–accumulates for one example; sums and products of sizes alone.
         init: Initialiser of a leaf, by argument name.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.

@@ -18,7 +18,7 @@ from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
-from archgraph.ops.operands import leaf_shape, numel, sizes_of, type_of
+from archgraph.ops.operands import Count, Counted, leaf_shape, numel
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, TypeRule, rows
 from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
@@ -45,9 +45,9 @@ def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
 
 
-def _linear_macs(graph: ArchGraph, node: Node) -> int:
+def _linear_macs(of: Counted) -> Count:
     """Count the MACs of a linear layer: a row of the weight for every number of the result."""
-    return numel(node.shape) * sizes_of(graph, node.arg("weight"))[-1]
+    return numel(of.result) * of.arg("weight")[-1]
 
 
 def _linear_type(args: Args) -> TensorType:
@@ -103,10 +103,10 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
     return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
 
 
-def _bilinear_macs(graph: ArchGraph, node: Node) -> int:
+def _bilinear_macs(of: Counted) -> Count:
     """Count the MACs of a bilinear layer: two nested sums for every number of the result."""
-    _, left, right = sizes_of(graph, node.arg("weight"))
-    return numel(node.shape) * (left * right + right)
+    _, left, right = of.arg("weight")
+    return numel(of.result) * (left * right + right)
 
 
 def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
@@ -163,11 +163,10 @@ def _matmul_axes(eq: Equations) -> list[Dims]:
     return [_matrix_product(eq)]
 
 
-def _matmul_macs(graph: ArchGraph, node: Node) -> int:
+def _matmul_macs(of: Counted) -> Count:
     """Count the MACs of a product: a sum over the shared dimension for every result number."""
-    operands = [type_of(graph, v) for _, v in node.args]
-    left = [o for o in operands if o is not None and len(o.shape) > 0][-2]
-    return numel(node.shape) * size_at(left.shape[-1], 1)
+    left, _ = [sizes for _, v in of.node.args if (sizes := of.sizes(v))][-2:]
+    return numel(of.result) * left[-1]
 
 
 def _matmul_type(args: Args) -> TensorType:
@@ -204,9 +203,9 @@ def _addbmm_axes(eq: Equations) -> list[Dims]:
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)[1:]])]
 
 
-def _addbmm_macs(graph: ArchGraph, node: Node) -> int:
+def _addbmm_macs(of: Counted) -> Count:
     """Count the MACs of a batch of products that are added up."""
-    return math.prod(sizes_of(graph, node.arg("batch1"))) * sizes_of(graph, node.arg("batch2"))[-1]
+    return numel(of.arg("batch1")) * of.arg("batch2")[-1]
 
 
 _MATRICES = {
@@ -410,20 +409,22 @@ def _einsum_roles(
     eq.scores[eq.node.name] = ([letters[c] for c in sorted(letters) if c not in right], shared)
 
 
-def _einsum_macs(graph: ArchGraph, node: Node) -> int:
+def _einsum_macs(of: Counted) -> Count:
     """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
-    shapes = [sizes_of(graph, v) for v in _operands(node)]
-    parts, right = _equation(node, map(len, shapes))
-    sizes: dict[_Sign, int] = {}
+    shapes = [of.sizes(v) for v in _operands(of.node)]
+    parts, right = _equation(of.node, map(len, shapes))
+    sizes: dict[_Sign, Count] = {}
     for part, shape in zip(parts, shapes, strict=True):
         for sign, size in zip(part, shape, strict=True):
-            sizes[sign] = max(size, sizes.get(sign, 1))
-    count, signs = 0, set(parts[0])
+            if sizes.get(sign, 1) == 1:  # a dimension of 1 is stretched
+                sizes[sign] = size
+    count: Count = 0
+    signs = set(parts[0])
     for index, part in enumerate(parts[1:], 1):
         signs |= set(part)
         needed = signs & {*right, *itertools.chain(*parts[index + 1 :])}
         if signs - needed:  # without a sum it is a product position by position
-            count += math.prod(sizes[sign] for sign in signs)
+            count += numel(sizes[sign] for sign in signs)
         signs = needed
     return count
 
@@ -476,10 +477,10 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [others + open_dims(dims[-2:-1]) + eq.dirt_of(values)]
 
 
-def _attention_macs(graph: ArchGraph, node: Node) -> int:
+def _attention_macs(of: Counted) -> Count:
     """Count the MACs of attention: scores, and the values that they weigh."""
-    q, k, v = (sizes_of(graph, node.arg(n)) for n in ("query", "key", "value"))
-    scores = math.prod(q[:-1]) * k[-2]
+    q, k, v = map(of.arg, ("query", "key", "value"))
+    scores = numel(q[:-1]) * k[-2]
     return scores * (q[-1] + v[-1])
 
 

@@ -18,7 +18,7 @@ from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType,
 from archgraph.layout.layouts import Fixed, fixed_size, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
-from archgraph.ops.operands import leaf_shape, sizes_of
+from archgraph.ops.operands import Count, Counted, leaf_shape, numel
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
@@ -104,12 +104,12 @@ def _no_identity(_graph: ArchGraph, _node: Node) -> str:
     return "is recurrent: no weights make it return its input"
 
 
-def _recurrent_macs(graph: ArchGraph, node: Node) -> int:
+def _recurrent_macs(of: Counted) -> Count:
     """Every step multiplies every weight matrix once."""
-    shapes = [sizes_of(graph, w) for w in _weights(node)]
-    entries = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
-    steps = sizes_of(graph, node.arg("input"))[:-1] if node.arg("params") is not None else ()
-    return math.prod(steps) * entries
+    shapes = map(of.sizes, _weights(of.node))
+    entries = sum(numel(shape) for shape in shapes if len(shape) > 1)
+    steps = of.arg("input")[:-1] if of.node.arg("params") is not None else ()
+    return numel(steps) * entries
 
 
 def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:

@@ -26,7 +26,7 @@ from archgraph.ops import (
     shapes,
 )
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operands import nested
+from archgraph.ops.operands import Count, Counted, nested
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import op_schema
@@ -210,10 +210,17 @@ def normalisation(graph: ArchGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*leaves, *statistics(graph))))
 
 
-def macs(graph: ArchGraph, node: Node) -> int:
+def counted_macs(operator: Counted) -> Count:
     """Return an operator's multiply–accumulates for one example (0 where it has none)."""
-    count = row(node.op).macs
-    return count(graph, node) if count is not None else 0
+    count = row(operator.node.op).macs
+    return count(operator) if count is not None else 0
+
+
+def macs(graph: ArchGraph, node: Node) -> int:
+    """Return an operator's multiply–accumulates for one example, at the sizes of a graph."""
+    count = counted_macs(Counted.of(graph, node))
+    assert isinstance(count, int)  # its sizes are
+    return count
 
 
 def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:

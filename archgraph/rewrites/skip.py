@@ -9,10 +9,10 @@ import numpy as np
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept, axis_refs
-from archgraph.analysis.structure import Block, Structure, structure
+from archgraph.analysis.structure import Block, Structure, passes_on, structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs
+from archgraph.graph.ir import ArchGraph, Ref, Value
 from archgraph.graph.passes import prune, renumber
 from archgraph.ops.check import check
 from archgraph.rewrites import laws
@@ -75,7 +75,7 @@ def skip(
         gone.add(block.name)
         terms.update(block.terms)
         # Else its list stays, without the terms.
-        if not block.terms or _passes_on(graph, block):
+        if not block.terms or passes_on(graph, block):
             bypass[block.exit] = block.bypass
     if not gone and not bypass:
         return Rewritten.identity(graph)
@@ -151,17 +151,3 @@ def _without(
     check(new)
     entries = {name: bypassed.transfer.entries[name] for name in new.state_names}
     return Rewritten.between(graph, new, entries)
-
-
-def _passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Return whether a dense block passes on its result without what it appends."""
-    merge, passed = graph.node[block.merge], graph.node[block.bypass]
-    rest = [name for name in _items(merge) if name not in block.terms]
-    if passed.dtype != graph.node[block.exit].dtype:
-        return False
-    return rest == [passed.name] or (passed.op == merge.op and rest == _items(passed))
-
-
-def _items(node: Node) -> list[str]:
-    """Return the items of the lists that an operator takes."""
-    return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]

@@ -1,0 +1,267 @@
+"""Cost of every submodel of a graph at once: exact polynomials of axis sizes and of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from archgraph.analysis.axes import Axes, axes
+from archgraph.analysis.positions import axis_refs
+from archgraph.analysis.structure import Block, passes_on, structure
+from archgraph.errors import AxisError, GraphError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, size_at, walk
+from archgraph.graph.passes import reachable, specialise
+from archgraph.hints import unknown
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.layout.polynomial import Polynomial
+from archgraph.ops.operands import Count, Counted, numel
+from archgraph.ops.schema import torch_dtype
+from archgraph.ops.table import counted_macs
+
+Needs: TypeAlias = frozenset[frozenset[str]]
+"""Of each of these sets of blocks one has to be there."""
+
+MEASURES = ("parameters", "macs", "bytes", "activations")
+
+
+@dataclass(frozen=True, slots=True)
+class CostPart:
+    """A part of a cost.
+
+    Attributes:
+        needs: It is there while of each of these sets a block is; none: always.
+        polynomial: Its cost, of the sizes of axes.
+    """
+
+    needs: Needs
+    polynomial: Polynomial
+
+    def there(self, skipped: Collection[str]) -> bool:
+        """Return whether it is there where some blocks are left out."""
+        return not any(blocks.issubset(skipped) for blocks in self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class CostFigures:
+    """What a submodel costs; as in :class:`archgraph.analysis.cost.Cost`.
+
+    Attributes:
+        parameters: Elements of all parameters.
+        macs: Multiply–accumulates of one example in evaluation.
+        bytes: Size of the state, in bytes.
+        activations: Size of all intermediate results of one example in evaluation, in bytes.
+    """
+
+    parameters: int
+    macs: int
+    bytes: int
+    activations: int
+
+
+@dataclass(frozen=True)
+class CostPolynomial:
+    """What every submodel of a graph costs: exact, without making it.
+
+    Attributes:
+        axes: Sizes of the free axes in the graph.
+        blocks: Blocks that can be left out, and the axes that vanish with each.
+        equal: Sizes that have to be equal where a block is left out, and are only by chance: what
+            is cut to make them unequal keeps the block.
+        parts: By measure (``parameters``, ``macs``, ``bytes``, ``activations``).
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> costs = cost_polynomial(trace(net, torch.zeros(1, 3)).graph)
+        >>> print(costs.polynomial("parameters"))
+        6·0.out + 2
+        >>> costs.at({"0.out": 4}).parameters, costs.at().macs
+        (26, 40)
+    """
+
+    axes: Mapping[str, int]
+    blocks: Mapping[str, tuple[str, ...]]
+    equal: Mapping[str, tuple[tuple[Polynomial, Polynomial], ...]]
+    parts: Mapping[str, tuple[CostPart, ...]]
+
+    def polynomial(self, measure: str, skipped: Collection[str] = ()) -> Polynomial:
+        """Return a measure as one polynomial, with some blocks left out."""
+        gone = {name for block in skipped for name in self.blocks[block]}
+        there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
+        total = sum(there, Polynomial({}))
+        return Polynomial({m: c for m, c in total.terms.items() if gone.isdisjoint(m)})
+
+    def at(
+        self, sizes: Mapping[str, int] | None = None, skipped: Collection[str] = ()
+    ) -> CostFigures:
+        """Return what a submodel costs.
+
+        Args:
+            sizes: Of axes that are cut; the others have their size.
+            skipped: Blocks that are left out.
+
+        Raises:
+            AxisError: If there is no such free axis.
+            GraphError: If a block is not there, or cannot be left out at these sizes.
+        """
+        for name in sizes or ():
+            if name not in self.axes:
+                raise AxisError("no such free axis", **unknown(name, self.axes))
+        for name in skipped:
+            if name not in self.blocks:
+                raise GraphError("no block that can be left out", **unknown(name, self.blocks))
+        all_sizes = {**self.axes, **(sizes or {})}
+        for name in skipped:
+            for end, entry in self.equal.get(name, ()):
+                if (a := end.value(all_sizes)) != (b := entry.value(all_sizes)):
+                    message = "block cannot be left out at these sizes"
+                    raise GraphError(message, where=name, found=f"changes {b} to {a}")
+        values = {m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES}
+        return CostFigures(**values)
+
+
+@takes_graph
+@per_graph
+def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
+    """Return the costs of a graph as polynomials of its axes' sizes and its blocks.
+
+    1. A dimension's size is that of its layout: an axis, a product, a sum, or a number.
+    2. Costs of operators are those of the operator table, at these sizes.
+    3. A block that can be left out takes along its operators, what only they need (:func:`_needs`),
+       and the width that a dense block appends.
+    """
+    solved, evaluated = axes(graph), specialise(graph, training=False)
+    free = {axis.name for axis in solved.free}
+    removable = [block for block in structure(graph).blocks if block.removable]
+    needs = _needs(graph, removable)
+    parts: dict[str, dict[Needs, Polynomial]] = {measure: {} for measure in MEASURES}
+
+    def add(measure: str, needed: Needs, count: Count) -> None:
+        parts[measure][needed] = parts[measure].get(needed, Polynomial({})) + count
+
+    def operand(value: Value) -> tuple[Count, ...]:
+        match value:
+            case Ref():
+                return _sizes(solved.value[value.name][0], free)
+            case Leaf():
+                return _sizes(solved.leaf[value.name], free)
+            case _:
+                return ()
+
+    for param in graph.params:
+        needed = _any(needs[node] for node in graph.leaf_users[param.name])
+        elements = numel(_sizes(solved.leaf[param.name], free))
+        if param.role == "parameter":
+            add("parameters", needed, elements)
+        if param.role != "constant":
+            add("bytes", needed, elements * torch_dtype(param.dtype).itemsize)
+    for node in evaluated.nodes:
+        needed = needs[node.name]
+        results = [_sizes(dims, free) for dims in solved.value[node.name]]
+        for type_, sizes in zip(node.types, results, strict=True):
+            add("activations", needed, numel(sizes) * torch_dtype(type_.dtype).itemsize)
+        add("macs", needed, counted_macs(Counted(node, operand, results[0])))
+    unlike = {block.name: _unlike(solved, block, free) for block in removable}
+    return CostPolynomial(
+        {axis.name: axis.size for axis in solved.free},
+        {
+            block.name: tuple(
+                ref.name
+                for term in block.terms
+                for layout in solved.value[term][0]
+                for ref in axis_refs(layout)
+            )
+            for block in removable
+        },
+        {name: pairs for name, pairs in unlike.items() if pairs},
+        {
+            measure: tuple(CostPart(needed, p) for needed, p in of.items() if p.terms)
+            for measure, of in parts.items()
+        },
+    )
+
+
+def _unlike(
+    solved: Axes, block: Block, free: Collection[str]
+) -> tuple[tuple[Polynomial, Polynomial], ...]:
+    """Return the dimensions that a block ends and begins with that are equal in size alone."""
+    if block.terms:  # what it appends goes
+        return ()
+    ends = [_sizes(solved.value[name][0], free) for name in (block.exit, block.bypass)]
+    return tuple(
+        (Polynomial({}) + a, Polynomial({}) + b) for a, b in zip(*ends, strict=True) if a != b
+    )
+
+
+def _needs(graph: ArchGraph, removable: Iterable[Block]) -> dict[str, Needs]:
+    """Return which blocks an operator needs to be in a submodel.
+
+    From the last operator to the first:
+
+    1. Results and updates of buffers are always read.
+    2. A value is read where one of its users is there; and where a block is left out, what stands
+       in for its exit is read by those that read the exit.
+    3. An operator is there if its value is read, and so is its block. Inputs always are.
+    """
+    owner: dict[str, str] = {}
+    stands_in: dict[str, list[str]] = {}
+    for block in removable:
+        listed = bool(block.terms) and not passes_on(graph, block)
+        if not listed:
+            stands_in.setdefault(block.bypass, []).append(block.exit)
+        # A dense block may prepare what it passes on, or end in a list that stays.
+        prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
+        stays = prepared | ({block.exit} if listed else set())
+        owner.update((node, block.name) for node in block.nodes if node not in stays)
+    always = {r.name for r in walk(graph.outputs) if isinstance(r, Ref)}  # 1
+    always |= {r.name for _, value in graph.updates for r in walk(value) if isinstance(r, Ref)}
+    read: dict[str, Needs] = {}
+    there: dict[str, Needs] = {}
+    for node in reversed(graph.nodes):
+        readers = [there[user] for user in graph.users[node.name]]  # 2
+        readers += [read[end] for end in stands_in.get(node.name, ())]
+        free = node.name in always or not readers
+        read[node.name] = frozenset() if free else _any(readers)
+        within = frozenset({frozenset({owner[node.name]})} if node.name in owner else ())
+        there[node.name] = frozenset() if node.op == "input" else _all(read[node.name], within)  # 3
+    return there
+
+
+def _any(needs: Iterable[Needs]) -> Needs:
+    """Return what is needed by one of several: a choice from each of their sets, joined."""
+    several = list(needs)
+    if not several or not all(several):
+        return frozenset()
+    joined = several[0]
+    for other in several[1:]:
+        joined = _least({a | b for a in joined for b in other})
+    return joined
+
+
+def _all(first: Needs, second: Needs) -> Needs:
+    return _least(first | second)
+
+
+def _least(sets: Collection[frozenset[str]]) -> Needs:
+    """Return the sets without those that hold another one: they follow from it."""
+    return frozenset(one for one in sets if not any(other < one for other in sets))
+
+
+def _sizes(layouts: Iterable[Layout], free: Collection[str]) -> tuple[Count, ...]:
+    """Return the sizes of dimensions, for a batch of one."""
+    return tuple(_size(layout, free) for layout in layouts)
+
+
+def _size(layout: Layout, free: Collection[str]) -> Count:
+    match layout:
+        case AxisRef() if layout.name in free:
+            return Polynomial.of(layout.name)
+        case Prod():
+            return numel(_sizes(layout.factors, free))
+        case Sum():
+            return sum(_sizes(layout.terms, free))
+        case _:
+            return size_at(layout.size, 1)
