@@ -21,6 +21,8 @@ from archgraph.studies.pictures import columns_of
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
+# Columns of a table of figures.
+WIDE = 16
 NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
     "Primary claims have a verdict, with p corrected (Holm) over all that share runs, level "
@@ -146,15 +148,19 @@ def _findings(result: StudyResult) -> tuple[str, ...]:
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:
-    """Yield a table for each value of the first part of column names, if they have several."""
+    """Yield a table for each value of the first part of column names.
+
+    Of names without parts one table, or one for each column where there would be too many.
+    """
     there, parts = _cells(result), result.spec.combined()
-    several = len(result.spec.parts) > 1
+    wide = len({column for _, column in there}) * len(result.spec.figures) > WIDE
+    several = len(result.spec.parts) > 1 or wide
     firsts = dict.fromkeys(parts[column][0] if several else "" for _, column in there)
     for first in firsts:
         columns = [c for c, names in parts.items() if not several or names[0] == first]
         columns = [c for c in columns if any(c == at for _, at in there)]
         # The title says the first part; a single figure needs no name.
-        short = {c: c.removeprefix(f"{first}, ") if several else c for c in columns}
+        short = {c: c.removeprefix(first).removeprefix(", ") if several else c for c in columns}
         with_figure = len(result.spec.figures) > 1 or len(parts) == 1
         heads = [
             ", ".join(filter(None, (short[c], figure if with_figure else "")))
