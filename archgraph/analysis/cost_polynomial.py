@@ -16,7 +16,7 @@ from archgraph.graph.passes import reachable, specialise
 from archgraph.hints import unknown
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.layout.polynomial import Polynomial
-from archgraph.ops.operands import Count, Counted, numel
+from archgraph.ops.operands import Amount, Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import counted_macs
 
@@ -139,10 +139,10 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     needs = _needs(graph, removable)
     parts: dict[str, dict[Needs, Polynomial]] = {measure: {} for measure in MEASURES}
 
-    def add(measure: str, needed: Needs, count: Count) -> None:
+    def add(measure: str, needed: Needs, count: Amount) -> None:
         parts[measure][needed] = parts[measure].get(needed, Polynomial({})) + count
 
-    def operand(value: Value) -> tuple[Count, ...]:
+    def operand(value: Value) -> tuple[Amount, ...]:
         match value:
             case Ref():
                 return _sizes(solved.value[value.name][0], free)
@@ -250,12 +250,12 @@ def _least(sets: Collection[frozenset[str]]) -> Needs:
     return frozenset(one for one in sets if not any(other < one for other in sets))
 
 
-def _sizes(layouts: Iterable[Layout], free: Collection[str]) -> tuple[Count, ...]:
+def _sizes(layouts: Iterable[Layout], free: Collection[str]) -> tuple[Amount, ...]:
     """Return the sizes of dimensions, for a batch of one."""
     return tuple(_size(layout, free) for layout in layouts)
 
 
-def _size(layout: Layout, free: Collection[str]) -> Count:
+def _size(layout: Layout, free: Collection[str]) -> Amount:
     match layout:
         case AxisRef() if layout.name in free:
             return Polynomial.of(layout.name)

@@ -11,7 +11,7 @@ from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
-from archgraph.ops.operands import Count, Counted, leaf_shape, numel
+from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity
@@ -66,7 +66,7 @@ def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
 
 
-def _convolution_macs(of: Counted) -> Count:
+def _convolution_macs(of: Counted) -> Amount:
     """Count the MACs of a convolution: a kernel at every position of the result."""
     return numel(of.result) * numel(of.arg("weight")[1:])
 
@@ -165,7 +165,7 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
     return [[*x[:channel], out, *eq.fixed(eq.node.shape[channel + 1 :])]]
 
 
-def _transposed_macs(of: Counted) -> Count:
+def _transposed_macs(of: Counted) -> Amount:
     """Count the MACs of a transposed convolution: a kernel at every position of the input."""
     return numel(of.arg("input")) * numel(of.arg("weight")[1:])
 
@@ -187,7 +187,7 @@ def _any_axes(eq: Equations) -> list[Dims]:
     return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)
 
 
-def _any_macs(of: Counted) -> Count:
+def _any_macs(of: Counted) -> Amount:
     """Count the MACs of a convolution that says by a flag whether it is transposed."""
     return (_transposed_macs if of.node.arg("transposed") is True else _convolution_macs)(of)
 

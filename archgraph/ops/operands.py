@@ -50,7 +50,7 @@ def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
     return graph.param[value.name].shape if isinstance(value, Leaf) else ()
 
 
-Count: TypeAlias = "int | Polynomial"
+Amount: TypeAlias = "int | Polynomial"
 """A size, or a number of multiply–accumulates: a number, or a polynomial of axes' sizes."""
 
 
@@ -65,8 +65,8 @@ class Counted:
     """
 
     node: Node
-    sizes: Callable[[Value], tuple[Count, ...]]
-    result: tuple[Count, ...]
+    sizes: Callable[[Value], tuple[Amount, ...]]
+    result: tuple[Amount, ...]
 
     @classmethod
     def of(cls, graph: ArchGraph, node: Node) -> Counted:
@@ -74,12 +74,12 @@ class Counted:
         result = tuple(size_at(size, 1) for size in node.types[0].shape)
         return cls(node, functools.partial(sizes_of, graph), result)
 
-    def arg(self, name: str) -> tuple[Count, ...]:
+    def arg(self, name: str) -> tuple[Amount, ...]:
         """Return the sizes of an argument by its name."""
         return self.sizes(self.node.arg(name))
 
 
-def numel(sizes: Iterable[Count]) -> Count:
+def numel(sizes: Iterable[Amount]) -> Amount:
     """Return how many numbers a tensor has."""
     return functools.reduce(operator.mul, sizes, 1)
 

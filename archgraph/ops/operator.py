@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from archgraph.graph.ir import ArchGraph, Node, Size, Value
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
-from archgraph.ops.operands import Count, Counted
+from archgraph.ops.operands import Amount, Counted
 from archgraph.ops.starts import Identity, Init
 from archgraph.ops.types import Args, ResultType
 from archgraph.ops.zeros import Zeros, never
@@ -48,7 +48,7 @@ AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
 
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
-CountMacs: TypeAlias = Callable[[Counted], Count]
+CountMacs: TypeAlias = Callable[[Counted], Amount]
 TypeRule: TypeAlias = Callable[[Args], ResultType]
 
 

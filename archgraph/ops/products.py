@@ -18,7 +18,7 @@ from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
-from archgraph.ops.operands import Count, Counted, leaf_shape, numel
+from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, TypeRule, rows
 from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
@@ -45,7 +45,7 @@ def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
 
 
-def _linear_macs(of: Counted) -> Count:
+def _linear_macs(of: Counted) -> Amount:
     """Count the MACs of a linear layer: a row of the weight for every number of the result."""
     return numel(of.result) * of.arg("weight")[-1]
 
@@ -103,7 +103,7 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
     return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
 
 
-def _bilinear_macs(of: Counted) -> Count:
+def _bilinear_macs(of: Counted) -> Amount:
     """Count the MACs of a bilinear layer: two nested sums for every number of the result."""
     _, left, right = of.arg("weight")
     return numel(of.result) * (left * right + right)
@@ -163,7 +163,7 @@ def _matmul_axes(eq: Equations) -> list[Dims]:
     return [_matrix_product(eq)]
 
 
-def _matmul_macs(of: Counted) -> Count:
+def _matmul_macs(of: Counted) -> Amount:
     """Count the MACs of a product: a sum over the shared dimension for every result number."""
     left, _ = [sizes for _, v in of.node.args if (sizes := of.sizes(v))][-2:]
     return numel(of.result) * left[-1]
@@ -203,7 +203,7 @@ def _addbmm_axes(eq: Equations) -> list[Dims]:
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)[1:]])]
 
 
-def _addbmm_macs(of: Counted) -> Count:
+def _addbmm_macs(of: Counted) -> Amount:
     """Count the MACs of a batch of products that are added up."""
     return numel(of.arg("batch1")) * of.arg("batch2")[-1]
 
@@ -409,16 +409,16 @@ def _einsum_roles(
     eq.scores[eq.node.name] = ([letters[c] for c in sorted(letters) if c not in right], shared)
 
 
-def _einsum_macs(of: Counted) -> Count:
+def _einsum_macs(of: Counted) -> Amount:
     """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
     shapes = [of.sizes(v) for v in _operands(of.node)]
     parts, right = _equation(of.node, map(len, shapes))
-    sizes: dict[_Sign, Count] = {}
+    sizes: dict[_Sign, Amount] = {}
     for part, shape in zip(parts, shapes, strict=True):
         for sign, size in zip(part, shape, strict=True):
             if sizes.get(sign, 1) == 1:  # a dimension of 1 is stretched
                 sizes[sign] = size
-    count: Count = 0
+    count: Amount = 0
     signs = set(parts[0])
     for index, part in enumerate(parts[1:], 1):
         signs |= set(part)
@@ -477,7 +477,7 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [others + open_dims(dims[-2:-1]) + eq.dirt_of(values)]
 
 
-def _attention_macs(of: Counted) -> Count:
+def _attention_macs(of: Counted) -> Amount:
     """Count the MACs of attention: scores, and the values that they weigh."""
     q, k, v = map(of.arg, ("query", "key", "value"))
     scores = numel(q[:-1]) * k[-2]

@@ -18,7 +18,7 @@ from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType,
 from archgraph.layout.layouts import Fixed, fixed_size, product
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
-from archgraph.ops.operands import Count, Counted, leaf_shape, numel
+from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
 from archgraph.ops.operator import Growth, Operator
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
@@ -104,7 +104,7 @@ def _no_identity(_graph: ArchGraph, _node: Node) -> str:
     return "is recurrent: no weights make it return its input"
 
 
-def _recurrent_macs(of: Counted) -> Count:
+def _recurrent_macs(of: Counted) -> Amount:
     """Every step multiplies every weight matrix once."""
     shapes = map(of.sizes, _weights(of.node))
     entries = sum(numel(shape) for shape in shapes if len(shape) > 1)

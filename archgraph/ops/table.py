@@ -26,7 +26,7 @@ from archgraph.ops import (
     shapes,
 )
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operands import Count, Counted, nested
+from archgraph.ops.operands import Amount, Counted, nested
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import op_schema
@@ -210,7 +210,7 @@ def normalisation(graph: ArchGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*leaves, *statistics(graph))))
 
 
-def counted_macs(operator: Counted) -> Count:
+def counted_macs(operator: Counted) -> Amount:
     """Return an operator's multiply–accumulates for one example (0 where it has none)."""
     count = row(operator.node.op).macs
     return count(operator) if count is not None else 0

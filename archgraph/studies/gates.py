@@ -19,6 +19,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
+from archgraph.graph.ir import Ref
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import allowed, consent_given
 from archgraph.plain import Json
@@ -29,7 +30,7 @@ from archgraph.reports.measures import SHARES
 from archgraph.reports.runs import Log
 from archgraph.studies.cell import address
 from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
-from archgraph.studies.references import SettingGate, gate, gate_setting
+from archgraph.studies.references import SettingGate, gate, gate_setting, largest_model
 from archgraph.studies.spec import StudyCell, StudySizeName, StudySpec, cells
 from archgraph.tables import Table
 
@@ -115,7 +116,7 @@ def judge_gates(
     """Judge the settings of a study that have no gate yet, and record them.
 
     1. Columns that are equal without attack are one setting.
-    2. The largest model of the first row is trained centrally.
+    2. The largest model of the first row whose model has one result is trained centrally.
     3. If it passes, rows are run until one passes: the best method is at least as good.
 
     Args:
@@ -123,7 +124,7 @@ def judge_gates(
         seed: None of the study's.
         size: The size.
         records: Folder of what finished runs leave; gates are recorded below it.
-        chosen: Row and column of the cells that may be run.
+        chosen: Row and column of the cells whose settings are judged, by all of their rows.
         data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the study's files name.
         notify: Hears a line about every gate.
@@ -140,10 +141,9 @@ def judge_gates(
     with allowed(python), one_thread():
         python = consent_given()
         for setting in _settings(cells(spec, size)):
-            rows = [one for one in setting.rows if (one.row, one.column) in chosen]
-            if not rows or all(name in known for name in setting.covers):
+            if chosen.isdisjoint(setting.cells) or all(name in known for name in setting.covers):
                 continue
-            record = _judged(spec, setting.covers, rows, seed, data_root, python, notify)
+            record = _judged(spec, setting, seed, data_root, python, notify)
             stem = Path(spec.document_of(("study",)).file).stem
             add_line(Path(records) / FOLDER / f"{stem}{SUFFIX}", record)
             verdict = "passes its gate" if record.passed else "does not pass its gate"
@@ -154,9 +154,10 @@ def judge_gates(
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
-    """The rows of a column without attack, and the addresses of its cells under any attack."""
+    """The rows of a column without attack; cells under any attack, and their addresses."""
 
     rows: tuple[StudyCell, ...]
+    cells: frozenset[tuple[str, str]]
     covers: tuple[str, ...]
 
 
@@ -174,7 +175,8 @@ def _settings(every: Iterable[StudyCell]) -> list[_Setting]:
         # A study of attacks alone has no clean column: its first one stands for it.
         first = next((of for of in of_columns if _named(of[0].experiment) in names), of_columns[0])
         attacked = {_named(one.experiment) for of in of_columns for one in of if one.experiment}
-        settings.append(_Setting(tuple(first), tuple(sorted(attacked | names))))
+        every_cell = frozenset((one.row, one.column) for of in of_columns for one in of)
+        settings.append(_Setting(tuple(first), every_cell, tuple(sorted(attacked | names))))
     return settings
 
 
@@ -185,21 +187,23 @@ def _named(spec: ExperimentSpec | None) -> str:
 
 def _judged(
     spec: StudySpec,
-    covers: Sequence[str],
-    rows: Sequence[StudyCell],
+    setting: _Setting,
     seed: int,
     data_root: str | os.PathLike[str] | None,
     python: bool,
     notify: Callable[[str], object],
 ) -> GateRecord:
-    names = spec.gates
+    names, rows = spec.gates, setting.rows
     personal = any("matched" in rows[0].figures[name].measure for name in names)
 
     def prepared(cell: StudyCell) -> Experiment:
         assert cell.experiment is not None
         return prepare(gate_setting(cell.experiment, seed), data_root=data_root, python=python)
 
-    judged = gate(prepared(rows[0]), personal=personal)  # 2
+    # Of models with several exits no single one is trained centrally.
+    candidates = (prepared(cell) for cell in rows)
+    alone = next((e for e in candidates if isinstance(largest_model(e)[1].outputs, Ref)), None)
+    judged = gate(alone or prepared(rows[0]), personal=personal)  # 2
     if judged.passed:
         for cell in rows:  # 3
             tested = dataclasses.replace(prepared(cell).validating, selection=None)
@@ -219,7 +223,7 @@ def _judged(
             notify(f"{cell.row}: {judged.references.text(figure)}")
             if judged.passed:
                 break
-    return _record(spec.study, rows[0].column, covers, judged)
+    return _record(spec.study, rows[0].column, setting.covers, judged)
 
 
 def _record(study: str, column: str, covers: Sequence[str], judged: SettingGate) -> GateRecord:

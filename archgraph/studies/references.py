@@ -525,7 +525,7 @@ def gate(
         hint = "resolve what `gate_setting` returns, or write `validation: 0.2`"
         raise RunError("a gate needs held-out examples", where="validation", hint=hint)
     known = references(experiment.validating)
-    name, graph, state = _largest(experiment)
+    name, graph, state = largest_model(experiment)
     epochs = min(experiment.local.epochs, passes)
     rounds = min(experiment.world.rounds, passes // epochs)
     figure = _central(experiment, graph, state, rounds, epochs, known.figure)
@@ -534,7 +534,7 @@ def gate(
     return SettingGate(known, seed, name, rounds * epochs, asked, figure, reached, personal)
 
 
-def _largest(experiment: Experiment) -> tuple[str, ArchGraph, State]:
+def largest_model(experiment: Experiment) -> tuple[str, ArchGraph, State]:
     """Return the model with the most parameters, and its weights before the first round."""
     world = experiment.world
     # The largest tier often is the global model, which comes first.

@@ -625,6 +625,18 @@ def test_a_changed_cell_has_no_gate(gated: Path):
         assert all(finding.gated == known for finding in result.findings)
 
 
+def test_a_part_of_a_setting_is_judged_by_all_of_its_rows(gated: Path, tmp_path: Path):
+    """The best method gates, whatever is asked for; columns under attack ask for the clean one."""
+    spec = load_study(gated / "passes.yaml")
+    for asked in ("Standalone | clean", "Standalone | attacked"):
+        heard: list[str] = []
+        chosen = chosen_cells(spec, "small", (asked,), ())
+        (judged,) = judge_gates(
+            spec, 9, records=tmp_path / asked, chosen=chosen, notify=heard.append
+        )
+        assert judged.passed and heard[0].startswith("HeteroFL")
+
+
 def test_a_gate_takes_no_seed_of_the_study(gated: Path):
     with pytest.raises(RunError, match="is a seed of the study"):
         gates(gated / "passes.yaml", seed=1)
