@@ -63,32 +63,37 @@ def column_picture(groups: Mapping[str, Sequence[Log]], title: str) -> Figure:
     return figure
 
 
-def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure | None:
-    """Draw differences of accuracy with their 95 % intervals; None without one.
+def drawable(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the comparisons that have an interval and a margin: those of accuracies."""
+    return [
+        one
+        for one in judged
+        if (paired := one.finding.paired) is not None
+        and paired.margin is not None
+        and paired.interval is not None
+    ]
+
+
+def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure:
+    """Draw differences with their 95 % intervals.
 
     A grey band is the margin of equivalence; points of claims without a verdict are hollow.
 
     Args:
-        judged: The comparisons, from top to bottom.
+        judged: The comparisons (:func:`drawable`), from top to bottom.
         title: Heading.
     """
-    drawn = [
-        (one, paired.mean, margin, interval)
-        for one in judged
-        if (paired := one.finding.paired) is not None
-        and (margin := paired.margin) is not None
-        and (interval := paired.interval) is not None
-    ]
-    if not drawn:
-        return None
-    figure, (panel,) = panels(7.2, 1, title, height=AROUND + LINE * len(drawn))
-    for number, (one, mean, margin, (low, high)) in enumerate(drawn):
+    figure, (panel,) = panels(7.2, 1, title, height=AROUND + LINE * len(judged))
+    for number, one in enumerate(judged):
+        paired = one.finding.paired
+        assert paired is not None and paired.margin is not None and paired.interval is not None
+        (low, high), margin = paired.interval, paired.margin
         shade = SHADES.get(one.outcome or "", colours.INK)
         filled = shade if one.outcome in SHADES else "white"
         panel.plot([low, high], [number] * 2, color=shade, linewidth=1.8)
-        panel.plot([mean], [number], "o", color=shade, markerfacecolor=filled, markersize=6)
+        panel.plot([paired.mean], [number], "o", color=shade, markerfacecolor=filled, markersize=6)
         panel.fill_betweenx([number - 0.4, number + 0.4], -margin, margin, color=colours.BLOCK)
-    names = [", ".join(filter(None, (one.finding.claim, one.finding.where))) for one, *_ in drawn]
+    names = [", ".join(filter(None, (one.finding.claim, one.finding.where))) for one in judged]
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.axvline(0, color=colours.LINE, linewidth=0.8, zorder=0)

@@ -17,7 +17,7 @@ from archgraph.language.checking import yaml_files
 from archgraph.reports.plots import save_figure
 from archgraph.studies.claims import Judged, judge
 from archgraph.studies.outcomes import OUTCOMES
-from archgraph.studies.pictures import column_picture, columns_of, differences_picture
+from archgraph.studies.pictures import column_picture, columns_of, differences_picture, drawable
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import study_markdown
@@ -213,9 +213,10 @@ class Studies:
                 title = ": ".join(filter(None, (result.spec.study, column)))
                 drawn = functools.partial(column_picture, groups, title)
                 pictures[f"{path.stem}-{number}.svg"] = f"{title}, over the rounds and costs", drawn
-        if (differences := differences_picture(judged, result.spec.study)) is not None:
+        if differences := drawable(judged):
             title = f"{result.spec.study}: differences with their intervals"
-            pictures[f"{path.stem}-differences.svg"] = title, lambda: differences
+            draw = functools.partial(differences_picture, differences, result.spec.study)
+            pictures[f"{path.stem}-differences.svg"] = title, draw
         return pictures
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:

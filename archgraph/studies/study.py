@@ -153,7 +153,7 @@ class StudyResult:
         if of_weights(measure):
             values = [self.records[log.folder.name].weights.get(measure) for log in group.runs]
         elif figure.target is not None:
-            values = [_epochs_to(log, *figure.target)[0] for log in group.runs]
+            values = [self._epochs_to(log.folder.name, *figure.target)[0] for log in group.runs]
         else:
             return group
         known = tuple(value for value in values if value is not None)
@@ -182,7 +182,12 @@ class StudyResult:
         target = self._figures[row, column][figure].target if group is not None else None
         if group is None or target is None:
             return 0
-        return sum(not _epochs_to(log, *target)[1] for log in group.runs)
+        return sum(not self._epochs_to(log.folder.name, *target)[1] for log in group.runs)
+
+    @functools.cached_property
+    def _epochs_to(self) -> Callable[[str, float, str], tuple[float | None, bool]]:
+        """As :func:`_epochs_to`, of a run by its address, each once."""
+        return functools.cache(lambda name, *asked: _epochs_to(self.records[name].log, *asked))
 
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from archgraph.studies.claims import RULES, SEEDS, StudyFinding, judge
 from archgraph.studies.outcomes import Paired, holm
-from archgraph.studies.pictures import differences_picture
+from archgraph.studies.pictures import differences_picture, drawable
 
 CLEAR = Paired((5.0, 5.5, 6.0, 5.2, 5.8), margin=1.0)
 NOISY = Paired((5.0, -5.5, 6.0, -5.2, 0.8), margin=1.0)
@@ -94,8 +94,7 @@ def test_what_does_not_count_corrects_nothing():
 
 def test_differences_are_drawn_with_margin_and_interval():
     judged = judge([finding(CLEAR), finding(NOISY, primary=False), finding(None)])
-    figure = differences_picture(judged, "A study")
-    assert figure is not None
+    figure = differences_picture(drawable(judged), "A study")
     (panel,) = figure.axes
     drawn = [np.asarray(line.get_xdata()) for line in panel.get_lines()]
     assert [tuple(x) for x in drawn[:4:2]] == [CLEAR.interval, NOISY.interval]
@@ -106,7 +105,7 @@ def test_differences_are_drawn_with_margin_and_interval():
     for margin in panel.collections:
         edges = np.asarray(margin.get_paths()[0].vertices)[:, 0]
         assert (edges.min(), edges.max()) == (-1, 1)
-    assert differences_picture([one for one in judged if one.finding.paired is None]) is None
+    assert len(drawable(judged)) == 2
 
 
 def test_a_claim_whose_setting_has_no_gate_is_undecided():

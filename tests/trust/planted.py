@@ -66,7 +66,7 @@ PLANTED = (
     ),
     Planted(
         "rewrites", SKIP,
-        "if not block.terms or _passes_on(graph, block):", "if True:",
+        "if not block.terms or passes_on(graph, block):", "if True:",
         "a value that is joined twice is joined once",
     ),
     Planted(
