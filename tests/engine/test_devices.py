@@ -35,6 +35,12 @@ def found(case: str) -> dict[str, Any]:
     return result
 
 
+def test_a_few_strategies_have_the_same_bits_in_processes_on_a_device() -> None:
+    bits = found("few_strategies")
+    assert len(bits) > 3 and all(bits.values())
+
+
+@pytest.mark.full
 def test_every_strategy_has_the_same_bits_in_processes_on_a_device() -> None:
     assert found("strategies") == dict.fromkeys(set(STRATEGIES) - set(SERVERS), True)
 
