@@ -93,7 +93,11 @@ def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure:
         panel.plot([low, high], [number] * 2, color=shade, linewidth=1.8)
         panel.plot([paired.mean], [number], "o", color=shade, markerfacecolor=filled, markersize=6)
         panel.fill_betweenx([number - 0.4, number + 0.4], -margin, margin, color=colours.BLOCK)
-    names = [", ".join(filter(None, (one.finding.claim, one.finding.where))) for one in judged]
+    several = len({one.finding.figure for one in judged}) > 1
+    names = [
+        ", ".join(filter(None, (f.claim, f.where, f.figure if several else "")))
+        for f in (one.finding for one in judged)
+    ]
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.axvline(0, color=colours.LINE, linewidth=0.8, zorder=0)
