@@ -150,6 +150,7 @@ HEAVY = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in VISION]
 )
@@ -300,6 +301,7 @@ def transformer(model: str, config: str, options: Mapping[str, object], **inputs
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_of_transformers(name):
     model, config, options, inputs, expected = TRANSFORMERS[name]
@@ -340,7 +342,7 @@ def test_a_shared_layer_is_one_block():
     assert groups == {"1"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_leads_from_stage_to_stage():
     for name, size, options, expected in (
         ("densenet121", 32, {}, [f"features.transition{i}" for i in (1, 2, 3)]),
@@ -896,6 +898,7 @@ class Chain(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "example"),
     [

@@ -110,6 +110,7 @@ def _tensors(results: Any) -> dict[str, torch.Tensor]:
     return {k: v for k, v in results.items() if isinstance(v, torch.Tensor)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_default_configuration_gives_the_same_results(name):
     net, inputs = model(name)

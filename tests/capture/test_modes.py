@@ -58,6 +58,7 @@ TWO: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "count"), [*((n, 1) for n in ONE), *((n, 2) for n in TWO)])
 def test_a_second_capture_is_made_where_it_can_differ(name, count, monkeypatch):
     room, exports = importlib.import_module("archgraph.capture.trace"), []

@@ -152,6 +152,7 @@ def powers(net, x):
     return steps, nn.functional.dropout(y * 2, 0.0, True, inplace=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "body",
     [

@@ -794,6 +794,7 @@ def test_mnist(data_root):
     ]
 
 
+@pytest.mark.full
 def test_cifar10(data_root):
     cifar = load_dataset("cifar10", data_root)
     assert cifar.train.inputs.shape == (50000, 3, 32, 32)

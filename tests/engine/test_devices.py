@@ -45,6 +45,7 @@ def test_every_strategy_has_the_same_bits_in_processes_on_a_device() -> None:
     assert found("strategies") == dict.fromkeys(set(STRATEGIES) - set(SERVERS), True)
 
 
+@pytest.mark.full
 def test_servers_that_train_do_so_on_the_device() -> None:
     distances = found("servers")
     # On several threads a sum may be rounded otherwise.
@@ -54,6 +55,7 @@ def test_servers_that_train_do_so_on_the_device() -> None:
     assert distances["recipfl"] <= 2e-2
 
 
+@pytest.mark.full
 def test_a_device_that_is_there_costs_clients_on_the_processor_nothing() -> None:
     """PyTorch then computes gradients in threads, which no fork survives: a fork server starts."""
     runs = found("gradients")
@@ -82,6 +84,7 @@ def test_a_client_on_a_device_ends_no_run() -> None:
     assert "a client's work cannot be sent to its process" in runs["unsent"]
 
 
+@pytest.mark.full
 def test_a_deadline_begins_when_a_process_has_its_client() -> None:
     """And a process that dies before costs its client, not the run."""
     calls = found("starting")
@@ -94,6 +97,7 @@ def test_nothing_is_left_of_a_killed_server() -> None:
     assert processes["were"] >= 3 and processes["are"] == 0  # a fork server and its workers
 
 
+@pytest.mark.full
 def test_runs_of_a_study_use_a_device_one_after_the_other() -> None:
     said = found("study")["said"]
     assert [text.rpartition(": ")[2] for text in said] == ["done"] * 3

@@ -82,6 +82,7 @@ def test_training_before_a_test_is_rounded_and_the_test_is_not(experiment, mean,
     assert True in modes and False in modes
 
 
+@pytest.mark.full
 def test_compiled_networks_train_as_others_and_are_compiled_once(experiment, monkeypatch):
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     torch._dynamo.utils.counters.clear()

@@ -46,6 +46,7 @@ RUNS = [(m, "server") for m in METHODS] + [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("method", "private"), RUNS, ids=[", ".join(run) for run in RUNS])
 def test_a_run_through_messages_has_the_bits_of_a_local_one(write, method, private):
     file = write(method)

@@ -55,6 +55,7 @@ def gradients(gnn, features, result):
     return torch.autograd.grad((result * weights).sum(), [features, *gnn.parameters()])
 
 
+@pytest.mark.sample(2)
 @settings(max_examples=5)
 @given(net=networks())
 @pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])

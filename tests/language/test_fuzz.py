@@ -19,7 +19,7 @@ from archgraph.language import flat
 from archgraph.limits import LIMITS
 from tests.language import fuzzing
 
-COUNT = 1000
+COUNT = 500
 ROOT = Path(__file__).parents[2]
 
 

@@ -41,6 +41,7 @@ def original(name: str) -> ArchGraph:
     return load_model(parse_document(re.sub(r"\b(d\d): \d", r"\1: 1", text), name))[0]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_models_are_lawful_and_run(file: Path) -> None:
     graph = load(file)
@@ -59,6 +60,7 @@ def test_models_trace_to_themselves(name: str) -> None:
     assert_traces_to_itself(load(SPECS / "models" / f"{name}.yaml"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_every_candidate_can_be_chosen(file: Path) -> None:
     document = read_document(file)

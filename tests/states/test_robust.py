@@ -425,7 +425,7 @@ def test_entries_of_one_source_count_as_one_client():
     assert pooled([both], {"w": torch.zeros(4)}, slots).middle(MEDIAN)["w"].tolist() == [2, 2, 3, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_number_of_updates():
     def peak(clients: int) -> float:
         done = subprocess.run(

@@ -147,6 +147,7 @@ def experiment(
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [

@@ -27,6 +27,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_every_tensor_is_generated_or_local_by_a_rule(name):
     item = entry(name)
