@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
 
 
+Budgeted = Annotated[
+    str | None, typer.Option(metavar="BUDGET", help="A share, or an amount: 0.5, 50%, 10M, 50MB.")
+]
+
+
 def rewrite(
     file: ModelFile,
     output: OutputFile = None,
@@ -87,6 +92,57 @@ def rewrite(
                 archgraph.save(part.graph, target)
                 wrote(target)
     elif output is not None:
+        archgraph.save(result.graph, output)
+        wrote(output)
+
+
+@command()
+def fit(
+    file: ModelFile,
+    parameters: Budgeted = None,
+    macs: Budgeted = None,
+    bytes: Budgeted = None,
+    activations: Budgeted = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help="free, nested or uniform (default: free).")
+    ] = None,
+    multiple: Annotated[
+        int | None, typer.Option(help="Sizes are multiples of it; heads are not.")
+    ] = None,
+    keep: Annotated[
+        Words, typer.Option(metavar="NAME", help="An axis or a block that stays. Repeatable.")
+    ] = None,
+    skip: Annotated[
+        Words, typer.Option(metavar="BLOCK", help="A block that may be left out. Repeatable.")
+    ] = None,
+    output: OutputFile = None,
+    choose: Choose = None,
+) -> None:
+    """Make the submodel of a model for a budget.
+
+    Each budget is a share of the whole model, 0.5 or 50%, or an amount, 10M or 50MB; several hold
+    at once. What is printed is what the submodel costs, and the axes that became narrower; --output
+    writes it. In a family's file the same is the key `fit` of a client.
+    """
+    import archgraph
+    from archgraph.budgets.report import fit_tables
+    from archgraph.cli.output import show_tables
+    from archgraph.language.loading import check_ending
+    from archgraph.rewrites.options import FitOptions
+
+    if output is not None:
+        check_ending(output)  # before anything is printed
+    graph = read_graph(file, choose)
+    given = {
+        "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
+        "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
+    }  # fmt: skip
+    asked = {name: _frozen(value) for name, value in given.items() if value is not None}
+    with typed("fit", asked, "--") as document:
+        options = document.validate(FitOptions)
+    result = rewrite_rows()["fit"].apply(graph, options)
+    show_tables(fit_tables(graph, result.graph, options))
+    if output is not None:
         archgraph.save(result.graph, output)
         wrote(output)
 

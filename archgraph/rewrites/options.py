@@ -51,6 +51,8 @@ FactorChoice = CheckedFactor | dict[str, CheckedFactor]
 BlockNames = Annotated[
     tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
 ]
+# A share of the whole, or an amount; the measure says which units there are.
+BudgetValue = Annotated[Annotated[float, Field(gt=0)] | str | None, Field(examples=["10M", 0.5])]
 SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
@@ -126,6 +128,27 @@ class EndsAfter(Base):
         description="number of classes: a mean over positions, a linear layer; without it the exit "
         "that add_exits put there, and those before it",
     )
+
+
+class FitOptions(Base):
+    """Options of ``fit``: budgets, which hold together, and what is chosen within them."""
+
+    parameters: BudgetValue = Field(default=None, description="budget of parameters")
+    macs: BudgetValue = Field(
+        default=None, description="budget of multiply–accumulates of one example"
+    )
+    bytes: BudgetValue = Field(default=None, description="budget of the state's bytes")
+    activations: BudgetValue = Field(
+        default=None, description="budget of the bytes of all intermediate results of one example"
+    )
+    shape: Literal["free", "nested", "uniform"] = Field(
+        default="free",
+        description="free: use the budget best; nested: of two budgets one submodel lies within "
+        "the other; uniform: the largest single share of every axis",
+    )
+    multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
+    keep: BlockNames = Field(default=(), description="axes and blocks that stay whole")
+    skip: BlockNames = Field(default=(), description='blocks that may be left out; "*": all')
 
 
 def _blocks(value: Any) -> Any:

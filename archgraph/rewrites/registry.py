@@ -134,6 +134,11 @@ SHIPPED: tuple[RewriteRow, ...] = (
         "{section: layer1, head: 10}", "equals the classifier on that section's result",
     ),
     RewriteRow(
+        "fit", "archgraph.budgets.fit:fit", "FitOptions",
+        "Keep the submodel for a budget: of parameters, multiply–accumulates, bytes.",
+        "{macs: 10M}", "never above the budget; the laws of take and skip",
+    ),
+    RewriteRow(
         "take", "archgraph.rewrites.take:take", "Take",
         "Keep part of some axes: a share, a number of positions, or chosen positions.",
         "0.5", "mask ≡ take: equals the original with all other positions masked to zero",

@@ -1,0 +1,101 @@
+"""Budgets as people write them: shares of the whole, numbers with a unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from archgraph.errors import RewriteError
+from archgraph.tables import count
+
+Budget: TypeAlias = float | str
+"""``0.5`` or ``"50%"`` of the whole; ``2_000_000``, ``"2M"``, ``"50MB"`` or ``"8ms"`` of it."""
+
+_SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+_BYTES = {
+    **{unit + "B": factor for unit, factor in _SUFFIX.items() if unit != "B"},
+    **{unit + "iB": 2**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
+}
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a budget can be of.
+
+    Attributes:
+        name: The keyword.
+        text: What it counts, for messages and tables.
+        units: What one of each unit is worth.
+        example: How it is written.
+    """
+
+    name: str
+    text: str
+    units: Mapping[str, int]
+    example: str
+
+
+MEASURES: Mapping[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        Measure("parameters", "parameters", _SUFFIX, "2M"),
+        Measure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
+        Measure("bytes", "bytes of the state", _BYTES, "50MB"),
+        Measure("activations", "bytes of intermediate results of one example", _BYTES, "8MB"),
+    )
+}
+
+
+def limit_of(measure: Measure, budget: Budget, full: int) -> int:
+    """Return the largest cost that a budget allows.
+
+    Args:
+        measure: What it is of.
+        budget: A share of the whole in (0, 1], a larger number, or text: a number with a unit of
+            the measure, or with ``%``.
+        full: What the whole network costs.
+
+    Raises:
+        RewriteError: If it is none of these.
+
+    Example:
+        >>> [limit_of(MEASURES["macs"], b, 3_000) for b in (0.5, "50%", 1200, "1.2k")]
+        [1500, 1500, 1200, 1200]
+        >>> limit_of(MEASURES["bytes"], "1.5MiB", 3_000_000)
+        1572864
+    """
+    expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
+    parts = _FORM.fullmatch(budget.strip()) if isinstance(budget, str) else None
+    if parts is not None:
+        # As digits: 0.1 is a tenth, not the nearest double.
+        number, unit = Fraction(parts[1]), parts[2]
+        if unit not in ("", "%") and unit not in measure.units:
+            units = ", ".join(filter(None, measure.units))
+            raise RewriteError(
+                "unknown unit", where=measure.name, found=unit, expected=f"% or one of {units}"
+            )
+        if unit == "%":
+            number, unit = number / 100, "share"
+        elif not unit:
+            unit = "share" if number <= 1 else ""
+    elif isinstance(budget, int | float) and not isinstance(budget, bool) and budget < math.inf:
+        number, unit = Fraction(str(budget)), "share" if budget <= 1 else ""
+    else:
+        raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
+    if number <= 0 or (unit == "share" and number > 1):
+        raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
+    return math.floor(number * (full if unit == "share" else measure.units.get(unit, 1)))
+
+
+def written(measure: Measure, amount: float) -> str:
+    """Render an amount with the measure's unit.
+
+    >>> written(MEASURES["bytes"], 1_500_000), written(MEASURES["macs"], 1_500_000)
+    ('1.5MB', '1.5M')
+    """
+    return count(amount) + ("B" if measure.units is _BYTES else "")

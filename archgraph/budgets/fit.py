@@ -1,0 +1,200 @@
+"""Fit: the submodel for a budget of parameters, multiply–accumulates or bytes."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from archgraph.analysis.axes import Axis, axes
+from archgraph.analysis.cost import cost
+from archgraph.analysis.cost_polynomial import CostPolynomial
+from archgraph.analysis.structure import structure
+from archgraph.budgets.amounts import MEASURES, Budget, limit_of
+from archgraph.budgets.search import Search, Tally
+from archgraph.errors import AxisError, RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.skip import skip as leave_out
+from archgraph.rewrites.take import take
+from archgraph.states import Rewritten
+
+Shape: TypeAlias = Literal["free", "nested", "uniform"]
+
+
+@takes_graph
+def fit(
+    graph: ArchGraph,
+    *,
+    parameters: Budget | None = None,
+    macs: Budget | None = None,
+    bytes: Budget | None = None,
+    activations: Budget | None = None,
+    shape: Shape = "free",
+    multiple: int = 1,
+    keep: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
+    verify: bool = False,
+) -> Rewritten:
+    """Make the submodel for a budget: its cost never exceeds it.
+
+    Sizes are chosen on exact polynomials of the cost, so no submodel is made on the way. Without
+    `skip` every block stays, and all axes become narrower.
+
+    Args:
+        graph: The architecture.
+        parameters: Budget of parameters. Every budget is a share of the whole, ``0.5`` or
+            ``"50%"``, or an amount, ``2_000_000`` or ``"2M"``; several hold at once.
+        macs: Budget of multiply–accumulates of one example in evaluation.
+        bytes: Budget of the state's bytes, ``"50MB"``.
+        activations: Budget of the bytes of all intermediate results of one example.
+        shape: ``uniform``: the largest single share of every axis (HeteroFL), and of the depth of
+            every section of which blocks may be left out. ``nested``: as many axes as fit have the
+            next larger share, too; of two budgets of one graph, whatever they are of, one submodel
+            lies within the other. ``free``: axes are then widened until none could be wider.
+        multiple: Sizes are multiples of it, as hardware likes; heads, axes of fewer than two
+            multiples and axes that are not cut are not.
+        keep: Axes and blocks that stay whole, by name, role or pattern.
+        skip: Blocks that may be left out, by name or pattern; ``"*"`` stands for all.
+        verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
+
+    Raises:
+        RewriteError: If there is no budget, it is not one, or no submodel is within it; then it
+            says which budget binds, and the least that is possible.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 64),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Linear(64, 64),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Linear(64, 2),
+        ... )
+        >>> graph = trace(net, torch.zeros(1, 8)).graph
+        >>> cost(graph).macs, cost(fit(graph, macs=0.5).graph).macs
+        (4736, 2324)
+        >>> cost(fit(graph, macs="1k", bytes="10kB").graph).macs
+        996
+    """
+    asked = {"parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations}
+    budgets = {name: budget for name, budget in asked.items() if budget is not None}
+    if not budgets:
+        raise RewriteError("no budget", expected=f"one or more of {', '.join(asked)}")
+    if shape not in ("free", "nested", "uniform"):
+        raise RewriteError("unknown shape", found=shape, expected="free, nested or uniform")
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+        raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
+    costs, free = cost(graph).polynomial, axes(graph).free
+    keep = [keep] if isinstance(keep, str) else keep
+    search = _search(graph, costs, budgets, multiple, keep, skip)
+    point = search.start
+    if search.exceeded(point):
+        _check_possible(search, costs)
+        point = search.by_share(uniform=shape == "uniform")
+        if shape == "free":
+            point = search.filled(point)
+    gone = {name for block in point.skipped for name in costs.blocks[block]}
+    sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
+    cut = {a.name: range(n) for a, n in sizes.items() if n < a.size and a.name not in gone}
+    made = take(graph, positions=cut, verify=verify)
+    if point.skipped:
+        made = made >> leave_out(made.graph, sorted(point.skipped), verify=verify)
+    return made
+
+
+def _search(
+    graph: ArchGraph,
+    costs: CostPolynomial,
+    budgets: Mapping[str, Budget],
+    multiple: int,
+    keep: Sequence[str],
+    skip: str | Sequence[str],
+) -> Search:
+    """Return the search for a budget.
+
+    Without an importance, an axis loses the logarithm of what stays of it, times the share of the
+    cost that grows with it.
+    """
+    free = axes(graph).free
+    limits = {m: limit_of(MEASURES[m], budget, _full(costs, m)) for m, budget in budgets.items()}
+    tallies = {m: Tally(costs.parts[m], costs.axes, costs.blocks) for m in limits}
+    full = np.array([axis.size for axis in free], dtype=np.float64)
+    grows = sum((tally.elasticity(full) for tally in tallies.values()), np.zeros(len(free)))
+    stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
+    grids = [
+        np.array([axis.size] if axis.name in stay else _grid(axis, multiple), dtype=np.int64)
+        for axis in free
+    ]
+    losses = [-g * np.log(grid / grid[-1]) for g, grid in zip(grows, grids, strict=True)]
+    depths = [
+        (len(section.blocks), [b.name for b in reversed(section.blocks) if b.name in blocks])
+        for section in structure(graph).sections
+    ]
+    return Search(tallies, limits, grids, losses, depths)
+
+
+def _full(costs: CostPolynomial, measure: str) -> int:
+    return costs.polynomial(measure).value(costs.axes)
+
+
+def _grid(axis: Axis, multiple: int) -> list[int]:
+    """Return the sizes that an axis may have."""
+    if axis.role == "heads" or axis.size < 2 * multiple:
+        multiple = 1
+    return [*range(multiple, axis.size, multiple), axis.size]
+
+
+def _named(graph: ArchGraph, patterns: Sequence[str]) -> set[str]:
+    """Return the axes that stay whole; a pattern may also be one of blocks alone."""
+    stay: set[str] = set()
+    for pattern in patterns:
+        try:
+            stay.update(axis.name for axis in axes(graph).match(pattern))
+        except AxisError:
+            structure(graph).matching(pattern)
+    return stay
+
+
+def _named_blocks(
+    graph: ArchGraph, costs: CostPolynomial, keep: Sequence[str], skip: str | Sequence[str]
+) -> set[str]:
+    """Return the blocks that may be left out.
+
+    Not a block whose ends are equal in size by chance: their axes would have to be cut alike.
+    """
+    parts = structure(graph)
+    stay = {b.name for b in parts.blocks if any(_is(b.name, pattern) for pattern in keep)}
+    chosen = {b.name for b in parts.matching(skip)}
+    return (chosen & costs.blocks.keys()) - costs.equal.keys() - stay
+
+
+def _is(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+def _check_possible(search: Search, costs: CostPolynomial) -> None:
+    """Raise if even the smallest submodel exceeds a budget.
+
+    Raises:
+        RewriteError: Names every budget that binds, and the least that is possible.
+    """
+    least = search.smallest()
+    binds = search.exceeded(least)
+    if not binds:
+        return
+    sizes = search.sizes(least.at)
+    amounts = {m: int(search.tallies[m].value(sizes, least.skipped)) for m in binds}
+    smallest = ", ".join(f"{amount:,} {MEASURES[m].text}" for m, amount in amounts.items())
+    budgets = ", ".join(f"{search.limits[m]:,} {MEASURES[m].text}" for m in binds)
+    more = set(costs.blocks) - least.skipped
+    raise RewriteError(
+        "no submodel is within the budget",
+        where=", ".join(binds),
+        found=f"{smallest} for the smallest",
+        expected=budgets,
+        hint="skip='*' allows to leave blocks out" if more and not least.skipped else None,
+    )

@@ -1,0 +1,60 @@
+"""What a submodel for a budget costs, as tables."""
+
+from __future__ import annotations
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import structure
+from archgraph.budgets.amounts import MEASURES, limit_of, written
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.options import FitOptions
+from archgraph.tables import Table
+
+
+def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple[Table, ...]:
+    """Return what a model and its submodel cost beside the budgets, and what became smaller.
+
+    Args:
+        graph: The model.
+        small: The submodel.
+        options: What was asked for.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.budgets.fit import fit
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> costs, sizes = fit_tables(graph, fit(graph, macs=0.5).graph, FitOptions(macs=0.5))
+        >>> costs.rows[1], sizes.rows
+        (('macs', '40', '20', '20', '100.0 %'), (('0.out', '8', '4'),))
+    """
+    before, after = cost(graph), cost(small)
+    rows = []
+    for name, measure in MEASURES.items():
+        full, left = getattr(before, name), getattr(after, name)
+        budget = getattr(options, name)
+        limit = None if budget is None else limit_of(measure, budget, full)
+        rows.append(
+            (
+                name,
+                written(measure, full),
+                "" if limit is None else written(measure, limit),
+                written(measure, left),
+                "" if not limit else f"{100 * left / limit:.1f} %",
+            )
+        )
+    columns = ("measure", "whole model", "budget", "submodel", "of the budget")
+    costs = Table("Cost", columns, tuple(rows), frozenset({1, 2, 3, 4}))
+    sizes = {axis.name: axis.size for axis in axes(small).all}
+    narrower = tuple(
+        (axis.name, str(axis.size), str(sizes[axis.name]))
+        for axis in axes(graph).free
+        if sizes.get(axis.name, axis.size) < axis.size
+    )
+    stay = {block.name for block in structure(small).blocks}
+    gone = [block.name for block in structure(graph).blocks if block.name not in stay]
+    note = f"left out: {', '.join(gone)}" if gone else ""
+    return costs, Table(
+        "Axes", ("axis", "whole", "submodel"), narrower, frozenset({1, 2}), note=note
+    )

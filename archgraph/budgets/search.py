@@ -1,0 +1,289 @@
+"""Which sizes and blocks a budget leaves: a search over exact cost polynomials."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from archgraph.analysis.cost_polynomial import CostPart
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+# A descent makes an axis narrower in at most about so many steps.
+STEPS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """A submodel, as a choice.
+
+    Attributes:
+        at: By axis, the number of its size in its grid.
+        skipped: Blocks that are left out.
+    """
+
+    at: Indices
+    skipped: frozenset[str] = frozenset()
+
+
+class Tally:
+    """One measure of all submodels, each axis tried at once.
+
+    Args:
+        parts: The measure's polynomial.
+        axes: Sizes of the axes.
+        blocks: Blocks that can be left out, and the axes that vanish with each.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[CostPart],
+        axes: Mapping[str, int],
+        blocks: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        index = {name: number for number, name in enumerate(axes)}
+        self.parts, self.blocks, self.count = parts, blocks, len(axes)
+        terms = [
+            (p, m, c) for p, part in enumerate(parts) for m, c in part.polynomial.terms.items()
+        ]
+        self.part = np.array([p for p, _, _ in terms], dtype=np.int64)
+        self.monomials = [m for _, m, _ in terms]
+        self.coefficients = np.array([c for _, _, c in terms], dtype=np.float64)
+        degree = max((len(m) for m in self.monomials), default=0)
+        # Factors of each term; a short one is filled up with the size 1 behind the axes.
+        self.factors = np.full((len(terms), degree), self.count)
+        places: dict[tuple[int, int], int] = {}  # (term, axis): exponent
+        for term, monomial in enumerate(self.monomials):
+            for column, name in enumerate(monomial):
+                self.factors[term, column] = index[name]
+                places[term, index[name]] = places.get((term, index[name]), 0) + 1
+        self.term, self.axis = (np.array([k[i] for k in places], dtype=np.int64) for i in (0, 1))
+        self.exponent = np.array(list(places.values()), dtype=np.float64)
+        self.active: dict[frozenset[str], Floats] = {}
+
+    def there(self, skipped: frozenset[str]) -> Floats:
+        """Return the coefficients, 0 of terms that go with the blocks left out."""
+        if skipped not in self.active:
+            gone = {name for block in skipped for name in self.blocks[block]}
+            stays = np.array([part.there(skipped) for part in self.parts])[self.part]
+            if gone:
+                stays &= [gone.isdisjoint(monomial) for monomial in self.monomials]
+            self.active[skipped] = self.coefficients * stays
+        return self.active[skipped]
+
+    def terms(self, sizes: Floats, skipped: frozenset[str]) -> Floats:
+        """Return the value of every term."""
+        padded = np.append(sizes, 1.0)
+        values: Floats = self.there(skipped) * padded[self.factors].prod(axis=1)
+        return values
+
+    def value(self, sizes: Floats, skipped: frozenset[str]) -> float:
+        """Return the cost; a whole number below 2⁵³ is exact."""
+        return float(self.terms(sizes, skipped).sum())
+
+    def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
+        """Return by how much the cost changes where one axis has its other size, for each."""
+        ratio = (others / sizes)[self.axis] ** self.exponent - 1
+        weights = self.terms(sizes, skipped)[self.term] * ratio
+        return np.bincount(self.axis, weights, minlength=self.count)
+
+    def elasticity(self, sizes: Floats) -> Floats:
+        """Return the share of the cost that grows with each axis: ∂log cost / ∂log size."""
+        terms = self.terms(sizes, frozenset())
+        weights = terms[self.term] * self.exponent
+        return np.bincount(self.axis, weights, minlength=self.count) / max(terms.sum(), 1.0)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Submodels within budgets.
+
+    Attributes:
+        tallies: Costs, by measure.
+        limits: The largest cost allowed, by measure that is budgeted.
+        grids: By axis, the sizes that it may have, ascending; the last one is its whole size.
+        losses: By axis, what each size of its grid loses; 0 at the last.
+        depths: By section, its number of blocks, and those that may be left out, first to last.
+        block_losses: What leaving out one more block loses, by block.
+    """
+
+    tallies: Mapping[str, Tally]
+    limits: Mapping[str, int]
+    grids: Sequence[Indices]
+    losses: Sequence[Floats]
+    depths: Sequence[tuple[int, Sequence[str]]] = ()
+    block_losses: Mapping[str, float] = field(default_factory=dict)
+
+    def sizes(self, at: Indices) -> Floats:
+        """Return the sizes of all axes, by their numbers in the grids."""
+        chosen = (grid[i] for grid, i in zip(self.grids, at, strict=True))
+        return np.fromiter(chosen, dtype=np.float64, count=len(at))
+
+    def lost(self, at: Indices) -> Floats:
+        """Return what each axis loses."""
+        chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
+        return np.fromiter(chosen, dtype=np.float64, count=len(at))
+
+    @property
+    def start(self) -> Point:
+        """The whole network."""
+        return Point(np.array([len(grid) - 1 for grid in self.grids], dtype=np.int64))
+
+    def exceeded(self, point: Point) -> tuple[str, ...]:
+        """Return the measures whose budget a submodel exceeds."""
+        sizes = self.sizes(point.at)
+        values = {m: self.tallies[m].value(sizes, point.skipped) for m in self.limits}
+        return tuple(m for m, value in values.items() if value > self.limits[m])
+
+    def smallest(self) -> Point:
+        """Return the submodel that costs least."""
+        skipped = frozenset(name for _, names in self.depths for name in names)
+        return Point(np.zeros(len(self.grids), dtype=np.int64), skipped)
+
+    def by_share(self, *, uniform: bool) -> Point:
+        """Return the largest submodel within the budgets of those that one share leads through.
+
+        1. Let a share fall from 1 to 0. At a share each axis has the smallest size of its grid that
+           is no smaller than the share of it, and a section as many blocks of those it has.
+        2. What changes at the same share changes in order: the first axis first.
+        3. Each change makes the submodel cheaper, so the first that fits is found by bisection:
+           among all points, or among those where one share is complete.
+        """
+        shares = [grid[:-1] / grid[-1] for grid in self.grids]  # where each axis moves down
+        shares += [np.arange(n - 1, n - 1 - len(names), -1) / n for n, names in self.depths]
+        mover = np.repeat(np.arange(len(shares)), [len(s) for s in shares])
+        falls = np.concatenate([np.sort(s)[::-1] for s in shares]) if shares else np.zeros(0)
+        order = np.argsort(-falls, kind="stable")
+        mover, falls = mover[order], falls[order]
+        axes = len(self.grids)
+
+        def point(changes: int) -> Point:
+            counts = np.bincount(mover[:changes], minlength=len(shares))
+            gone = zip(self.depths, counts[axes:], strict=True)
+            skipped = frozenset(name for (_, names), n in gone for name in names[:n])
+            return Point(self.start.at - counts[:axes], skipped)
+
+        complete = np.append(falls[1:] != falls[:-1], [True] if len(falls) else [])
+        numbers = [0, *(np.flatnonzero(complete if uniform else np.ones(len(falls))) + 1)]
+        first = bisect.bisect_left(numbers, True, key=lambda n: not self.exceeded(point(int(n))))
+        return point(int(numbers[first]))
+
+    def descent(self, guides: Mapping[str, float] | None = None) -> Iterator[Point]:
+        """Yield submodels from the whole network to the smallest, each within the one before.
+
+        1. Every axis may become narrower by a step of its grid, every block may go.
+        2. The move that loses least for what it saves is made. What it saves is the sum over the
+           guides of its saving's share.
+        3. A saving of a block only shrinks as others are made: it is counted again where the last
+           count makes the block the best move.
+
+        Args:
+            guides: What one unit of each measure is worth. Default: of each budget that is still
+                exceeded, one over the limit.
+        """
+        point, strides = self.start, np.array([-(-len(grid) // STEPS) for grid in self.grids])
+        densities: dict[str, float] = {}
+        while True:
+            yield point
+            worth = guides or {m: 1 / max(self.limits[m], 1) for m in self.exceeded(point)}
+            if not worth:
+                return
+            sizes, lower = self.sizes(point.at), np.maximum(point.at - strides, 0)
+            changes = sum(
+                worth[m] * self.tallies[m].changes(sizes, self.sizes(lower), point.skipped)
+                for m in worth
+            )
+            with np.errstate(divide="ignore", invalid="ignore"):
+                density = np.where(
+                    changes < 0, (self.lost(lower) - self.lost(point.at)) / -changes, np.inf
+                )
+            axis = int(density.argmin())
+            losses = {b: v for b, v in self.block_losses.items() if b not in point.skipped}
+            block = self._block(point, worth, losses, densities, float(density[axis]))
+            if block is not None:
+                point, densities = Point(point.at, point.skipped | {block}), {}
+            elif np.isfinite(density[axis]):
+                at = point.at.copy()
+                at[axis] = lower[axis]
+                point = Point(at, point.skipped)
+            else:
+                return
+
+    def _block(
+        self,
+        point: Point,
+        worth: Mapping[str, float],
+        losses: Mapping[str, float],
+        densities: dict[str, float],
+        bound: float,
+    ) -> str | None:
+        """Return the block that loses less than the bound for what it saves, and least."""
+        counted: set[str] = set()
+        sizes = self.sizes(point.at)
+        while losses:
+            block = min(losses, key=lambda name: densities.get(name, 0.0))
+            if block in counted or densities.get(block, 0.0) >= bound:
+                return block if densities[block] < bound else None
+            saved = sum(
+                value
+                * (tally.value(sizes, point.skipped) - tally.value(sizes, point.skipped | {block}))
+                for tally, value in ((self.tallies[m], value) for m, value in worth.items())
+            )
+            densities[block] = losses[block] / saved if saved > 0 else np.inf
+            counted.add(block)
+        return None
+
+    def filled(self, point: Point) -> Point:
+        """Return a submodel with axes made wider, best gain for its cost first, while it fits."""
+        at = point.at.copy()
+        longest = max((len(grid) for grid in self.grids), default=1)
+        stride = 1 << max(longest // STEPS, 1).bit_length()
+        last = self.start.at
+        while stride:
+            sizes, higher = self.sizes(at), np.minimum(at + stride, last)
+            others = self.sizes(higher)
+            fits, spent = higher > at, np.zeros(len(at))
+            for measure, limit in self.limits.items():
+                tally = self.tallies[measure]
+                changes = tally.changes(sizes, others, point.skipped)
+                fits &= changes <= limit - tally.value(sizes, point.skipped)
+                spent += changes / max(limit, 1)
+            gains = self.lost(at) - self.lost(higher)
+            fits &= spent > 0  # an axis of blocks that are left out costs nothing
+            if not fits.any():
+                stride //= 2
+                continue
+            best = int(np.where(fits, gains / np.where(fits, spent, 1.0), -np.inf).argmax())
+            at[best] = higher[best]
+        return Point(at, point.skipped)
+
+    def nested(self, guides: Mapping[str, float]) -> Point:
+        """Return the first submodel of a descent that is within the budgets.
+
+        The guides alone say which way the descent takes, so that of two budgets one submodel lies
+        within the other. Between its last two submodels, which differ in one axis, the widest that
+        fits is on the way as well.
+        """
+        before = self.start
+        for point in self.descent(guides):
+            if not self.exceeded(point):
+                break
+            before = point
+        if before.skipped != point.skipped:
+            return point
+        axis = int((before.at - point.at).argmax())
+        for number in range(int(point.at[axis]) + 1, int(before.at[axis])):
+            at = point.at.copy()
+            at[axis] = number
+            wider = Point(at, point.skipped)
+            if self.exceeded(wider):
+                break
+            point = wider
+        return point

@@ -1,0 +1,200 @@
+"""Submodels for a budget: never above it, as wide as it allows, one within the other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import archgraph as ag
+from archgraph.budgets.amounts import MEASURES, limit_of
+from archgraph.errors import GraphError, RewriteError
+from archgraph.states.nested import nested
+from tests.nets import FOREIGN, image, networks
+from tests.structures import graph_of, models
+from tests.zoo.handmade import HANDMADE
+
+graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
+budgets = st.dictionaries(
+    st.sampled_from(list(MEASURES)), st.sampled_from([0.8, 0.5, 0.25, 0.1]), min_size=1, max_size=2
+)
+
+
+def fitted(graph: ag.ArchGraph, **options: object) -> ag.Rewritten:
+    """Return a submodel; a budget below the smallest one is no example."""
+    try:
+        return ag.fit(graph, **options)
+    except RewriteError as error:
+        assert error.message == "no submodel is within the budget"
+        assume(False)
+        raise
+
+
+def sizes(graph: ag.ArchGraph) -> dict[str, int]:
+    return {axis.name: axis.size for axis in ag.axes(graph).free}
+
+
+@given(graphs, budgets, st.sampled_from(["free", "nested", "uniform"]), st.booleans())
+@settings(max_examples=15)
+def test_no_budget_is_exceeded_and_the_submodel_obeys_the_laws(graph, shares, shape, depth):
+    skip = "*" if depth else ()
+    small = fitted(graph, **shares, shape=shape, skip=skip, verify=True).graph
+    before, after = ag.cost(graph), ag.cost(small)
+    for measure, share in shares.items():
+        assert getattr(after, measure) <= share * getattr(before, measure)
+
+
+@given(graphs, budgets)
+@settings(max_examples=15)
+def test_a_free_submodel_has_no_axis_that_could_be_wider(graph, shares):
+    small = fitted(graph, **shares)
+    costs, chosen, full = ag.cost(graph).polynomial, sizes(small.graph), sizes(graph)
+    kept = {name: chosen.get(name, size) for name, size in full.items()}
+    for name in full:
+        if kept[name] < full[name]:
+            wider = costs.at({**kept, name: kept[name] + 1})
+            limits = ((m, share * getattr(ag.cost(graph), m)) for m, share in shares.items())
+            assert any(getattr(wider, measure) > limit for measure, limit in limits)
+
+
+@given(graphs, budgets)
+@settings(max_examples=15)
+def test_a_uniform_submodel_has_the_largest_share_that_fits(graph, shares):
+    small, full = fitted(graph, **shares, shape="uniform").graph, sizes(graph)
+    kept = {name: sizes(small).get(name, size) for name, size in full.items()}
+    wider = [k + 1 for k in kept.values()]
+    # The next share is the least that gives any axis one position more.
+    share = min((k / full[n] for n, k in zip(full, wider, strict=True) if k <= full[n]), default=1)
+    larger = {n: -(-round(share * size, 9) // 1) for n, size in full.items()}
+    next_one = ag.cost(graph).polynomial.at({n: int(size) for n, size in larger.items()})
+    limits = ((m, s * getattr(ag.cost(graph), m)) for m, s in shares.items())
+    assert kept == full or any(getattr(next_one, m) > limit for m, limit in limits)
+
+
+@given(graphs, budgets, budgets, st.sampled_from(["nested", "uniform"]))
+@settings(max_examples=15)
+def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape):
+    a, b = fitted(graph, **first, shape=shape), fitted(graph, **second, shape=shape)
+    x, y = sizes(a.graph), sizes(b.graph)
+    larger, smaller = (a, b) if sum(x.values()) >= sum(y.values()) else (b, a)
+    assert larger.transfer >> nested(larger.transfer, smaller.transfer) == smaller.transfer
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("name", HANDMADE)
+def test_handmade_models(name):
+    made = HANDMADE[name]()
+    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
+    if ag.axes(graph).free:
+        small = ag.fit(graph, parameters=0.6, verify=True).graph
+        assert ag.cost(small).parameters <= 0.6 * ag.cost(graph).parameters
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_budgets_of_foreign_models_are_used(name, measure):
+    foreign = FOREIGN[name]()
+    graph = ag.trace(foreign.model, *foreign.args).graph
+    for share in (0.5, 0.25):
+        small = ag.fit(graph, **{measure: share}).graph
+        used = getattr(ag.cost(small), measure) / getattr(ag.cost(graph), measure) / share
+        assert 0.98 <= used <= 1
+
+
+# ------------------------------------------------------------------------------- closed forms
+
+
+def perceptron(*widths: int) -> ag.ArchGraph:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return ag.trace(nn.Sequential(*layers[:-1]), torch.zeros(1, widths[0])).graph
+
+
+def test_one_hidden_layer_takes_what_the_budget_leaves():
+    graph = perceptron(3, 8, 2)  # 5 n multiply–accumulates, 6 n + 2 parameters
+    assert sizes(ag.fit(graph, macs=27).graph) == {"0.out": 5}
+    assert sizes(ag.fit(graph, macs=27, parameters=26).graph) == {"0.out": 4}
+    assert sizes(ag.fit(graph, macs="50%").graph) == {"0.out": 4}
+    assert ag.fit(graph, macs=1_000).graph == graph
+
+
+def test_layers_that_cost_the_same_stay_alike():
+    kept = sizes(ag.fit(perceptron(64, 64, 64, 64, 64), macs=0.25).graph)
+    assert max(kept.values()) - min(kept.values()) <= 1
+
+
+def test_multiples_are_kept_but_by_heads_and_short_axes():
+    kept = sizes(ag.fit(perceptron(8, 12, 64, 64, 2), macs=0.4, multiple=8).graph)
+    assert kept["2.out"] % 8 == kept["4.out"] % 8 == 0 and kept["0.out"] < 12
+
+
+def test_what_is_named_stays():
+    graph = perceptron(8, 32, 32, 32, 2)
+    assert sizes(ag.fit(graph, macs=0.5, keep="2.out").graph)["2.out"] == 32
+    kept = sizes(ag.fit(graph, macs=0.7, keep=["0.*", "4.*"]).graph)
+    assert kept["0.out"] == kept["4.out"] == 32 and kept["2.out"] < 32
+
+
+def test_blocks_are_left_out_where_that_is_allowed():
+    graph = ag.trace(FOREIGN["resnet18"]().model, *FOREIGN["resnet18"]().args).graph
+    blocks = {b.name for b in ag.structure(graph).blocks}
+    small = ag.fit(graph, macs=0.1, skip="*").graph
+    gone = blocks - {b.name for b in ag.structure(small).blocks}
+    assert gone
+    others = ag.fit(graph, macs=0.1, skip="*", keep=sorted(gone)).graph
+    assert gone <= {b.name for b in ag.structure(others).blocks}
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("measure", "budget", "limit"),
+    [
+        ("macs", 0.5, 1500),
+        ("macs", "0.5", 1500),
+        ("macs", "12.5%", 375),
+        ("macs", 1, 3000),
+        ("parameters", "1.5k", 1500),
+        ("parameters", 2e6, 2_000_000),
+        ("bytes", "2kB", 2000),
+        ("bytes", "2 KiB", 2048),
+        ("activations", "1MB", 1_000_000),
+        ("macs", 0.1, 300),
+    ],
+)
+def test_amounts(measure, budget, limit):
+    assert limit_of(MEASURES[measure], budget, 3000) == limit
+
+
+@pytest.mark.parametrize(
+    "budget", [0, -1, "", "ten", "110%", "5 apples", "10MB", True, None, "nan"]
+)
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(RewriteError, match=r"^macs: "):
+        limit_of(MEASURES["macs"], budget, 3000)
+
+
+def test_errors_say_what_is_possible():
+    graph = perceptron(3, 8, 2)
+    with pytest.raises(RewriteError, match=r"^no budget; expected one or more of parameters, macs"):
+        ag.fit(graph)
+    with pytest.raises(
+        RewriteError,
+        match=r"^macs: no submodel is within the budget; found 5 multiply–accumulates of one "
+        r"example for the smallest; expected 4 multiply–accumulates of one example$",
+    ):
+        ag.fit(graph, macs=4)
+    with pytest.raises(RewriteError, match=r"^unknown shape; found wide"):
+        ag.fit(graph, macs=0.5, shape="wide")
+    with pytest.raises(RewriteError, match=r"^multiple: "):
+        ag.fit(graph, macs=0.5, multiple=0)
+    with pytest.raises(GraphError, match=r"nowhere"):
+        ag.fit(graph, macs=0.5, keep="nowhere")
+    with pytest.raises(GraphError, match=r"nowhere"):
+        ag.fit(graph, macs=0.5, skip="nowhere")
