@@ -32,7 +32,7 @@ def graphs(names: list[str]) -> Iterator[tuple[str, ag.ArchGraph]]:
                 made = entry(name).make()
                 yield name, ag.trace(made.model, *made.args, **made.kwargs).graph
         except ArchGraphError as error:
-            print(f"{name}: {str(error)[:150]}", file=sys.stderr)  # noqa: T201 - the command's product
+            print(f"{name}: {str(error)[:150]}", file=sys.stderr)
 
 
 def main() -> None:
@@ -65,8 +65,8 @@ def main() -> None:
                     row = (f"{100 * used:.1f} %", f"{spent:.2f} s, polynomials {built:.2f} s")
                     rows.append((name, measure, f"{share}", *row))
     columns = ("model", "of", "share", "used", "seconds")
-    print(Table("Budgets not used to 98 %, or not within a second", columns, tuple(rows)))  # noqa: T201 - the command's product
-    print(dict(counts))  # noqa: T201 - the command's product
+    print(Table("Budgets not used to 98 %, or not within a second", columns, tuple(rows)))
+    print(dict(counts))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class BudgetMeasure:
     """What a budget can be of.
 
     Attributes:
@@ -40,18 +40,18 @@ class Measure:
     example: str
 
 
-MEASURES: Mapping[str, Measure] = {
+MEASURES: Mapping[str, BudgetMeasure] = {
     measure.name: measure
     for measure in (
-        Measure("parameters", "parameters", _SUFFIX, "2M"),
-        Measure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
-        Measure("bytes", "bytes of the state", _BYTES, "50MB"),
-        Measure("activations", "bytes of intermediate results of one example", _BYTES, "8MB"),
+        BudgetMeasure("parameters", "parameters", _SUFFIX, "2M"),
+        BudgetMeasure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
+        BudgetMeasure("bytes", "bytes of the state", _BYTES, "50MB"),
+        BudgetMeasure("activations", "bytes of intermediate results of one example", _BYTES, "8MB"),
     )
 }
 
 
-def limit_of(measure: Measure, budget: Budget, full: int) -> int:
+def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     """Return the largest cost that a budget allows.
 
     Args:
@@ -92,7 +92,7 @@ def limit_of(measure: Measure, budget: Budget, full: int) -> int:
     return math.floor(number * (full if unit == "share" else measure.units.get(unit, 1)))
 
 
-def written(measure: Measure, amount: float) -> str:
+def written(measure: BudgetMeasure, amount: float) -> str:
     """Render an amount with the measure's unit.
 
     >>> written(MEASURES["bytes"], 1_500_000), written(MEASURES["macs"], 1_500_000)

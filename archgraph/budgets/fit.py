@@ -21,7 +21,7 @@ from archgraph.rewrites.skip import skip as leave_out
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
-Shape: TypeAlias = Literal["free", "nested", "uniform"]
+FitShape: TypeAlias = Literal["free", "nested", "uniform"]
 
 
 @takes_graph
@@ -32,7 +32,7 @@ def fit(
     macs: Budget | None = None,
     bytes: Budget | None = None,
     activations: Budget | None = None,
-    shape: Shape = "free",
+    shape: FitShape = "free",
     multiple: int = 1,
     keep: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
@@ -78,7 +78,7 @@ def fit(
         >>> cost(graph).macs, cost(fit(graph, macs=0.5).graph).macs
         (4736, 2324)
         >>> cost(fit(graph, macs="1k", bytes="10kB").graph).macs
-        996
+        999
     """
     asked = {"parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations}
     budgets = {name: budget for name, budget in asked.items() if budget is not None}
@@ -100,10 +100,10 @@ def fit(
     gone = {name for block in point.skipped for name in costs.blocks[block]}
     sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
     cut = {a.name: range(n) for a, n in sizes.items() if n < a.size and a.name not in gone}
-    made = take(graph, positions=cut, verify=verify)
+    small = take(graph, positions=cut, verify=verify)
     if point.skipped:
-        made = made >> leave_out(made.graph, sorted(point.skipped), verify=verify)
-    return made
+        small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
+    return small
 
 
 def _search(
@@ -188,13 +188,17 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
         return
     sizes = search.sizes(least.at)
     amounts = {m: int(search.tallies[m].value(sizes, least.skipped)) for m in binds}
-    smallest = ", ".join(f"{amount:,} {MEASURES[m].text}" for m, amount in amounts.items())
-    budgets = ", ".join(f"{search.limits[m]:,} {MEASURES[m].text}" for m in binds)
+    listed = {
+        name: f"{values[binds[0]]:,}"
+        if len(binds) == 1
+        else ", ".join(f"{values[m]:,} {m}" for m in binds)
+        for name, values in (("found", amounts), ("expected", search.limits))
+    }
     more = set(costs.blocks) - least.skipped
     raise RewriteError(
         "no submodel is within the budget",
         where=", ".join(binds),
-        found=f"{smallest} for the smallest",
-        expected=budgets,
+        found=f"{listed['found']} for the smallest",
+        expected=f"at most {listed['expected']}",
         hint="skip='*' allows to leave blocks out" if more and not least.skipped else None,
     )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from archgraph.analysis.cost_polynomial import CostPart
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Indices: TypeAlias = npt.NDArray[np.int64]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 # A descent makes an axis narrower in at most about so many steps.
@@ -21,7 +21,7 @@ STEPS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class Submodel:
     """A submodel, as a choice.
 
     Attributes:
@@ -29,7 +29,7 @@ class Point:
         skipped: Blocks that are left out.
     """
 
-    at: Indices
+    at: Ints
     skipped: frozenset[str] = frozenset()
 
 
@@ -92,7 +92,8 @@ class Tally:
         """Return by how much the cost changes where one axis has its other size, for each."""
         ratio = (others / sizes)[self.axis] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
-        return np.bincount(self.axis, weights, minlength=self.count)
+        changes: Floats = np.bincount(self.axis, weights, minlength=self.count)
+        return changes
 
     def elasticity(self, sizes: Floats) -> Floats:
         """Return the share of the cost that grows with each axis: ∂log cost / ∂log size."""
@@ -116,38 +117,38 @@ class Search:
 
     tallies: Mapping[str, Tally]
     limits: Mapping[str, int]
-    grids: Sequence[Indices]
+    grids: Sequence[Ints]
     losses: Sequence[Floats]
     depths: Sequence[tuple[int, Sequence[str]]] = ()
     block_losses: Mapping[str, float] = field(default_factory=dict)
 
-    def sizes(self, at: Indices) -> Floats:
+    def sizes(self, at: Ints) -> Floats:
         """Return the sizes of all axes, by their numbers in the grids."""
         chosen = (grid[i] for grid, i in zip(self.grids, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
-    def lost(self, at: Indices) -> Floats:
+    def lost(self, at: Ints) -> Floats:
         """Return what each axis loses."""
         chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     @property
-    def start(self) -> Point:
+    def start(self) -> Submodel:
         """The whole network."""
-        return Point(np.array([len(grid) - 1 for grid in self.grids], dtype=np.int64))
+        return Submodel(np.array([len(grid) - 1 for grid in self.grids], dtype=np.int64))
 
-    def exceeded(self, point: Point) -> tuple[str, ...]:
+    def exceeded(self, point: Submodel) -> tuple[str, ...]:
         """Return the measures whose budget a submodel exceeds."""
         sizes = self.sizes(point.at)
         values = {m: self.tallies[m].value(sizes, point.skipped) for m in self.limits}
         return tuple(m for m, value in values.items() if value > self.limits[m])
 
-    def smallest(self) -> Point:
+    def smallest(self) -> Submodel:
         """Return the submodel that costs least."""
         skipped = frozenset(name for _, names in self.depths for name in names)
-        return Point(np.zeros(len(self.grids), dtype=np.int64), skipped)
+        return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
-    def by_share(self, *, uniform: bool) -> Point:
+    def by_share(self, *, uniform: bool) -> Submodel:
         """Return the largest submodel within the budgets of those that one share leads through.
 
         1. Let a share fall from 1 to 0. At a share each axis has the smallest size of its grid that
@@ -164,18 +165,18 @@ class Search:
         mover, falls = mover[order], falls[order]
         axes = len(self.grids)
 
-        def point(changes: int) -> Point:
+        def point(changes: int) -> Submodel:
             counts = np.bincount(mover[:changes], minlength=len(shares))
             gone = zip(self.depths, counts[axes:], strict=True)
             skipped = frozenset(name for (_, names), n in gone for name in names[:n])
-            return Point(self.start.at - counts[:axes], skipped)
+            return Submodel(self.start.at - counts[:axes], skipped)
 
         complete = np.append(falls[1:] != falls[:-1], [True] if len(falls) else [])
         numbers = [0, *(np.flatnonzero(complete if uniform else np.ones(len(falls))) + 1)]
         first = bisect.bisect_left(numbers, True, key=lambda n: not self.exceeded(point(int(n))))
         return point(int(numbers[first]))
 
-    def descent(self, guides: Mapping[str, float] | None = None) -> Iterator[Point]:
+    def descent(self, guides: Mapping[str, float] | None = None) -> Iterator[Submodel]:
         """Yield submodels from the whole network to the smallest, each within the one before.
 
         1. Every axis may become narrower by a step of its grid, every block may go.
@@ -208,17 +209,17 @@ class Search:
             losses = {b: v for b, v in self.block_losses.items() if b not in point.skipped}
             block = self._block(point, worth, losses, densities, float(density[axis]))
             if block is not None:
-                point, densities = Point(point.at, point.skipped | {block}), {}
+                point, densities = Submodel(point.at, point.skipped | {block}), {}
             elif np.isfinite(density[axis]):
                 at = point.at.copy()
                 at[axis] = lower[axis]
-                point = Point(at, point.skipped)
+                point = Submodel(at, point.skipped)
             else:
                 return
 
     def _block(
         self,
-        point: Point,
+        point: Submodel,
         worth: Mapping[str, float],
         losses: Mapping[str, float],
         densities: dict[str, float],
@@ -240,7 +241,7 @@ class Search:
             counted.add(block)
         return None
 
-    def filled(self, point: Point) -> Point:
+    def filled(self, point: Submodel) -> Submodel:
         """Return a submodel with axes made wider, best gain for its cost first, while it fits."""
         at = point.at.copy()
         longest = max((len(grid) for grid in self.grids), default=1)
@@ -262,9 +263,9 @@ class Search:
                 continue
             best = int(np.where(fits, gains / np.where(fits, spent, 1.0), -np.inf).argmax())
             at[best] = higher[best]
-        return Point(at, point.skipped)
+        return Submodel(at, point.skipped)
 
-    def nested(self, guides: Mapping[str, float]) -> Point:
+    def nested(self, guides: Mapping[str, float]) -> Submodel:
         """Return the first submodel of a descent that is within the budgets.
 
         The guides alone say which way the descent takes, so that of two budgets one submodel lies
@@ -282,7 +283,7 @@ class Search:
         for number in range(int(point.at[axis]) + 1, int(before.at[axis])):
             at = point.at.copy()
             at[axis] = number
-            wider = Point(at, point.skipped)
+            wider = Submodel(at, point.skipped)
             if self.exceeded(wider):
                 break
             point = wider

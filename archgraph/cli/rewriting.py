@@ -133,11 +133,11 @@ def fit(
     if output is not None:
         check_ending(output)  # before anything is printed
     graph = read_graph(file, choose)
-    given = {
+    values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
     }  # fmt: skip
-    asked = {name: _frozen(value) for name, value in given.items() if value is not None}
+    asked = {name: _frozen(value) for name, value in values.items() if value is not None}
     with typed("fit", asked, "--") as document:
         options = document.validate(FitOptions)
     result = rewrite_rows()["fit"].apply(graph, options)

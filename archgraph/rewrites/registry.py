@@ -136,7 +136,7 @@ SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
         "Keep the submodel for a budget: of parameters, multiply–accumulates, bytes.",
-        "{macs: 10M}", "never above the budget; the laws of take and skip",
+        "{macs: 0.5}", "never above the budget; the laws of take and skip",
     ),
     RewriteRow(
         "take", "archgraph.rewrites.take:take", "Take",
