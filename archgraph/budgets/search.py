@@ -92,7 +92,7 @@ class Tally:
         """Return by how much the cost changes where one axis has its other size, for each."""
         ratio = (others / sizes)[self.axis] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
-        changes: Floats = np.bincount(self.axis, weights, minlength=self.count)
+        changes: Floats = np.bincount(self.axis, weights, minlength=self.count).astype(np.float64)
         return changes
 
     def elasticity(self, sizes: Floats) -> Floats:
