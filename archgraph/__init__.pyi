@@ -10,6 +10,8 @@ from .analysis.roles import layer_weights as layer_weights
 from .analysis.roles import with_features as with_features
 from .analysis.structure import structure as structure
 from .budgets.fit import fit as fit
+from .budgets.importance import importance as importance
+from .budgets.sensitivity import sensitivity as sensitivity
 from .capture.trace import trace as trace
 from .display import draw as draw
 from .display import explain as explain
@@ -60,6 +62,7 @@ from .rewrites.step_sizes import add_step_sizes as add_step_sizes
 from .rewrites.take import take as take
 from .rewrites.train_only import train_only as train_only
 from .rewrites.widen import widen as widen
+from .states.importance import Importance as Importance
 from .states.merge import Merger as Merger
 from .states.nested import nested as nested
 from .states.optimisers import carry as carry

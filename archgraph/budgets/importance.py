@@ -1,0 +1,306 @@
+"""Importance of positions and blocks: from weights, gradients or activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import axis_refs
+from archgraph.analysis.structure import Block, structure
+from archgraph.errors import DataError, RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Ref, TensorType, per_graph
+from archgraph.graph.passes import specialise
+from archgraph.layout.layouts import Layout
+from archgraph.module.build import build
+from archgraph.states import State
+from archgraph.states.importance import Importance
+from archgraph.states.pieces import pieces, position_sums, sums_of_piece
+
+_ROUNDING = 1e-12  # of a variance, relative to the mean of squares
+_LEAST = 1e-300  # of a length
+
+# Inputs of the network (one, a list of them, or a mapping by name) and its targets.
+Batch: TypeAlias = tuple[Any, Any]
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
+
+
+@takes_graph
+def importance(
+    graph: ArchGraph,
+    state: State,
+    data: Iterable[Batch] | None = None,
+    method: ImportanceMethod = "weights",
+    *,
+    loss: LossFunction = nn.functional.cross_entropy,
+) -> Importance:
+    """Score every position of every free axis, and with data every block that can be left out.
+
+    A position is scored by everything that it touches: the weights that make it, those that read
+    it, and norms in between. Positions of a product of axes (heads, groups) are scored by sums over
+    the other axes.
+
+    Args:
+        graph: The architecture.
+        state: Its weights.
+        data: Batches: pairs of inputs and targets, on the devices of the weights. Inputs are a
+            tensor, a list of several, or a mapping by name.
+        method: ``weights``: the Euclidean norm of what a position touches (Li et al. 2017 for
+            filters, Fang et al. 2023 for what is cut together). ``taylor``: the first-order change
+            of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
+            al. 2019, the unsquared form of their Eq. 8). ``activations``: the standard deviation of
+            its activations where an operator sums over them, over examples and places (Molchanov
+            et al. 2017, §2.2), each result relative to its total.
+        loss: Maps outputs and targets to a number; ``taylor`` alone needs it.
+
+    Returns:
+        Scores by axis. With data also the influence of each block that can be left out: one minus
+        the cosine similarity of what enters and what leaves it, its mean over examples and places
+        (ShortGPT, Men et al. 2024, Eq. 1).
+
+    Raises:
+        DataError: If the method needs data and there is none.
+        RewriteError: For an unknown method.
+        GraphError: If the state does not fit the graph.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> graph, state = trace(net, torch.zeros(1, 3))
+        >>> state = {name: torch.ones_like(tensor) for name, tensor in state.items()}
+        >>> state["0.weight"][1] = 5.0
+        >>> importance(graph, state).best("0.out", 1)
+        array([1])
+    """
+    if method not in get_args(ImportanceMethod):
+        expected = ", ".join(get_args(ImportanceMethod))
+        raise RewriteError("unknown method of importance", found=method, expected=expected)
+    if method == "weights" and data is None:
+        return Importance(_norms(graph, state))
+    measured = _Measured(graph, state, method, loss)
+    for inputs, targets in data or ():
+        measured.add(inputs, targets)
+    if not measured.batches:
+        hint = "pass pairs of inputs and targets: data=[(images, labels)]"
+        raise DataError(f"importance by {method} needs batches", hint=hint)
+    blocks = {name: max(total / count, 0.0) for name, (total, count) in measured.turns.items()}
+    scores = _norms(graph, state) if method == "weights" else measured.scores()
+    return Importance(scores, blocks, method=method)
+
+
+def called(net: nn.Module, inputs: Any) -> Any:
+    """Call a network with the inputs of a batch."""
+    if isinstance(inputs, Mapping):
+        return net(**inputs)
+    return net(*inputs) if isinstance(inputs, list | tuple) else net(inputs)
+
+
+def _parameters(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by every name that they have."""
+    return dict(net.named_parameters(remove_duplicate=False))
+
+
+def _sums(graph: ArchGraph, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum what every position of every free axis touches of the parameters."""
+    solved = axes(graph)
+    sums = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in solved.free}
+    for name, tensor in tensors.items():
+        for axis, part in position_sums(tensor, solved.leaf[name], sums).items():
+            sums[axis] += part.cpu()
+    return sums
+
+
+def _trained(graph: ArchGraph) -> list[str]:
+    return [p.name for p in graph.params if p.role == "parameter"]
+
+
+def _norms(graph: ArchGraph, state: State) -> dict[str, Tensor]:
+    parameters = _parameters(build(graph, state))
+    squares = {name: _wide(parameters[name].detach()).abs() ** 2 for name in _trained(graph)}
+    return {axis: total.sqrt() for axis, total in _sums(graph, squares).items()}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+class _Measured:
+    """What batches show of a network in evaluation.
+
+    Attributes:
+        turns: By block the sum of one minus the cosine of entry and exit, and its terms.
+        batches: How many there were.
+    """
+
+    def __init__(
+        self, graph: ArchGraph, state: State, method: ImportanceMethod, loss: LossFunction
+    ) -> None:
+        self.graph, self.loss, self.taylor = graph, loss, method == "taylor"
+        self.watched = _summed_over(graph) if method == "activations" else ()
+        self.blocks = _comparable(graph)
+        ends = (name for block in self.blocks for name in (block.bypass, block.exit))
+        self.names = tuple(dict.fromkeys((*self.watched, *ends)))
+        # In the mode of evaluation throughout: no dropout, running statistics.
+        probe = specialise(graph, training=False)
+        alive = set(probe.node)
+        self.names = tuple(name for name in self.names if name in alive)
+        probe = probe.replace(outputs=(probe.outputs, *map(Ref, self.names)))
+        self.net = build(probe, state).eval()
+        if self.taylor:
+            for parameter in self.net.parameters():  # those that are frozen, too
+                parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+        self.turns: dict[str, tuple[float, int]] = {}
+        self.slopes = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in axes(graph).free}
+        self.moments: dict[tuple[str, int], _Moments] = {}
+        self.batches = 0
+
+    def add(self, inputs: Any, targets: Any) -> None:
+        """Run a batch."""
+        self.batches += 1
+        with nullcontext() if self.taylor else torch.no_grad():
+            outputs, *results = called(self.net, inputs)
+        values = {name: result.detach() for name, result in zip(self.names, results, strict=True)}
+        if self.taylor:
+            self._slopes(self.loss(outputs, targets))
+        for name in self.watched:
+            if name in values:
+                self._moments(name, values[name])
+        for block in self.blocks:
+            if block.bypass in values and block.exit in values:
+                layouts = axes(self.graph).value[block.exit][0]
+                turn = _turn(values[block.bypass], values[block.exit], layouts)
+                total, count = self.turns.get(block.name, (0.0, 0))
+                self.turns[block.name] = total + float(turn.sum()), count + turn.numel()
+
+    def _slopes(self, loss: Tensor) -> None:
+        """Add the first-order change of the loss without each position."""
+        parameters = {k: p for k, p in _parameters(self.net).items() if p.requires_grad}
+        parameters = {k: parameters[k] for k in _trained(self.graph) if k in parameters}
+        gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+        products = {
+            name: (_wide(parameter.detach()) * _wide(gradient).conj()).real
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
+            if gradient is not None
+        }
+        for axis, total in _sums(self.graph, products).items():
+            self.slopes[axis] += total.abs()
+
+    def _moments(self, name: str, value: Tensor) -> None:
+        """Add count, sum and sum of squares over examples and places, per piece of a result."""
+        layouts = axes(self.graph).value[name][0]
+        for index, (piece, names) in enumerate(pieces(value.detach(), layouts)):
+            dims = [dim for dim, axis in enumerate(names) if axis is None]
+            count = math.prod(piece.shape[dim] for dim in dims)
+            wide = _wide(piece)
+            squares = wide.abs() ** 2
+            # `sum([])` would sum all.
+            total, energy = ((x.sum(dims) if dims else x).cpu() for x in (wide, squares))
+            axis_names = tuple(axis for axis in names if axis is not None)
+            key = name, index
+            before = self.moments.get(key, _Moments(axis_names, 0, 0, 0))
+            self.moments[key] = _Moments(
+                axis_names, before.count + count, before.total + total, before.squares + energy
+            )
+
+    def scores(self) -> dict[str, Tensor]:
+        """Return the scores that the batches give."""
+        if self.taylor:
+            return {axis: total / self.batches for axis, total in self.slopes.items()}
+        sums = {axis: torch.zeros_like(total) for axis, total in self.slopes.items()}
+        totals: dict[str, float] = {}
+        for (name, _), moments in self.moments.items():
+            totals[name] = totals.get(name, 0.0) + float(moments.variance.sum())
+        for (name, _), moments in self.moments.items():
+            # Relative to the whole result: the scale of one operator says nothing about another's.
+            share = moments.variance / (totals[name] or 1.0)
+            for axis, part in sums_of_piece(share, moments.names, sums).items():
+                sums[axis] += part
+        return {axis: total.sqrt() for axis, total in sums.items()}
+
+
+class _Moments(NamedTuple):
+    """Sums over examples and places, by position of the axes.
+
+    Attributes:
+        names: Axes of the dimensions.
+        count: Number of terms.
+        total: Sum.
+        squares: Sum of squares.
+    """
+
+    names: tuple[str, ...]
+    count: int
+    total: Tensor | int
+    squares: Tensor | int
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance at each position; what is constant up to rounding has none."""
+        squares = torch.as_tensor(self.squares) / self.count
+        variance = squares - (torch.as_tensor(self.total) / self.count).abs() ** 2
+        return torch.where(variance > _ROUNDING * squares, variance, 0.0)
+
+
+@per_graph
+def _summed_over(graph: ArchGraph) -> tuple[str, ...]:
+    """Return the results whose free axes operators sum over; of other axes every result.
+
+    What is summed over is what the rest of the network sees of an axis.
+    """
+    solved = axes(graph)
+    free = {a.name for a in solved.free}
+
+    def free_axes(name: str) -> set[str]:
+        node = graph.node.get(name)
+        if node is None or not isinstance(node.type, TensorType):
+            return set()
+        return {a.name for d in solved.value[name][0] for a in axis_refs(d)} & free
+
+    names: dict[str, None] = {}
+    covered: set[str] = set()
+    for contraction in solved.contractions:
+        summed = {a.name for a in axis_refs(contraction.layout)} & free
+        for operand, _ in contraction.operands:
+            if isinstance(operand, Ref) and summed & free_axes(operand.name):
+                names[operand.name] = None
+                covered |= summed & free_axes(operand.name)
+    for node in graph.nodes:
+        if free_axes(node.name) - covered:
+            names[node.name] = None
+    return tuple(names)
+
+
+@per_graph
+def _comparable(graph: ArchGraph) -> tuple[Block, ...]:
+    """Return the blocks that can be left out and give what they take: a tensor of one type."""
+
+    def type_of(name: str) -> object:
+        return graph.node[name].type
+
+    return tuple(
+        block
+        for block in structure(graph).blocks
+        if block.removable
+        and isinstance(type_of(block.exit), TensorType)
+        and type_of(block.exit) == type_of(block.bypass)
+    )
+
+
+def _turn(before: Tensor, after: Tensor, layouts: Sequence[Layout]) -> Tensor:
+    """Compute one minus the cosine similarity at each place, along the dimensions of axes."""
+    dims = [dim for dim, layout in enumerate(layouts) if axis_refs(layout)]
+    dims = dims or [*range(1, before.dim())]
+    a, b = _wide(before), _wide(after)
+    dot = (a * b.conj()).real.sum(dims)
+    lengths = (a.abs() ** 2).sum(dims) * (b.abs() ** 2).sum(dims)
+    # Nothing that stays nothing is unchanged.
+    same = ((a - b).abs() ** 2).sum(dims) == 0
+    return 1 - torch.where(same, 1.0, dot / lengths.sqrt().clamp(min=_LEAST))

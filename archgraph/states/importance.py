@@ -1,0 +1,246 @@
+"""Importance: how much a network needs each position of its axes, and each of its blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from archgraph.analysis.axes import Axis
+from archgraph.errors import RejectedUpdate, RewriteError
+from archgraph.files import write
+from archgraph.hints import unknown
+from archgraph.states.wire import decode, encode
+from archgraph.tables import Table, plural
+
+# Heights of the bars of a table, from nothing to the largest score.
+_BARS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 16  # of bars
+AxisChoice: TypeAlias = Axis | str
+
+
+@dataclass(frozen=True, repr=False)
+class Importance:
+    """Scores of the positions of axes, and of blocks; equal values compare equal.
+
+    Attributes:
+        positions: By axis name a score per position, 0 or more; the more, the more important. Any
+            sequence of numbers, a tensor or an array may be given.
+        blocks: By block name: its influence, or the loss that leaving it out costs.
+        losses: By axis name and number of positions that stay: the loss that this cut costs.
+        method: How the scores were made, for tables.
+
+    Raises:
+        RewriteError: For scores that are negative, not finite, or not a list of numbers.
+
+    Example:
+        >>> scores = Importance({"fc1.out": [0.125, 0.5, 0.0, 0.375]})
+        >>> scores.best("fc1.out", 2), scores.kept("fc1.out", 2)
+        (array([1, 3]), 0.875)
+        >>> print(scores.table())
+        Importance by weights
+        axis     positions  best half has  scores, in order
+        ───────────────────────────────────────────────────
+        fc1.out          4           90 %  ▂█ ▄
+    """
+
+    positions: Mapping[str, Sequence[float]]
+    blocks: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    method: str = "weights"
+
+    def __post_init__(self) -> None:
+        scores = {name: _scores(name, values) for name, values in self.positions.items()}
+        object.__setattr__(self, "positions", scores)
+
+    def of(self, axis: AxisChoice) -> npt.NDArray[np.float64]:
+        """Return the scores of an axis.
+
+        Args:
+            axis: Its name; or the axis itself, with whose size the scores are compared.
+
+        Raises:
+            RewriteError: If there are none, or not one per position.
+        """
+        name = axis.name if isinstance(axis, Axis) else axis
+        if name not in self.positions:
+            advice = unknown(name, self.positions)
+            raise RewriteError("importance has no scores of this axis", where=name, **advice)
+        scores = self.positions[name]
+        if isinstance(axis, Axis) and len(scores) != axis.size:
+            problem = "importance is of another size of this axis"
+            found, expected = plural(len(scores), "score"), plural(axis.size, "position")
+            raise RewriteError(problem, where=name, found=found, expected=expected)
+        return np.asarray(scores)
+
+    def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
+        """Return the most important positions of an axis in ascending order; of equals the first.
+
+        Args:
+            axis: As in :meth:`of`.
+            count: How many.
+
+        Raises:
+            RewriteError: As in :meth:`of`.
+        """
+        # In double precision and stable: every machine takes the same of positions that tie.
+        return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
+
+    def kept(self, axis: AxisChoice, count: int) -> float:
+        """Return the share of an axis' scores that its best positions have, 0 to 1.
+
+        Args:
+            axis: As in :meth:`of`.
+            count: How many positions stay.
+
+        Raises:
+            RewriteError: As in :meth:`of`.
+        """
+        scores = self.of(axis)
+        total = math.fsum(scores)
+        if not total:
+            return min(count, len(scores)) / len(scores)
+        return min(math.fsum(scores[self.best(axis, count)]) / total, 1.0)
+
+    def lost(self, axis: AxisChoice, count: int) -> float:
+        """Return the loss that a cut of one axis costs, as measured, or else the share it gives up.
+
+        Between measured sizes it is interpolated, and it never falls as fewer positions stay. Below
+        the smallest it grows as size / count does.
+
+        Args:
+            axis: As in :meth:`of`.
+            count: How many positions stay, at least 1.
+
+        Raises:
+            RewriteError: As in :meth:`of`.
+        """
+        scores = self.of(axis)
+        measured = self.losses.get(axis.name if isinstance(axis, Axis) else axis, {})
+        if not measured:
+            return 1 - self.kept(axis, count)
+        size = len(scores)
+        sizes = sorted({size, *measured}, reverse=True)
+        costs = np.maximum.accumulate([0.0, *(max(measured[n], 0.0) for n in sizes[1:])])
+        least = sizes[-1]
+        beyond = (size / count - 1) / (size / least - 1) if count < least else 1.0
+        return float(np.interp(count, sizes[::-1], costs[::-1])) * beyond
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the scores to a safetensors file, in one step, and return its path.
+
+        Raises:
+            RunError: If the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> scores = Importance({"fc1.out": [0.25, 0.75]}, {"layer1.1": 0.5})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Importance.load(scores.save(f"{folder}/scores.safetensors")) == scores
+            True
+        """
+        content = {
+            "importance": 1,
+            "method": self.method,
+            "positions": {
+                name: torch.tensor(scores, dtype=torch.float64)
+                for name, scores in self.positions.items()
+            },
+            "blocks": dict(self.blocks),
+            "losses": {
+                name: {str(size): loss for size, loss in losses.items()}
+                for name, losses in self.losses.items()
+            },
+        }
+        return write(path, encode(content))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Importance:
+        """Read scores that :meth:`save` wrote.
+
+        Raises:
+            RewriteError: If the file is missing or holds something else.
+        """
+        problem, expected = "cannot read importance", "a file that Importance.save wrote"
+        try:
+            content = decode(Path(path).read_bytes())
+            if content.pop("importance") != 1:
+                raise ValueError("another version")
+            losses = {
+                name: {int(size): float(loss) for size, loss in sizes.items()}
+                for name, sizes in content.pop("losses").items()
+            }
+            return cls(losses=losses, **content)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RewriteError(problem, where=str(path), found=reason, expected=expected) from None
+        except (RejectedUpdate, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
+
+    def table(self) -> Table:
+        """Return a row per axis: positions, what the best half of them has, scores as bars."""
+        half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
+        rows = [
+            (name, str(len(scores)), f"{half[name]:.0%}".replace("%", " %"), _bars(scores))
+            for name, scores in self.positions.items()
+        ]
+        if self.losses:
+            rows = [
+                (*row, ", ".join(f"{n}: {loss:+.3g}" for n, loss in self.losses[row[0]].items()))
+                if row[0] in self.losses
+                else (*row, "")
+                for row in rows
+            ]
+        columns = ("axis", "positions", "best half has", "scores, in order")
+        columns += ("loss at size",) if self.losses else ()
+        scored = ", ".join(f"{name} {score:.3g}" for name, score in self.blocks.items())
+        what = "loss without a block" if self.losses else "influence of blocks"
+        note = f"{what}: {scored}" if scored else ""
+        return Table(
+            f"Importance by {self.method}",
+            columns,
+            tuple(rows),
+            frozenset({1, 2}),
+            note=note,
+        )
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def __repr__(self) -> str:
+        axes = plural(len(self.positions), "axis", "axes")
+        return f"<Importance by {self.method}: {axes}, {plural(len(self.blocks), 'block')}>"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def _scores(name: str, values: object) -> tuple[float, ...]:
+    """Return the scores of an axis as plain numbers."""
+    try:
+        scores = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        scores = torch.empty(0)
+    if scores.dim() != 1 or not len(scores) or not bool((scores.isfinite() & (scores >= 0)).all()):
+        raise RewriteError(
+            "not scores of positions",
+            where=f"importance of {name}",
+            found=str(values)[:60],
+            expected="a finite number of at least 0 per position",
+        )
+    return tuple(scores.tolist())
+
+
+def _bars(scores: Sequence[float]) -> str:
+    """Draw scores as bars, neighbours together where there are many."""
+    groups = np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))
+    heights = np.array([group.mean() for group in groups])
+    top = max(float(heights.max()), 1e-300)
+    return "".join(_BARS[math.ceil(round(h / top * (len(_BARS) - 1), 9))] for h in heights)

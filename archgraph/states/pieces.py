@@ -1,0 +1,92 @@
+"""Tensors by the axes that their dimensions are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+
+# A tensor, and for each of its dimensions the axis that it is, or None.
+Piece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
+
+
+def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[Piece]:
+    """Yield a tensor in pieces each of whose dimensions is one axis or none.
+
+    A product becomes a dimension per factor, a concatenation a piece per term.
+
+    Args:
+        tensor: A leaf or a value of a graph.
+        layouts: Of its dimensions, from :func:`archgraph.axes`.
+
+    Example:
+        >>> heads, width, rest = AxisRef("heads", 2), AxisRef("head_dim", 3), AxisRef("out", 4)
+        >>> layouts = (Sum((Prod((heads, width)), rest)),)
+        >>> [(tuple(piece.shape), names) for piece, names in pieces(torch.zeros(10), layouts)]
+        [((2, 3), ('heads', 'head_dim')), ((4,), ('out',))]
+    """
+    for at, layout in enumerate(layouts):
+        before, after = tuple(layouts[:at]), tuple(layouts[at + 1 :])
+        if isinstance(layout, Sum):
+            sizes = [term.size for term in layout.terms]
+            for part, term in zip(tensor.split(sizes, at), layout.terms, strict=True):
+                yield from pieces(part, (*before, term, *after))
+            return
+        if isinstance(layout, Prod):
+            # The batch, whose size the layout leaves open, is one factor at most.
+            sizes = [f.size if isinstance(f.size, int) else -1 for f in layout.factors]
+            unflat = tensor.unflatten(at, sizes)
+            yield from pieces(unflat, (*before, *layout.factors, *after))
+            return
+    yield tensor, tuple(d.name if isinstance(d, AxisRef) else None for d in layouts)
+
+
+def position_sums(
+    tensor: Tensor, layouts: Sequence[Layout], axes: Collection[str]
+) -> dict[str, Tensor]:
+    """Sum, for each position of each axis, all elements of a tensor that belong to it.
+
+    An element that belongs to a position through several dimensions counts once.
+
+    Args:
+        tensor: A leaf or a value of a graph.
+        layouts: Of its dimensions.
+        axes: Names of the axes; a tensor without one of them leaves it out.
+
+    Example:
+        >>> width = AxisRef("width", 2)
+        >>> position_sums(torch.tensor([[1, 2], [3, 4]]), (width, width), {"width"})
+        {'width': tensor([6, 9])}
+    """
+    sums: dict[str, Tensor] = {}
+    for piece, names in pieces(tensor, layouts):
+        for axis, total in sums_of_piece(piece, names, axes).items():
+            sums[axis] = sums[axis] + total if axis in sums else total
+    return sums
+
+
+def sums_of_piece(
+    piece: Tensor, names: Sequence[str | None], axes: Collection[str]
+) -> dict[str, Tensor]:
+    """Sum the elements of a piece for each position of each axis, as :func:`position_sums` does."""
+    return {
+        axis: _union(piece, [dim for dim, name in enumerate(names) if name == axis])
+        for axis in dict.fromkeys(names)
+        if axis is not None and axis in axes
+    }
+
+
+def _union(piece: Tensor, dims: Sequence[int]) -> Tensor:
+    """Sum by the position along any of the dimensions: inclusion and exclusion of diagonals."""
+    total = piece.new_zeros(piece.shape[dims[0]])
+    for count in range(1, len(dims) + 1):
+        for together in itertools.combinations(dims, count):
+            # Equal subscripts are a diagonal; 0 is the axis, and the others are summed.
+            subscripts = [0 if dim in together else dim + 1 for dim in range(piece.dim())]
+            total = total - (-1) ** count * torch.einsum(piece, subscripts, [0])
+    return total
