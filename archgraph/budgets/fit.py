@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -13,15 +14,19 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPolynomial
 from archgraph.analysis.structure import structure
 from archgraph.budgets.amounts import MEASURES, Budget, limit_of
-from archgraph.budgets.search import Search, Tally
+from archgraph.budgets.search import Floats, Search, Tally
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.skip import skip as leave_out
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
+from archgraph.states.importance import Importance
 
 FitShape: TypeAlias = Literal["free", "nested", "uniform"]
+
+
+LEAST = 1e-12  # share of scores, for its logarithm
 
 
 @takes_graph
@@ -33,6 +38,7 @@ def fit(
     bytes: Budget | None = None,
     activations: Budget | None = None,
     shape: FitShape = "free",
+    importance: Importance | str | os.PathLike[str] | None = None,
     multiple: int = 1,
     keep: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
@@ -54,6 +60,10 @@ def fit(
             every section of which blocks may be left out. ``nested``: as many axes as fit have the
             next larger share, too; of two budgets of one graph, whatever they are of, one submodel
             lies within the other. ``free``: axes are then widened until none could be wider.
+        importance: Scores, or the file of some. The best positions of each axis stay instead of the
+            first; of ``nested`` and ``free`` submodels the share is one of the scores. With losses
+            that were measured (:func:`archgraph.sensitivity`), the cuts are made that lose least
+            for what they save. Blocks that may be left out go in the order of their scores.
         multiple: Sizes are multiples of it, as hardware likes; heads, axes of fewer than two
             multiples and axes that are not cut are not.
         keep: Axes and blocks that stay whole, by name, role or pattern.
@@ -88,19 +98,26 @@ def fit(
         raise RewriteError("unknown shape", found=shape, expected="free, nested or uniform")
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
+    if importance is not None and not isinstance(importance, Importance):
+        importance = Importance.load(importance)
     costs, free = cost(graph).polynomial, axes(graph).free
     keep = [keep] if isinstance(keep, str) else keep
-    search = _search(graph, costs, budgets, multiple, keep, skip)
+    scores = None if shape == "uniform" else importance
+    search = _search(graph, costs, budgets, scores, multiple, keep, skip)
     point = search.start
     if search.exceeded(point):
         _check_possible(search, costs)
-        point = search.by_share(uniform=shape == "uniform")
+        if scores is not None and scores.losses:
+            guides = None if shape == "free" else _guides(costs)
+            point = search.nested(guides)
+        else:
+            point = search.by_share(uniform=shape == "uniform")
         if shape == "free":
             point = search.filled(point)
     gone = {name for block in point.skipped for name in costs.blocks[block]}
     sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
-    cut = {a.name: range(n) for a, n in sizes.items() if n < a.size and a.name not in gone}
-    small = take(graph, positions=cut, verify=verify)
+    cut = {a.name: n for a, n in sizes.items() if n < a.size and a.name not in gone}
+    small = take(graph, sizes=cut, importance=importance, verify=verify)
     if point.skipped:
         small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
     return small
@@ -110,35 +127,63 @@ def _search(
     graph: ArchGraph,
     costs: CostPolynomial,
     budgets: Mapping[str, Budget],
+    importance: Importance | None,
     multiple: int,
     keep: Sequence[str],
     skip: str | Sequence[str],
 ) -> Search:
     """Return the search for a budget.
 
-    Without an importance, an axis loses the logarithm of what stays of it, times the share of the
-    cost that grows with it.
+    1. The share of an axis at a size is that of its positions, or of its scores.
+    2. What it loses is measured, or the logarithm of the share, times the part of the cost that
+       grows with the axis.
+    3. Of a section the last blocks go first, or those of the lowest scores.
     """
     free = axes(graph).free
     limits = {m: limit_of(MEASURES[m], budget, _full(costs, m)) for m, budget in budgets.items()}
-    tallies = {m: Tally(costs.parts[m], costs.axes, costs.blocks) for m in limits}
+    measured = importance is not None and bool(importance.losses)
+    tallies = {
+        m: Tally(costs.parts[m], costs.axes, costs.blocks)
+        for m in (costs.parts if measured else limits)
+    }
     full = np.array([axis.size for axis in free], dtype=np.float64)
-    grows = sum((tally.elasticity(full) for tally in tallies.values()), np.zeros(len(free)))
+    grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(free)))
     stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
-    grids = [
-        np.array([axis.size] if axis.name in stay else _grid(axis, multiple), dtype=np.int64)
-        for axis in free
-    ]
-    losses = [-g * np.log(grid / grid[-1]) for g, grid in zip(grows, grids, strict=True)]
-    depths = [
-        (len(section.blocks), [b.name for b in reversed(section.blocks) if b.name in blocks])
-        for section in structure(graph).sections
-    ]
-    return Search(tallies, limits, grids, losses, depths)
+    grids, shares, losses = [], [], []
+    for axis, grown in zip(free, grows, strict=True):
+        grid = np.array([axis.size] if axis.name in stay else _grid(axis, multiple))
+        share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 1
+        grids.append(grid)
+        shares.append(share)
+        if importance is not None and measured:  # 2
+            losses.append(np.array([importance.lost(axis, int(size)) for size in grid]))
+        else:
+            losses.append(-grown * np.log(np.maximum(share, LEAST)))
+    scores = importance.blocks if importance is not None else {}
+    depths = []
+    for section in structure(graph).sections:  # 3
+        names = [b.name for b in reversed(section.blocks) if b.name in blocks]
+        depths.append((len(section.blocks), sorted(names, key=lambda name: scores.get(name, 0.0))))
+    block_losses = {b: max(scores.get(b, 0.0), 0.0) for _, names in depths for b in names}
+    return Search(tallies, limits, grids, shares, losses, depths, block_losses)
+
+
+def _kept(importance: Importance, axis: Axis) -> Floats:
+    """Return the share of an axis' scores that its best positions have, by their number."""
+    scores = np.sort(importance.of(axis))[::-1]
+    if not scores.any():
+        return np.arange(1, axis.size + 1) / axis.size
+    total = np.cumsum(scores)
+    return total / total[-1]
 
 
 def _full(costs: CostPolynomial, measure: str) -> int:
     return costs.polynomial(measure).value(costs.axes)
+
+
+def _guides(costs: CostPolynomial) -> dict[str, float]:
+    """Return what one unit of each measure is worth, whatever is budgeted."""
+    return {measure: 1 / max(_full(costs, measure), 1) for measure in costs.parts}
 
 
 def _grid(axis: Axis, multiple: int) -> list[int]:

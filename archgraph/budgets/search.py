@@ -110,6 +110,7 @@ class Search:
         tallies: Costs, by measure.
         limits: The largest cost allowed, by measure that is budgeted.
         grids: By axis, the sizes that it may have, ascending; the last one is its whole size.
+        shares: By axis, the share that each size of its grid is, ascending; 1 at the last.
         losses: By axis, what each size of its grid loses; 0 at the last.
         depths: By section, its number of blocks, and those that may be left out, first to last.
         block_losses: What leaving out one more block loses, by block.
@@ -118,6 +119,7 @@ class Search:
     tallies: Mapping[str, Tally]
     limits: Mapping[str, int]
     grids: Sequence[Ints]
+    shares: Sequence[Floats]
     losses: Sequence[Floats]
     depths: Sequence[tuple[int, Sequence[str]]] = ()
     block_losses: Mapping[str, float] = field(default_factory=dict)
@@ -151,13 +153,13 @@ class Search:
     def by_share(self, *, uniform: bool) -> Submodel:
         """Return the largest submodel within the budgets of those that one share leads through.
 
-        1. Let a share fall from 1 to 0. At a share each axis has the smallest size of its grid that
-           is no smaller than the share of it, and a section as many blocks of those it has.
+        1. Let a share fall from 1 to 0. Each axis has the smallest size of its grid whose share is
+           no smaller, and each section the fewest of its blocks.
         2. What changes at the same share changes in order: the first axis first.
         3. Each change makes the submodel cheaper, so the first that fits is found by bisection:
            among all points, or among those where one share is complete.
         """
-        shares = [grid[:-1] / grid[-1] for grid in self.grids]  # where each axis moves down
+        shares = [share[:-1] for share in self.shares]  # where each axis moves down
         shares += [np.arange(n - 1, n - 1 - len(names), -1) / n for n, names in self.depths]
         mover = np.repeat(np.arange(len(shares)), [len(s) for s in shares])
         falls = np.concatenate([np.sort(s)[::-1] for s in shares]) if shares else np.zeros(0)
@@ -265,11 +267,11 @@ class Search:
             at[best] = higher[best]
         return Submodel(at, point.skipped)
 
-    def nested(self, guides: Mapping[str, float]) -> Submodel:
+    def nested(self, guides: Mapping[str, float] | None) -> Submodel:
         """Return the first submodel of a descent that is within the budgets.
 
-        The guides alone say which way the descent takes, so that of two budgets one submodel lies
-        within the other. Between its last two submodels, which differ in one axis, the widest that
+        Where guides say which way the descent takes, of two budgets one submodel lies within the
+        other. Between its last two submodels, which differ in one axis, the widest that
         fits is on the way as well.
         """
         before = self.start
