@@ -116,7 +116,7 @@ def fit(
             point = search.filled(point)
     gone = {name for block in point.skipped for name in costs.blocks[block]}
     sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
-    cut = {a.name: n for a, n in sizes.items() if n < a.size and a.name not in gone}
+    cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
     small = take(graph, sizes=cut, importance=importance, verify=verify)
     if point.skipped:
         small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
