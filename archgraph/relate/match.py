@@ -1,0 +1,351 @@
+"""Match: one order for the positions of two networks that were trained apart."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from archgraph.analysis.axes import axes
+from archgraph.budgets.importance import Batch, called
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Ref
+from archgraph.graph.passes import specialise
+from archgraph.hints import unknown
+from archgraph.module.build import build
+from archgraph.ops.constants import constant_tensor
+from archgraph.rewrites.take import take
+from archgraph.states import State, Transfer
+from archgraph.states.pieces import Piece, pieces
+from archgraph.states.state import first_difference, signature
+from archgraph.tables import Table
+
+Order: TypeAlias = npt.NDArray[np.int64]
+Pair: TypeAlias = "tuple[Tensor, Tensor, tuple[str | None, ...]]"
+
+
+@dataclass(frozen=True, repr=False)
+class Match:
+    """Which positions of two networks belong to each other.
+
+    Attributes:
+        positions: By axis, the position of the first network for each of the second's.
+        transfer: From the first network to the second: what a :class:`Merger` of the first adds
+            the second by.
+        order: Brings the second network into the order of the first: ``order.pull(b)`` computes the
+            same as ``b``.
+        before: Cosine similarity of the weights as they are.
+        after: In one order.
+    """
+
+    positions: Mapping[str, Order]
+    transfer: Transfer
+    order: Transfer
+    before: float
+    after: float
+
+    @functools.cached_property
+    def moved(self) -> Mapping[str, int]:
+        """Number of positions that are not where they were, by axis."""
+        return {
+            name: int((index != np.arange(len(index))).sum())
+            for name, index in self.positions.items()
+        }
+
+    def __repr__(self) -> str:
+        total = sum(map(len, self.positions.values()))
+        moved = f"{sum(self.moved.values())} of {total} positions"
+        return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
+
+    def table(self) -> Table:
+        """Return a row per axis: how many of its positions move."""
+        rows = tuple(
+            (name, str(len(self.positions[name])), str(moved)) for name, moved in self.moved.items()
+        )
+        return Table(repr(self).strip("<>"), ("axis", "positions", "move"), rows, frozenset({1, 2}))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+@takes_graph
+def match(
+    graph: ArchGraph,
+    a: State,
+    b: State,
+    *,
+    other: ArchGraph | None = None,
+    data: Iterable[Batch] | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+) -> Match:
+    """Find the order of a network's positions in which it is most like another network.
+
+    The free axes are the symmetries of an architecture: permuting their positions changes no
+    result. Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1 (weights) and §3.1
+    (activations), on axes instead of layers, so that heads, groups, gates of recurrent layers and
+    concatenations need nothing of their own.
+
+    1. Weights are split into pieces, each dimension of which is one axis or none.
+    2. It starts from the order as it is, and from a guess: positions are alike in moments over all
+       other axes, which no permutation changes.
+    3. Axis by axis in random order, the inner products of all pairs of positions are added up, the
+       other axes as they are matched now; a linear assignment maximises their sum.
+    4. It ends when no axis changes; of all starts the most similar one is taken.
+
+    Args:
+        graph: Architecture of the first network.
+        a: Weights of the first.
+        b: Weights of the second.
+        other: Architecture of the second, if it is narrower: of each of its positions it is found
+            which one of the first it is.
+        data: Batches of inputs and targets: activations on them are compared instead of weights.
+        restarts: How many random orders of the axes are tried.
+        seed: Of these orders.
+
+    Raises:
+        RewriteError: If the second architecture has another form, or is wider.
+
+    Example:
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph, state = trace(net, torch.zeros(1, 3))
+        >>> shuffled = take(graph, positions={"0.out": [2, 0, 3, 1]}).transfer.pull(state)
+        >>> found = match(graph, state, shuffled)
+        >>> found.positions["0.out"].tolist(), round(found.after, 6)
+        ([2, 0, 3, 1], 1.0)
+        >>> bool((found.order.pull(shuffled)["0.weight"] == state["0.weight"]).all())
+        True
+    """
+    second = graph if other is None else other
+    names = _matched_axes(graph, second)
+    sizes = {axis.name: axis.size for axis in axes(second).free if axis.name in names}
+    pairs = _weights(graph, second, a, b, names)
+    weights = _Search(sizes, pairs)
+    search = weights
+    if data is not None:
+        search = _Search(sizes, _activations(graph, second, (a, b), data, names))
+    draw = np.random.default_rng(seed)
+    ends = [
+        search.solved(start, draw)
+        for _ in range(max(restarts, 1))
+        for start in (search.as_it_is, search.guess())
+    ]
+    best = max(ends, key=search.likeness)  # of equals the first
+    back = {name: np.argsort(index) for name, index in best.items()}
+    transfer = take(graph, positions=best, allow_nothing=True).transfer
+    if transfer.target != signature(second):
+        difference = first_difference(transfer.target, signature(second))
+        raise RewriteError("the second network is no narrower form of the first", **difference)
+    return Match(
+        best,
+        transfer,
+        take(second, positions=back, allow_nothing=True).transfer,
+        weights.cosine(search.as_it_is),
+        weights.cosine(best),
+    )
+
+
+def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
+    """Return the axes that are free in both, and have no order of their own.
+
+    A constant that varies along an axis (the angles of rotary embeddings) gives it one: another
+    order would be another architecture.
+
+    Raises:
+        RewriteError: If the second is wider along one of them.
+    """
+    sizes = [{axis.name: axis.size for axis in axes(g).free} for g in (graph, second)]
+    for name, size in sizes[1].items():
+        if size > sizes[0].get(name, size):
+            problem, expected = "the second network is wider", f"at most {sizes[0][name]}"
+            raise RewriteError(problem, where=name, found=size, expected=expected)
+    held = {
+        name
+        for g in (graph, second)
+        for param in g.params
+        if param.role == "constant" and param.value is not None
+        for piece, names in pieces(constant_tensor(param.value), axes(g).leaf[param.name])
+        for dim, name in enumerate(names)
+        if name is not None and not bool((piece == piece.narrow(dim, 0, 1)).all())
+    }
+    return frozenset(sizes[0].keys() & sizes[1].keys() - held)
+
+
+def _weights(
+    graph: ArchGraph, second: ArchGraph, a: State, b: State, names: frozenset[str]
+) -> list[Pair]:
+    """Return the parameters of both networks in pieces.
+
+    Raises:
+        RewriteError: If the second network is of another form.
+    """
+    pairs = list[Pair]()
+    for param in second.params:
+        if param.role != "parameter":
+            continue
+        if param.name not in graph.param:
+            problem = "the first network has no such parameter"
+            raise RewriteError(problem, where=param.name, **unknown(param.name, graph.param))
+        layouts = axes(graph).leaf[param.name], axes(second).leaf[param.name]
+        both = zip(
+            *(pieces(state[param.name], dims) for state, dims in zip((a, b), layouts, strict=True)),
+            strict=False,
+        )
+        pairs += _paired(both, names, param.name)
+    return pairs
+
+
+def _paired(
+    both: Iterable[tuple[Piece, Piece]], names: frozenset[str], where: str
+) -> Iterator[Pair]:
+    """Yield the pieces with a matched axis, in double precision.
+
+    Raises:
+        RewriteError: If the pieces differ in more than the sizes of matched axes.
+    """
+    for (x, mine), (y, theirs) in both:
+        sizes = ((d, e) for n, d, e in zip(mine, x.shape, y.shape, strict=False) if n not in names)
+        if mine != theirs or any(d != e for d, e in sizes):
+            problem = "the two networks are of different forms"
+            raise RewriteError(problem, where=where, found=list(y.shape), expected=list(x.shape))
+        if not names.isdisjoint(mine):
+            known = tuple(name if name in names else None for name in mine)
+            yield x.detach().double(), y.detach().double(), known
+
+
+def _activations(
+    graph: ArchGraph,
+    second: ArchGraph,
+    states: tuple[State, State],
+    data: Iterable[Batch],
+    names: frozenset[str],
+) -> list[Pair]:
+    """Return what layers read of both networks on the same batches, each position standardised."""
+    contracted = (ref for c in axes(graph).contractions for ref, _ in c.operands)
+    watched = dict.fromkeys(ref.name for ref in contracted if isinstance(ref, Ref))
+    shared = [name for name in watched if name in second.node]
+    probes = []
+    for g, state in zip((graph, second), states, strict=True):
+        probe = specialise(g, training=False)
+        shared = [name for name in shared if name in probe.node]
+        probes.append((probe, state))
+    nets = [
+        build(probe.replace(outputs=tuple(map(Ref, shared))), state).eval()
+        for probe, state in probes
+    ]
+    pairs = list[Pair]()
+    for inputs, _ in data:
+        with torch.no_grad():
+            results = zip(shared, *(called(net, inputs) for net in nets), strict=True)
+        for name, x, y in results:
+            if x.is_floating_point():
+                layouts = (axes(g).value[name][0] for g in (graph, second))
+                both = zip(
+                    *(pieces(t, dims) for t, dims in zip((x, y), layouts, strict=True)),
+                    strict=False,
+                )
+                for p, q, known in _paired(both, names, name):
+                    pairs.append((_standardised(p, known), _standardised(q, known), known))
+    return pairs
+
+
+def _standardised(value: Tensor, names: Sequence[str | None]) -> Tensor:
+    dims = [dim for dim, name in enumerate(names) if name is None]
+    if not dims:
+        return value
+    centred = value - value.mean(dims, keepdim=True)
+    return centred / centred.pow(2).mean(dims, keepdim=True).sqrt().clamp_min(1e-12)
+
+
+class _Search:
+    """Orders of axes, and how alike they make two networks."""
+
+    def __init__(self, sizes: Mapping[str, int], pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+        self.of = {name: [pair for pair in pairs if name in pair[2]] for name in sizes}
+        self.as_it_is: dict[str, Order] = {name: np.arange(size) for name, size in sizes.items()}
+
+    def likeness(self, positions: Mapping[str, Order]) -> float:
+        """Return the inner product of the second network and its part of the first."""
+        return sum(float((_part(x, names, positions) * y).sum()) for x, y, names in self.pairs)
+
+    def cosine(self, positions: Mapping[str, Order]) -> float:
+        """Return the same as a cosine."""
+        squares = sum(
+            float(_part(x, names, positions).square().sum()) for x, _, names in self.pairs
+        )
+        others = sum(float(y.square().sum()) for _, y, _ in self.pairs)
+        return self.likeness(positions) / max((squares * others) ** 0.5, 1e-300)
+
+    def guess(self) -> dict[str, Order]:
+        """Return the orders in which positions are alike in moments that no order changes."""
+        return {name: self._alike(name) for name in self.as_it_is}
+
+    def _alike(self, axis: str) -> Order:
+        features: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for *tensors, names in self.of[axis]:
+            for dim in (d for d, name in enumerate(names) if name == axis):
+                others = [name for d, name in enumerate(names) if d != dim]
+                free = [d for d, name in enumerate(others, 1) if name is not None]
+                for tensor, columns in zip(tensors, features, strict=True):
+                    moved = tensor.movedim(dim, 0)
+                    for power in (1, 2, 3, 4):
+                        moment = moved**power
+                        moment = moment.mean(free) if free else moment
+                        root = moment.sign() * moment.abs() ** (1 / power)
+                        columns.append(root.reshape(len(root), -1))
+        if not features[0]:
+            return self.as_it_is[axis]
+        u, v = (torch.cat(columns, 1) for columns in features)
+        spread = torch.cat([u, v]).std(0).clamp_min(1e-12)
+        return _assigned(-torch.cdist(u / spread, v / spread).square())
+
+    def solved(self, start: Mapping[str, Order], draw: np.random.Generator) -> dict[str, Order]:
+        """Return the orders that coordinate descent ends at."""
+        positions, changed = dict(start), True
+        while changed:
+            changed = False
+            for axis in draw.permutation([*positions]).tolist():
+                products = self._products(axis, positions)
+                index = _assigned(products)
+                columns = np.arange(len(index))
+                now = float(products[positions[axis], columns].sum())
+                if float(products[index, columns].sum()) > now + 1e-9 * (1 + abs(now)):
+                    positions[axis], changed = index, True
+        return positions
+
+    def _products(self, axis: str, positions: Mapping[str, Order]) -> Tensor:
+        """Return the inner products of positions of the first network (rows) and the second."""
+        total: Tensor | float = 0.0
+        for x, y, names in self.of[axis]:
+            for dim in (d for d, name in enumerate(names) if name == axis):
+                others = [None if d == dim else name for d, name in enumerate(names)]
+                mine = _part(x, others, positions).movedim(dim, 0)
+                theirs = y.movedim(dim, 0)
+                products = mine.reshape(len(mine), -1) @ theirs.reshape(len(theirs), -1).T
+                total = total + products
+        size = len(self.as_it_is[axis])
+        return total if isinstance(total, Tensor) else torch.eye(size, dtype=torch.float64)
+
+
+def _part(tensor: Tensor, names: Sequence[str | None], positions: Mapping[str, Order]) -> Tensor:
+    for dim, name in enumerate(names):
+        if name is not None:
+            tensor = tensor.index_select(dim, torch.from_numpy(positions[name]))
+    return tensor
+
+
+def _assigned(products: Tensor) -> Order:
+    """Return the row of each column, such that the sum is largest."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows: Order = linear_sum_assignment(products.T.numpy(), maximize=True)[1]
+    return rows

@@ -1,0 +1,185 @@
+"""One order for two networks: the function stays, hidden orders are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import archgraph as ag
+from archgraph.errors import RewriteError
+from tests.nets import FOREIGN
+from tests.zoo.handmade import HANDMADE
+
+State = dict[str, torch.Tensor]
+
+
+def without_symmetry(graph: ag.ArchGraph, seed: int) -> State:
+    """A state whose entries are all different, variances positive."""
+    draw = torch.Generator().manual_seed(seed)
+    state = dict(ag.initial_state(graph, seed))
+    for name, value in state.items():
+        if value.is_floating_point():
+            noise = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+            buffer = graph.param[name].role == "buffer"
+            noise = noise.abs() + 0.5 if buffer else value.double() + noise * 0.3
+            state[name] = noise.to(value.dtype)
+    return state
+
+
+def noisy(state: State, share: float) -> State:
+    """The state with noise of a share of each tensor's deviation."""
+    draw = torch.Generator().manual_seed(2)
+
+    def one(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point() or value.numel() < 2:
+            return value
+        step = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+        return (value.double() + share * value.double().std() * step).to(value.dtype)
+
+    return {name: one(value) for name, value in state.items()}
+
+
+def hidden_orders(graph: ag.ArchGraph, state: State) -> dict[str, np.ndarray[Any, Any]]:
+    """A random order of every axis that can be matched."""
+    draw = np.random.default_rng(1)
+    known = ag.match(graph, state, state).positions
+    return {name: draw.permutation(len(known[name])) for name in sorted(known)}
+
+
+def check(graph: ag.ArchGraph, *args: Any, **kwargs: Any) -> None:
+    """Hide an order, keep the function, find the order; with noise, too."""
+    state = without_symmetry(graph, 0)
+    orders = hidden_orders(graph, state)
+    other = ag.take(graph, positions=orders, allow_nothing=True).transfer.pull(state)
+    if args or kwargs:
+        nets = (ag.build(graph, s).double().eval() for s in (state, other))
+        wide = pytree.tree_map_only(
+            torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, (args, kwargs)
+        )
+        with torch.no_grad():
+            x, y = (pytree.tree_leaves(net(*wide[0], **wide[1])) for net in nets)
+        for a, b in zip(x, y, strict=True):
+            if isinstance(a, torch.Tensor) and a.is_floating_point():
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10 * float(a.abs().max() + 1))
+    result = ag.match(graph, state, other)
+    for name, order in orders.items():
+        assert result.positions[name].tolist() == order.tolist(), name
+        assert result.moved[name] == int((order != np.arange(len(order))).sum())
+    back = result.order.pull(other)
+    assert all(torch.equal(back[name], value) for name, value in state.items())
+    there = result.transfer.pull(state)
+    assert all(torch.equal(there[name], value) for name, value in other.items())
+    assert result.after == pytest.approx(1.0, abs=1e-12) or not orders
+    again = ag.match(graph, state, noisy(dict(other), 0.3)).positions
+    assert all(again[name].tolist() == order.tolist() for name, order in orders.items())
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", HANDMADE)
+def test_hidden_orders_of_handmade_models_are_found(name):
+    made = HANDMADE[name]()
+    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
+    # A few handmade models compute in one precision alone.
+    check(graph)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bert", *(pytest.param(n, marks=pytest.mark.full) for n in ("mobilenet_v2", "resnet18"))],
+)
+def test_hidden_orders_of_foreign_models_are_found_and_keep_the_function(name):
+    foreign = FOREIGN[name]()
+    graph = ag.trace(foreign.model, *foreign.args, **foreign.kwargs).graph
+    check(graph, *foreign.args, **foreign.kwargs)
+
+
+# ------------------------------------------------------------------------------- what it is
+
+
+def perceptron(width: int) -> Any:
+    torch.manual_seed(0)
+    return ag.trace(
+        nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)), torch.zeros(1, 5)
+    )
+
+
+def test_a_network_matches_itself_as_it_is():
+    graph, state = perceptron(6)
+    result = ag.match(graph, state, state)
+    assert result.order == result.transfer == ag.Transfer.identity(graph)
+    assert result.before == result.after == pytest.approx(1)
+    assert not any(result.moved.values())
+
+
+def test_a_narrower_network_is_found_within_a_wider_one():
+    graph, state = perceptron(6)
+    small = ag.take(graph, positions={"0.out": [4, 1, 3]})
+    part = small.transfer.pull(state)
+    result = ag.match(graph, state, part, other=small.graph)
+    assert result.positions["0.out"].tolist() == [4, 1, 3]
+    assert result.transfer == small.transfer
+    ordered = result.order.pull(part)
+    assert torch.equal(ordered["0.weight"], state["0.weight"][[1, 3, 4]])
+
+
+def test_a_merger_brings_the_second_into_the_order_of_the_first():
+    graph, state = perceptron(6)
+    other = ag.take(graph, positions={"0.out": [5, 0, 1, 2, 4, 3]}).transfer.pull(state)
+    merger = ag.Merger(graph, state)
+    merger.add(ag.Transfer.identity(graph), state)
+    merger.add(ag.match(graph, state, other).transfer, other)
+    merged, _ = merger.result()
+    for name, value in state.items():
+        torch.testing.assert_close(merged[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_activations_find_what_weights_cannot_tell():
+    """Positions whose weights are scaled against one another compute the same."""
+    graph, state = perceptron(6)
+    order = [3, 5, 0, 4, 2, 1]
+    other = dict(ag.take(graph, positions={"0.out": order}).transfer.pull(state))
+    scale = torch.tensor([1e-3, 1e3, 1.0, 1e-2, 1e2, 10.0])
+    other["0.weight"] = other["0.weight"] * scale.unsqueeze(1)
+    other["0.bias"] = other["0.bias"] * scale
+    other["2.weight"] = other["2.weight"] / scale
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    result = ag.match(graph, state, other, data=[(x, x)])
+    assert result.positions["0.out"].tolist() == order
+
+
+def test_an_axis_with_an_order_of_its_own_is_held():
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+            self.register_buffer("angles", torch.arange(6.0), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x) * self.angles)
+
+    graph, state = ag.trace(Turned(), torch.zeros(1, 4))
+    assert "a.out" in {axis.name for axis in ag.axes(graph).free}
+    assert ag.match(graph, state, state).positions == {}
+
+
+def test_other_forms_are_refused():
+    graph, state = perceptron(6)
+    wide, weights = perceptron(8)
+    with pytest.raises(RewriteError, match=r"^0\.out: the second network is wider; found 8"):
+        ag.match(graph, state, weights, other=wide)
+    deep, more = ag.trace(
+        nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3)),
+        torch.zeros(1, 5),
+    )
+    with pytest.raises(RewriteError, match=r"^3\.weight: the first network has no such parameter"):
+        ag.match(graph, state, more, other=deep)
+    classes, last = ag.trace(
+        nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 5)
+    )
+    with pytest.raises(RewriteError, match=r"^2\.weight: the two networks are of different forms"):
+        ag.match(graph, state, last, other=classes)
