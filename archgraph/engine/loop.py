@@ -168,6 +168,8 @@ class Loop:
             **privacy_spent(setup, number, len(sampled)),
             "macs": computed(setup, turn.accepted),
         }
+        if strategy.reports:
+            line["server"] = {name: state.values[name] for name in strategy.reports}
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
                 line["evaluation"] = self._tested(self._evaluator)

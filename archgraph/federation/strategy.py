@@ -129,6 +129,9 @@ class Strategy(ABC):
     """Whether all that clients return becomes part of the server's state by ``covered_mean`` or
     ``group_means``: an experiment with ``aggregate`` is refused otherwise."""
 
+    reports: ClassVar[tuple[str, ...]] = ()
+    """Plain values of the server's state that the record of each round has, as ``server``."""
+
     unread: ClassVar[frozenset[str]] = frozenset()
     """Keys of an experiment's ``local`` that the programs do not read (all do that call
     :func:`descend`): an experiment that sets one is refused."""

@@ -1,0 +1,96 @@
+"""Matched: networks are brought into one order of positions before their mean is taken.
+
+It is of no single paper. An order is found as in *Git Re-Basin* (Ainsworth, Hayase, Srinivasa, ICLR
+2023, Algorithms 1 and 3); to average clients in one order is the idea of *FedMA* (Wang, Yurochkin,
+Sun, Papailiopoulos, Khazaeni, ICLR 2020). It is not FedMA, which matches and trains the network
+layer by layer and lets it grow: here all layers are matched at once, and sizes stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import archgraph as ag
+from archgraph import federation as fl
+
+PASSES = 10  # over all clients, at most
+
+
+@dataclass(frozen=True)
+class Matched(fl.Averaging, fl.Masking):
+    """Options of Matched.
+
+    Attributes:
+        start: ``own``: in the first round every client begins with weights of its own, drawn from
+            the seed and its id. ``global``: with its part of the global model.
+
+    Example:
+        >>> Matched().start
+        'own'
+    """
+
+    serves = ("one", "width")
+    reports = ("moved",)
+
+    start: Literal["own", "global"] = "own"
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start from the global model."""
+        return fl.ServerState().with_group("global", world.state).with_values(moved=0)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send a client its part of the global model, or in the first round weights of its own."""
+        weights = None
+        if self.start == "own" and round == 1:
+            draw = fl.seeded(world.seed, "matched", client)
+            weights = ag.initial_state(world.tier_of(client).graph, draw.initial_seed())
+        mask = self.mask_absent
+        return fl.part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Return the mean of all clients, each in the order that is most like the others' mean.
+
+        1. Clients are sorted by their weights, so that neither ids nor arrival decide.
+        2. Each is matched to the global model that all began with; where they began apart, to the
+           mean of those before it, the widest first.
+        3. Each is matched to the mean of all others, until none moves.
+        """
+        arrived = sorted(results, key=_size, reverse=True)  # 1
+        moved = [0] * len(arrived)
+
+        def mean(others: Sequence[fl.Result]) -> fl.ServerState:
+            return fl.covered_mean(world, state, others, weights=self.weights)
+
+        def ordered(index: int, others: Sequence[fl.Result]) -> bool:
+            """Match a client to the mean of others; return whether its order is another one."""
+            result, weights = arrived[index], mean(others).group("global")
+            part = {**result.transfer.pull(weights), **result.state}
+            graph = world.tier(result.tier).graph
+            match = ag.match(world.graph, weights, part, other=graph)
+            arrived[index] = replace(result, transfer=match.transfer)
+            moved[index] = sum(match.moved.values())
+            return match.transfer != result.transfer
+
+        apart = self.start == "own" and round == 1
+        for index in range(1 if apart else 0, len(arrived)):  # 2
+            ordered(index, arrived[:index] if apart else ())
+        for _ in range(PASSES):  # 3
+            changed = False
+            for index in range(len(arrived) if len(arrived) > 1 else 0):
+                changed |= ordered(index, [*arrived[:index], *arrived[index + 1 :]])
+            if not changed:
+                break
+        return mean(arrived).with_values(moved=sum(moved))
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model, and each tier's."""
+        return fl.by_tier(world, state, norm=self.norm)
+
+
+def _size(result: fl.Result) -> tuple[int, float]:
+    values = [v.double() for v in result.state.values() if v.is_floating_point()]
+    return sum(v.numel() for v in values), sum(float(v.square().sum()) for v in values)
