@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 import archgraph as ag
 from archgraph import federation as fl
 
@@ -61,13 +63,15 @@ class Matched(fl.Averaging, fl.Masking):
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1
         moved = [0] * len(arrived)
-
-        def mean(others: Sequence[fl.Result]) -> fl.ServerState:
-            return fl.covered_mean(world, state, others, weights=self.weights)
+        apart, base = self.start == "own" and round == 1, state
+        if apart:  # what none of the others covers says nothing
+            nothing = {name: torch.zeros_like(v) for name, v in state.group("global").items()}
+            base = state.with_group("global", nothing)
 
         def ordered(index: int, others: Sequence[fl.Result]) -> bool:
             """Match a client to the mean of others; return whether its order is another one."""
-            result, weights = arrived[index], mean(others).group("global")
+            weights = fl.covered_mean(world, base, others, weights=self.weights).group("global")
+            result = arrived[index]
             part = {**result.transfer.pull(weights), **result.state}
             graph = world.tier(result.tier).graph
             match = ag.match(world.graph, weights, part, other=graph)
@@ -75,7 +79,6 @@ class Matched(fl.Averaging, fl.Masking):
             moved[index] = sum(match.moved.values())
             return match.transfer != result.transfer
 
-        apart = self.start == "own" and round == 1
         for index in range(1 if apart else 0, len(arrived)):  # 2
             ordered(index, arrived[:index] if apart else ())
         for _ in range(PASSES):  # 3
@@ -84,7 +87,8 @@ class Matched(fl.Averaging, fl.Masking):
                 changed |= ordered(index, [*arrived[:index], *arrived[index + 1 :]])
             if not changed:
                 break
-        return mean(arrived).with_values(moved=sum(moved))
+        after = fl.covered_mean(world, state, arrived, weights=self.weights)
+        return after.with_values(moved=sum(moved))
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each tier's."""

@@ -270,6 +270,12 @@ class _Search:
 
     def __init__(self, sizes: Mapping[str, int], pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
+        self.narrower = {
+            name
+            for x, y, names in pairs
+            for name, d, e in zip(names, x.shape, y.shape, strict=True)
+            if d != e and name is not None
+        }
         self.of = {name: [pair for pair in pairs if name in pair[2]] for name in sizes}
         self.as_it_is: dict[str, Order] = {name: np.arange(size) for name, size in sizes.items()}
 
@@ -313,7 +319,9 @@ class _Search:
         positions, changed = dict(start), True
         while changed:
             changed = False
-            for axis in draw.permutation([*positions]).tolist():
+            names = draw.permutation([*positions]).tolist()
+            # Where the second is narrower, the order as it is says nothing: these first.
+            for axis in sorted(names, key=lambda name: name not in self.narrower):
                 products = self._products(axis, positions)
                 index = _assigned(products)
                 columns = np.arange(len(index))

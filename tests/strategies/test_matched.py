@@ -85,7 +85,7 @@ def test_narrow_clients_find_their_place_in_the_wide_one(lab):
     trained = without_symmetry(lab.graph, 0)
     inner = [axis for axis in ag.axes(lab.graph).free if "conv1" in axis.name]
     half = ag.take(lab.graph, positions={a: [*range(a.size)][::-2] for a in inner})
-    first = ag.take(lab.graph, {a: 0.5 for a in inner})
+    first = ag.take(lab.graph, dict.fromkeys(inner, 0.5))
     tiers = {"half": first, "full": ag.Rewritten.identity(lab.graph)}
     world = lab.make_world(lab.graph, lab.state, tiers, ["half", "full"])
     part = half.transfer.pull(trained)
