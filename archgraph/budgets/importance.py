@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,8 @@ def importance(
     Returns:
         Scores by axis. With data also the influence of each block that can be left out: one minus
         the cosine similarity of what enters and what leaves it, its mean over examples and places
-        (ShortGPT, Men et al. 2024, Eq. 1).
+        (ShortGPT, Men et al. 2024, Eq. 1). Of a block that leads from one axis to another (a chain)
+        it depends on the order of positions, as leaving the block out does.
 
     Raises:
         DataError: If the method needs data and there is none.
@@ -84,7 +86,7 @@ def importance(
         expected = ", ".join(get_args(ImportanceMethod))
         raise RewriteError("unknown method of importance", found=method, expected=expected)
     if method == "weights" and data is None:
-        return Importance(_norms(graph, state))
+        return Importance(_listed(_norms(graph, state)))
     measured = _Measured(graph, state, method, loss)
     for inputs, targets in data or ():
         measured.add(inputs, targets)
@@ -93,7 +95,7 @@ def importance(
         raise DataError(f"importance by {method} needs batches", hint=hint)
     blocks = {name: max(total / count, 0.0) for name, (total, count) in measured.turns.items()}
     scores = _norms(graph, state) if method == "weights" else measured.scores()
-    return Importance(scores, blocks, method=method)
+    return Importance(_listed(scores), blocks, method=method)
 
 
 def called(net: nn.Module, inputs: Any) -> Any:
@@ -101,6 +103,10 @@ def called(net: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return net(**inputs)
     return net(*inputs) if isinstance(inputs, list | tuple) else net(inputs)
+
+
+def _listed(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    return {axis: values.tolist() for axis, values in scores.items()}
 
 
 def _parameters(net: nn.Module) -> dict[str, nn.Parameter]:
@@ -226,7 +232,8 @@ class _Measured:
         return {axis: total.sqrt() for axis, total in sums.items()}
 
 
-class _Moments(NamedTuple):
+@dataclass(frozen=True)
+class _Moments:
     """Sums over examples and places, by position of the axes.
 
     Attributes:

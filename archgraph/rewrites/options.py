@@ -36,6 +36,11 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _or_scores(value: Any, read: Callable[[Any], Any]) -> Any:
+    # Not by its class, whose module imports PyTorch.
+    return value if hasattr(value, "positions") else read(value)
+
+
 def _or_graph(value: Any, read: Callable[[Any], Any]) -> Any:
     return value if isinstance(value, ArchGraph) else read(value)
 
@@ -56,6 +61,8 @@ Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 # In a call from Python an architecture may be the value; no schema or message speaks of it.
 OrGraph = WrapValidator(_or_graph)
+# In a call from Python scores may be the value.
+ScoresFile = Annotated[str, Field(min_length=1), WrapValidator(_or_scores)]
 AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
@@ -95,6 +102,12 @@ class TakeOptions(NarrowOptions):
         default={},
         description="positions that stay, in new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
+    )
+    importance: ScoresFile | None = Field(
+        default=None,
+        description="scores, as `ag.importance(…).save` writes them, relative to this file: of "
+        "axes that shares or sizes cut the best positions stay instead of the first",
+        examples=["scores.safetensors"],
     )
 
 
@@ -138,7 +151,7 @@ def _by_axis(main: str) -> Any:
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
     """
-    options = {main, "sizes", "positions", "allow_nothing"}
+    options = {main, "sizes", "positions", "importance", "allow_nothing"}
 
     def long(value: Any) -> Any:
         is_long = isinstance(value, Base)

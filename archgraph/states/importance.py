@@ -187,29 +187,18 @@ class Importance:
     def table(self) -> Table:
         """Return a row per axis: positions, what the best half of them has, scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
-        rows = [
-            (name, str(len(scores)), f"{half[name]:.0%}".replace("%", " %"), _bars(scores))
-            for name, scores in self.positions.items()
-        ]
-        if self.losses:
-            rows = [
-                (*row, ", ".join(f"{n}: {loss:+.3g}" for n, loss in self.losses[row[0]].items()))
-                if row[0] in self.losses
-                else (*row, "")
-                for row in rows
-            ]
-        columns = ("axis", "positions", "best half has", "scores, in order")
+        rows: list[tuple[str, ...]] = []
+        for name, scores in self.positions.items():
+            losses = (f"{n}: {loss:+.3g}" for n, loss in self.losses.get(name, {}).items())
+            row = (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
+            rows.append((*row, ", ".join(losses)) if self.losses else row)
+        columns: tuple[str, ...] = ("axis", "positions", "best half has", "scores, in order")
         columns += ("loss at size",) if self.losses else ()
         scored = ", ".join(f"{name} {score:.3g}" for name, score in self.blocks.items())
         what = "loss without a block" if self.losses else "influence of blocks"
         note = f"{what}: {scored}" if scored else ""
-        return Table(
-            f"Importance by {self.method}",
-            columns,
-            tuple(rows),
-            frozenset({1, 2}),
-            note=note,
-        )
+        title = f"Importance by {self.method}"
+        return Table(title, columns, tuple(rows), frozenset({1, 2}), note=note)
 
     def __str__(self) -> str:
         return str(self.table())
