@@ -24,6 +24,7 @@ from archgraph.language.kinds import kind_of
 from archgraph.language.model import anchored
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.plain import Json
+from archgraph.states.importance import Importance
 
 R = TypeVar("R", bound=Rewrites)
 FirstWeights: TypeAlias = dict[str, torch.Tensor]
@@ -110,6 +111,8 @@ def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, Fi
             if (state := getattr(value, "state", None)) is not None:
                 weights[loc[1:]] = dict(state)  # the family's own places: without `family`
             return parse_document(flat.dump(graph), dotted(loc)).data
+        if isinstance(value, Importance):
+            return dict(value.positions)
         if isinstance(value, Mapping):
             return {key: plain(item, (*loc, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -36,11 +36,6 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _or_scores(value: Any, read: Callable[[Any], Any]) -> Any:
-    # Not by its class, whose module imports PyTorch.
-    return value if hasattr(value, "positions") else read(value)
-
-
 def _or_graph(value: Any, read: Callable[[Any], Any]) -> Any:
     return value if isinstance(value, ArchGraph) else read(value)
 
@@ -61,8 +56,10 @@ Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 # In a call from Python an architecture may be the value; no schema or message speaks of it.
 OrGraph = WrapValidator(_or_graph)
-# In a call from Python scores may be the value.
-ScoresFile = Annotated[str, Field(min_length=1), WrapValidator(_or_scores)]
+Scores = (
+    Annotated[str, Field(min_length=1)]
+    | dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
+)
 AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
@@ -103,10 +100,11 @@ class TakeOptions(NarrowOptions):
         description="positions that stay, in new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
     )
-    importance: ScoresFile | None = Field(
+    importance: Scores | None = Field(
         default=None,
-        description="scores, as `ag.importance(…).save` writes them, relative to this file: of "
-        "axes that shares or sizes cut the best positions stay instead of the first",
+        description="of axes that shares or sizes cut the best positions stay instead of the "
+        "first: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "
+        "positions by axis",
         examples=["scores.safetensors"],
     )
 

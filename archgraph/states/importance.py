@@ -211,6 +211,21 @@ class Importance:
         return self.table()._repr_html_()
 
 
+# Scores, scores of positions by axis, or the file of some.
+Scores: TypeAlias = "Importance | Mapping[str, Sequence[float]] | str | os.PathLike[str]"
+
+
+def scores_of(value: Scores) -> Importance:
+    """Return the scores that an argument means.
+
+    Raises:
+        RewriteError: If it means none.
+    """
+    if isinstance(value, Importance):
+        return value
+    return Importance(value) if isinstance(value, Mapping) else Importance.load(value)
+
+
 def _scores(name: str, values: object) -> tuple[float, ...]:
     """Return the scores of an axis as plain numbers."""
     try:

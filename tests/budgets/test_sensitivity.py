@@ -44,16 +44,15 @@ def test_a_loss_is_that_of_the_network_with_one_cut(net):
 def test_what_a_network_does_not_use_costs_nothing():
     """Neither do the positions that are zero, nor a block that passes its input on."""
     net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 2))
-    with torch.no_grad():
-        net[0].weight[:3], net[0].bias[:3] = 0, 0
-        net[2].weight[:, :3] = 0
-        net[2].weight[:3], net[2].bias[:3] = 0, 0
-        net[3].weight[:, :3] = 0
     graph, state = ag.trace(net, torch.zeros(1, 3))
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        state[name][:3] = 0
+    for name in ("2.weight", "3.weight"):
+        state[name][:, :3] = 0
     data = [(torch.randn(8, 3), torch.arange(8) % 2)]
     measured = ag.sensitivity(graph, state, data)
     assert measured.losses == {n: {3: pytest.approx(0, abs=1e-7)} for n in ("0.out", "2.out")}
-    assert measured.lost("0.out", 3) < 1e-6 < measured.lost("0.out", 2) + 1
+    assert measured.lost("0.out", 3) < 1e-6
     # Of the first three positions nothing is left.
     first = Importance({n: [1.0] * 6 for n in ("0.out", "2.out")})
     assert ag.sensitivity(graph, state, data, scores=first).losses["0.out"][3] != 0
