@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -18,7 +18,6 @@ from archgraph.errors import DataError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Ref, TensorType, per_graph
 from archgraph.graph.passes import specialise
-from archgraph.layout.layouts import Layout
 from archgraph.module.build import build
 from archgraph.states import State
 from archgraph.states.importance import Importance
@@ -152,7 +151,7 @@ class _Measured:
         self.graph, self.loss, self.taylor = graph, loss, method == "taylor"
         self.watched = _summed_over(graph) if method == "activations" else ()
         self.blocks = _comparable(graph)
-        ends = (name for block in self.blocks for name in (block.bypass, block.exit))
+        ends = (name for block in self.blocks for name in _ends(block))
         self.names = tuple(dict.fromkeys((*self.watched, *ends)))
         # In the mode of evaluation throughout: no dropout, running statistics.
         probe = specialise(graph, training=False)
@@ -180,9 +179,8 @@ class _Measured:
             if name in values:
                 self._moments(name, values[name])
         for block in self.blocks:
-            if block.bypass in values and block.exit in values:
-                layouts = axes(self.graph).value[block.exit][0]
-                turn = _turn(values[block.bypass], values[block.exit], layouts)
+            if all(name in values for name in _ends(block)):
+                turn = _turn(self.graph, block, values)
                 total, count = self.turns.get(block.name, (0.0, 0))
                 self.turns[block.name] = total + float(turn.sum()), count + turn.numel()
 
@@ -285,29 +283,43 @@ def _summed_over(graph: ArchGraph) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _ends(block: Block) -> tuple[str, ...]:
+    """Return the results that say what a block changes: the one with it, then those without.
+
+    Of a dense block, whose result is longer than what enters it, that is what it appends.
+    """
+    return (block.merge, *block.terms) if block.terms else (block.exit, block.bypass)
+
+
 @per_graph
 def _comparable(graph: ArchGraph) -> tuple[Block, ...]:
-    """Return the blocks that can be left out and give what they take: a tensor of one type."""
-
-    def type_of(name: str) -> object:
-        return graph.node[name].type
-
+    """Return the blocks that can be left out and whose results are tensors."""
     return tuple(
         block
         for block in structure(graph).blocks
         if block.removable
-        and isinstance(type_of(block.exit), TensorType)
-        and type_of(block.exit) == type_of(block.bypass)
+        and all(isinstance(graph.node[name].type, TensorType) for name in _ends(block))
+        and (block.terms or graph.node[block.exit].type == graph.node[block.bypass].type)
     )
 
 
-def _turn(before: Tensor, after: Tensor, layouts: Sequence[Layout]) -> Tensor:
-    """Compute one minus the cosine similarity at each place, along the dimensions of axes."""
-    dims = [dim for dim, layout in enumerate(layouts) if axis_refs(layout)]
-    dims = dims or [*range(1, before.dim())]
-    a, b = _wide(before), _wide(after)
-    dot = (a * b.conj()).real.sum(dims)
-    lengths = (a.abs() ** 2).sum(dims) * (b.abs() ** 2).sum(dims)
+def _turn(graph: ArchGraph, block: Block, values: Mapping[str, Tensor]) -> Tensor:
+    """Compute one minus the cosine similarity with and without a block, at each place."""
+
+    def summed(name: str, tensor: Tensor) -> Tensor:
+        layouts = axes(graph).value[name][0]
+        dims = [dim for dim, layout in enumerate(layouts) if axis_refs(layout)]
+        return tensor.sum(dims or [*range(1, tensor.dim())])
+
+    end, *others = _ends(block)
+    wide = {name: _wide(values[name]) for name in (end, *others)}
+    squares = {name: summed(name, tensor.abs() ** 2) for name, tensor in wide.items()}
+    if block.terms:  # without the block they are zero, and all else is the same
+        dot = rest = squares[end] - torch.stack([squares[name] for name in others]).sum(0)
+        same = rest == squares[end]
+    else:
+        dot, rest = summed(end, (wide[end] * wide[others[0]].conj()).real), squares[others[0]]
+        same = summed(end, (wide[end] - wide[others[0]]).abs() ** 2) == 0
+    lengths = (squares[end] * rest).clamp(min=0).sqrt()
     # Nothing that stays nothing is unchanged.
-    same = ((a - b).abs() ** 2).sum(dims) == 0
-    return 1 - torch.where(same, 1.0, dot / lengths.sqrt().clamp(min=_LEAST))
+    return 1 - torch.where(same, 1.0, dot / lengths.clamp(min=_LEAST))
