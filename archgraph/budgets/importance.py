@@ -27,7 +27,7 @@ _ROUNDING = 1e-12  # of a variance, relative to the mean of squares
 _LEAST = 1e-300  # of a length
 
 # Inputs of the network (one, a list of them, or a mapping by name) and its targets.
-Batch: TypeAlias = tuple[Any, Any]
+BatchPair: TypeAlias = tuple[Any, Any]
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
 
@@ -36,7 +36,7 @@ ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
 def importance(
     graph: ArchGraph,
     state: State,
-    data: Iterable[Batch] | None = None,
+    data: Iterable[BatchPair] | None = None,
     method: ImportanceMethod = "weights",
     *,
     loss: LossFunction = nn.functional.cross_entropy,
@@ -55,16 +55,17 @@ def importance(
         method: ``weights``: the Euclidean norm of what a position touches (Li et al. 2017 for
             filters, Fang et al. 2023 for what is cut together). ``taylor``: the first-order change
             of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
-            al. 2019, the unsquared form of their Eq. 8). ``activations``: the standard deviation of
-            its activations where an operator sums over them, over examples and places (Molchanov
-            et al. 2017, §2.2), each result relative to its total.
+            al. 2019, who square it). ``activations``: the standard deviation of its activations
+            where an operator sums over them, over examples and places (Molchanov et al. 2017),
+            each result relative to its total.
         loss: Maps outputs and targets to a number; ``taylor`` alone needs it.
 
     Returns:
         Scores by axis. With data also the influence of each block that can be left out: one minus
         the cosine similarity of what enters and what leaves it, its mean over examples and places
-        (ShortGPT, Men et al. 2024, Eq. 1). Of a block that leads from one axis to another (a chain)
-        it depends on the order of positions, as leaving the block out does.
+        (ShortGPT, Men et al. 2024); of a dense block, of what leaves it with and without what it
+        appends. Of a block that leads from one axis to another (a chain) it depends on the order of
+        positions, as leaving the block out does.
 
     Raises:
         DataError: If the method needs data and there is none.

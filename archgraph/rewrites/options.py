@@ -56,7 +56,7 @@ Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 # In a call from Python an architecture may be the value; no schema or message speaks of it.
 OrGraph = WrapValidator(_or_graph)
-Scores = (
+ScoreChoice = (
     Annotated[str, Field(min_length=1)]
     | dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
 )
@@ -100,7 +100,7 @@ class TakeOptions(NarrowOptions):
         description="positions that stay, in new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
     )
-    importance: Scores | None = Field(
+    importance: ScoreChoice | None = Field(
         default=None,
         description="of axes that shares or sizes cut the best positions stay instead of the "
         "first: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "

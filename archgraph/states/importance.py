@@ -47,8 +47,8 @@ class Importance:
         >>> print(scores.table())
         Importance by weights
         axis     positions  best half has  scores, in order
-        ───────────────────────────────────────────────────
-        fc1.out          4           90 %  ▂█ ▄
+        ────────────────────────────────────────────────────
+        fc1.out          4           88 %  ▂█ ▆
     """
 
     positions: Mapping[str, Sequence[float]]
@@ -75,9 +75,12 @@ class Importance:
             raise RewriteError("importance has no scores of this axis", where=name, **advice)
         scores = self.positions[name]
         if isinstance(axis, Axis) and len(scores) != axis.size:
-            problem = "importance is of another size of this axis"
-            found, expected = plural(len(scores), "score"), plural(axis.size, "position")
-            raise RewriteError(problem, where=name, found=found, expected=expected)
+            raise RewriteError(
+                "importance is of another size of this axis",
+                where=name,
+                found=plural(len(scores), "score"),
+                expected=plural(axis.size, "position"),
+            )
         return np.asarray(scores)
 
     def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
