@@ -72,9 +72,9 @@ class Matched(fl.Averaging, fl.Masking):
             """Match a client to the mean of others; return whether its order is another one."""
             weights = fl.covered_mean(world, base, others, weights=self.weights).group("global")
             result = arrived[index]
-            part = {**result.transfer.pull(weights), **result.state}
-            graph = world.tier(result.tier).graph
-            match = ag.match(world.graph, weights, part, other=graph)
+            tier = world.tier(result.tier)
+            part = {**tier.transfer.pull(weights), **result.state}
+            match = ag.match(world.graph, weights, part, other=tier.graph)
             arrived[index] = replace(result, transfer=match.transfer)
             moved[index] = sum(match.moved.values())
             return match.transfer != result.transfer

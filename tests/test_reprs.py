@@ -22,6 +22,7 @@ def values(shipped: ag.ArchGraph) -> dict[str, Any]:
         "structure": ag.structure(shipped),
         "cost": ag.cost(shipped),
         "explanation": ag.explain(shipped),
+        "importance": ag.importance(shipped, ag.state_of(net)),
         "rewritten": half,
         "transfer": half.transfer,
         "alignment": ag.align(half.graph, shipped),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from archgraph.errors import DataError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Ref, TensorType, per_graph
 from archgraph.graph.passes import specialise
-from archgraph.layout.layouts import Layout
 from archgraph.module.build import build
 from archgraph.states import State
 from archgraph.states.importance import Importance
@@ -27,7 +27,7 @@ _ROUNDING = 1e-12  # of a variance, relative to the mean of squares
 _LEAST = 1e-300  # of a length
 
 # Inputs of the network (one, a list of them, or a mapping by name) and its targets.
-Batch: TypeAlias = tuple[Any, Any]
+BatchPair: TypeAlias = tuple[Any, Any]
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
 
@@ -36,7 +36,7 @@ ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
 def importance(
     graph: ArchGraph,
     state: State,
-    data: Iterable[Batch] | None = None,
+    data: Iterable[BatchPair] | None = None,
     method: ImportanceMethod = "weights",
     *,
     loss: LossFunction = nn.functional.cross_entropy,
@@ -55,15 +55,17 @@ def importance(
         method: ``weights``: the Euclidean norm of what a position touches (Li et al. 2017 for
             filters, Fang et al. 2023 for what is cut together). ``taylor``: the first-order change
             of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
-            al. 2019, the unsquared form of their Eq. 8). ``activations``: the standard deviation of
-            its activations where an operator sums over them, over examples and places (Molchanov
-            et al. 2017, §2.2), each result relative to its total.
+            al. 2019, who square it). ``activations``: the standard deviation of its activations
+            where an operator sums over them, over examples and places (Molchanov et al. 2017),
+            each result relative to its total.
         loss: Maps outputs and targets to a number; ``taylor`` alone needs it.
 
     Returns:
         Scores by axis. With data also the influence of each block that can be left out: one minus
         the cosine similarity of what enters and what leaves it, its mean over examples and places
-        (ShortGPT, Men et al. 2024, Eq. 1).
+        (ShortGPT, Men et al. 2024); of a dense block, of what leaves it with and without what it
+        appends. Of a block that leads from one axis to another (a chain) it depends on the order of
+        positions, as leaving the block out does.
 
     Raises:
         DataError: If the method needs data and there is none.
@@ -84,7 +86,7 @@ def importance(
         expected = ", ".join(get_args(ImportanceMethod))
         raise RewriteError("unknown method of importance", found=method, expected=expected)
     if method == "weights" and data is None:
-        return Importance(_norms(graph, state))
+        return Importance(_listed(_norms(graph, state)))
     measured = _Measured(graph, state, method, loss)
     for inputs, targets in data or ():
         measured.add(inputs, targets)
@@ -93,7 +95,7 @@ def importance(
         raise DataError(f"importance by {method} needs batches", hint=hint)
     blocks = {name: max(total / count, 0.0) for name, (total, count) in measured.turns.items()}
     scores = _norms(graph, state) if method == "weights" else measured.scores()
-    return Importance(scores, blocks, method=method)
+    return Importance(_listed(scores), blocks, method=method)
 
 
 def called(net: nn.Module, inputs: Any) -> Any:
@@ -101,6 +103,10 @@ def called(net: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return net(**inputs)
     return net(*inputs) if isinstance(inputs, list | tuple) else net(inputs)
+
+
+def _listed(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    return {axis: values.tolist() for axis, values in scores.items()}
 
 
 def _parameters(net: nn.Module) -> dict[str, nn.Parameter]:
@@ -146,7 +152,7 @@ class _Measured:
         self.graph, self.loss, self.taylor = graph, loss, method == "taylor"
         self.watched = _summed_over(graph) if method == "activations" else ()
         self.blocks = _comparable(graph)
-        ends = (name for block in self.blocks for name in (block.bypass, block.exit))
+        ends = (name for block in self.blocks for name in _ends(block))
         self.names = tuple(dict.fromkeys((*self.watched, *ends)))
         # In the mode of evaluation throughout: no dropout, running statistics.
         probe = specialise(graph, training=False)
@@ -174,9 +180,8 @@ class _Measured:
             if name in values:
                 self._moments(name, values[name])
         for block in self.blocks:
-            if block.bypass in values and block.exit in values:
-                layouts = axes(self.graph).value[block.exit][0]
-                turn = _turn(values[block.bypass], values[block.exit], layouts)
+            if all(name in values for name in _ends(block)):
+                turn = _turn(self.graph, block, values)
                 total, count = self.turns.get(block.name, (0.0, 0))
                 self.turns[block.name] = total + float(turn.sum()), count + turn.numel()
 
@@ -226,7 +231,8 @@ class _Measured:
         return {axis: total.sqrt() for axis, total in sums.items()}
 
 
-class _Moments(NamedTuple):
+@dataclass(frozen=True)
+class _Moments:
     """Sums over examples and places, by position of the axes.
 
     Attributes:
@@ -278,29 +284,43 @@ def _summed_over(graph: ArchGraph) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _ends(block: Block) -> tuple[str, ...]:
+    """Return the results that say what a block changes: the one with it, then those without.
+
+    Of a dense block, whose result is longer than what enters it, that is what it appends.
+    """
+    return (block.merge, *block.terms) if block.terms else (block.exit, block.bypass)
+
+
 @per_graph
 def _comparable(graph: ArchGraph) -> tuple[Block, ...]:
-    """Return the blocks that can be left out and give what they take: a tensor of one type."""
-
-    def type_of(name: str) -> object:
-        return graph.node[name].type
-
+    """Return the blocks that can be left out and whose results are tensors."""
     return tuple(
         block
         for block in structure(graph).blocks
         if block.removable
-        and isinstance(type_of(block.exit), TensorType)
-        and type_of(block.exit) == type_of(block.bypass)
+        and all(isinstance(graph.node[name].type, TensorType) for name in _ends(block))
+        and (block.terms or graph.node[block.exit].type == graph.node[block.bypass].type)
     )
 
 
-def _turn(before: Tensor, after: Tensor, layouts: Sequence[Layout]) -> Tensor:
-    """Compute one minus the cosine similarity at each place, along the dimensions of axes."""
-    dims = [dim for dim, layout in enumerate(layouts) if axis_refs(layout)]
-    dims = dims or [*range(1, before.dim())]
-    a, b = _wide(before), _wide(after)
-    dot = (a * b.conj()).real.sum(dims)
-    lengths = (a.abs() ** 2).sum(dims) * (b.abs() ** 2).sum(dims)
+def _turn(graph: ArchGraph, block: Block, values: Mapping[str, Tensor]) -> Tensor:
+    """Compute one minus the cosine similarity with and without a block, at each place."""
+
+    def summed(name: str, tensor: Tensor) -> Tensor:
+        layouts = axes(graph).value[name][0]
+        dims = [dim for dim, layout in enumerate(layouts) if axis_refs(layout)]
+        return tensor.sum(dims or [*range(1, tensor.dim())])
+
+    end, *others = _ends(block)
+    wide = {name: _wide(values[name]) for name in (end, *others)}
+    squares = {name: summed(name, tensor.abs() ** 2) for name, tensor in wide.items()}
+    if block.terms:  # without the block they are zero, and all else is the same
+        dot = rest = squares[end] - torch.stack([squares[name] for name in others]).sum(0)
+        same = rest == squares[end]
+    else:
+        dot, rest = summed(end, (wide[end] * wide[others[0]].conj()).real), squares[others[0]]
+        same = summed(end, (wide[end] - wide[others[0]]).abs() ** 2) == 0
+    lengths = (squares[end] * rest).clamp(min=0).sqrt()
     # Nothing that stays nothing is unchanged.
-    same = ((a - b).abs() ** 2).sum(dims) == 0
-    return 1 - torch.where(same, 1.0, dot / lengths.sqrt().clamp(min=_LEAST))
+    return 1 - torch.where(same, 1.0, dot / lengths.clamp(min=_LEAST))

@@ -12,7 +12,7 @@ from torch import nn
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
-from archgraph.budgets.importance import Batch, LossFunction, called, importance
+from archgraph.budgets.importance import BatchPair, LossFunction, called, importance
 from archgraph.errors import DataError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -31,7 +31,7 @@ CutStatistics: TypeAlias = Literal["batch", "stored"]
 def sensitivity(
     graph: ArchGraph,
     state: State,
-    data: Iterable[Batch],
+    data: Iterable[BatchPair],
     loss: LossFunction = nn.functional.cross_entropy,
     *,
     shares: Sequence[float] = (0.5,),

@@ -195,10 +195,14 @@ def numbers(texts: Iterable[str]) -> dict[str, int]:
 
 
 def numbers_by_name(file: Path) -> dict[str, list[float]]:
-    """Read numbers by name: a JSON object, or lines of CSV, optionally with a heading."""
+    """Read numbers by name: a JSON object, lines of CSV, or saved scores of importance."""
     import csv
     import json
 
+    if file.suffix == ".safetensors":
+        from archgraph.states.importance import Importance
+
+        return {name: list(scores) for name, scores in Importance.load(file).positions.items()}
     try:
         text = file.read_text(encoding="utf-8-sig")  # spreadsheets begin CSV with a mark
         if file.suffix == ".json":

@@ -231,7 +231,7 @@ def view(
         typer.Option(
             metavar="FILE",
             help="Numbers that colour leaves, axes and operators: a JSON object, or lines of CSV, "
-            "a name and its number or one for each position.",
+            "a name and its number or one for each position; or scores that `ag.importance` saved.",
         ),
     ] = None,
     similarity: Annotated[

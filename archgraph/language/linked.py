@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -19,12 +19,14 @@ from archgraph.language import flat
 from archgraph.language.data import DataSpec
 from archgraph.language.document import Document, beside, dotted, places
 from archgraph.language.experiment import ExperimentSpec
-from archgraph.language.family import FamilySpec
+from archgraph.language.family import FamilySpec, Rewrites
 from archgraph.language.kinds import kind_of
 from archgraph.language.model import anchored
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.plain import Json
+from archgraph.states.importance import Importance
 
+R = TypeVar("R", bound=Rewrites)
 FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
@@ -109,6 +111,8 @@ def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, Fi
             if (state := getattr(value, "state", None)) is not None:
                 weights[loc[1:]] = dict(state)  # the family's own places: without `family`
             return parse_document(flat.dump(graph), dotted(loc)).data
+        if isinstance(value, Importance):
+            return dict(value.positions)
         if isinstance(value, Mapping):
             return {key: plain(item, (*loc, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -165,7 +169,7 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
 
 
 def _family(document: Document) -> FamilySpec:
-    """Read a family, with absolute paths of its model files."""
+    """Read a family, with absolute paths of the files that it names."""
     spec = document.validate(FamilySpec)
 
     def source(model: object, loc: Place) -> object:
@@ -173,9 +177,23 @@ def _family(document: Document) -> FamilySpec:
             return str(beside(document, model, loc))
         return anchored(model, Path(document.file).parent.absolute())
 
+    def scored(rewrites: R, loc: Place) -> R:
+        options = getattr(rewrites, "take")  # noqa: B009 - a field that the registry makes
+        name = getattr(options, "importance", None)
+        if not isinstance(name, str):
+            return rewrites
+        file = str(beside(document, name, (*loc, "take", "importance")))
+        return rewrites.model_copy(update={"take": options.model_copy(update={"importance": file})})
+
     clients = tuple(
-        member.model_copy(update={"model": source(member.model, ("clients", i, "model"))})
+        scored(member, ("clients", i)).model_copy(
+            update={"model": source(member.model, ("clients", i, "model"))}
+        )
         for i, member in enumerate(spec.clients)
     )
-    model = spec.model if spec.model == "join" else source(spec.model, ("model",))
-    return spec.model_copy(update={"model": model, "clients": clients}).read_from(document)
+    updates = {
+        "model": spec.model if spec.model == "join" else source(spec.model, ("model",)),
+        "change": scored(spec.change, ("change",)),
+        "clients": clients,
+    }
+    return spec.model_copy(update=updates).read_from(document)

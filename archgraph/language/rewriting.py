@@ -19,6 +19,7 @@ from archgraph.plain import Json
 from archgraph.rewrites.options import UnreadSteps
 from archgraph.rewrites.registry import apply, rewrite_rows
 from archgraph.states import Rewritten
+from archgraph.states.importance import Importance
 
 
 @takes_graph
@@ -107,6 +108,8 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
 
 def _as_read(value: Json) -> Json:
     """Convert a Python value to one that was read from a file; objects with a graph become it."""
+    if isinstance(value, Importance):
+        return dict(value.positions)
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
         return graph

@@ -58,6 +58,10 @@ Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 # In a call from Python an architecture may be the value; no schema or message speaks of it.
 OrGraph = WrapValidator(_or_graph)
+ScoreChoice = (
+    Annotated[str, Field(min_length=1)]
+    | dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
+)
 AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
@@ -97,6 +101,13 @@ class TakeOptions(NarrowOptions):
         default={},
         description="positions that stay, in new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
+    )
+    importance: ScoreChoice | None = Field(
+        default=None,
+        description="of axes that shares or sizes cut the best positions stay instead of the "
+        "first: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "
+        "positions by axis",
+        examples=["scores.safetensors"],
     )
 
 
@@ -161,7 +172,7 @@ def _by_axis(main: str) -> Any:
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
     """
-    options = {main, "sizes", "positions", "allow_nothing"}
+    options = {main, "sizes", "positions", "importance", "allow_nothing"}
 
     def long(value: Any) -> Any:
         is_long = isinstance(value, Base)

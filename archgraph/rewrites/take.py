@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from archgraph.analysis.axes import axes
@@ -13,7 +11,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
 from archgraph.states import Rewritten
-from archgraph.states.importance import Importance
+from archgraph.states.importance import Scores, scores_of
 
 
 @takes_graph
@@ -23,7 +21,7 @@ def take(
     *,
     sizes: Sizes | None = None,
     positions: Positions | None = None,
-    importance: Importance | str | os.PathLike[str] | None = None,
+    importance: Scores | None = None,
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
     verify: bool = False,
@@ -37,8 +35,8 @@ def take(
         sizes: Numbers of first positions that stay, by axis name, role or pattern.
         positions: The positions that stay, in their new order, by axis name, role or pattern.
             Positions win over sizes, sizes over shares, and a later entry over an earlier one.
-        importance: Scores, or the file of some: of every axis that shares or sizes cut the best
-            positions stay instead of the first, in their order.
+        importance: Scores of positions, or the file of some: of every axis that shares or sizes cut
+            the best positions stay instead of the first, in their order.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
         allow_nothing: Accept shares that change no size, because every axis is pinned or
             rounding gives it back whole.
@@ -60,14 +58,12 @@ def take(
     counts, chosen = chosen_axes(
         axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
     )
-    if importance is not None and not isinstance(importance, Importance):
-        importance = Importance.load(importance)
-    stay = {
-        axis: np.arange(count)
-        if importance is None or count == axis.size or axis in chosen
-        else importance.best(axis, count)
-        for axis, count in counts.items()
-    } | chosen
+    stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
+    if importance is not None:
+        scores = scores_of(importance)
+        for axis in counts.keys() - chosen.keys():
+            if counts[axis] < axis.size:
+                stay[axis] = scores.best(axis, counts[axis])
     # An axis that keeps all positions in their order is not cut: its maps are the identity.
     selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut_axes(graph, selection)

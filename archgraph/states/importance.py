@@ -47,8 +47,8 @@ class Importance:
         >>> print(scores.table())
         Importance by weights
         axis     positions  best half has  scores, in order
-        ───────────────────────────────────────────────────
-        fc1.out          4           90 %  ▂█ ▄
+        ────────────────────────────────────────────────────
+        fc1.out          4           88 %  ▂█ ▆
     """
 
     positions: Mapping[str, Sequence[float]]
@@ -75,9 +75,12 @@ class Importance:
             raise RewriteError("importance has no scores of this axis", where=name, **advice)
         scores = self.positions[name]
         if isinstance(axis, Axis) and len(scores) != axis.size:
-            problem = "importance is of another size of this axis"
-            found, expected = plural(len(scores), "score"), plural(axis.size, "position")
-            raise RewriteError(problem, where=name, found=found, expected=expected)
+            raise RewriteError(
+                "importance is of another size of this axis",
+                where=name,
+                found=plural(len(scores), "score"),
+                expected=plural(axis.size, "position"),
+            )
         return np.asarray(scores)
 
     def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
@@ -187,29 +190,18 @@ class Importance:
     def table(self) -> Table:
         """Return a row per axis: positions, what the best half of them has, scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
-        rows = [
-            (name, str(len(scores)), f"{half[name]:.0%}".replace("%", " %"), _bars(scores))
-            for name, scores in self.positions.items()
-        ]
-        if self.losses:
-            rows = [
-                (*row, ", ".join(f"{n}: {loss:+.3g}" for n, loss in self.losses[row[0]].items()))
-                if row[0] in self.losses
-                else (*row, "")
-                for row in rows
-            ]
-        columns = ("axis", "positions", "best half has", "scores, in order")
+        rows: list[tuple[str, ...]] = []
+        for name, scores in self.positions.items():
+            losses = (f"{n}: {loss:+.3g}" for n, loss in self.losses.get(name, {}).items())
+            row = (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
+            rows.append((*row, ", ".join(losses)) if self.losses else row)
+        columns: tuple[str, ...] = ("axis", "positions", "best half has", "scores, in order")
         columns += ("loss at size",) if self.losses else ()
         scored = ", ".join(f"{name} {score:.3g}" for name, score in self.blocks.items())
         what = "loss without a block" if self.losses else "influence of blocks"
         note = f"{what}: {scored}" if scored else ""
-        return Table(
-            f"Importance by {self.method}",
-            columns,
-            tuple(rows),
-            frozenset({1, 2}),
-            note=note,
-        )
+        title = f"Importance by {self.method}"
+        return Table(title, columns, tuple(rows), frozenset({1, 2}), note=note)
 
     def __str__(self) -> str:
         return str(self.table())
@@ -220,6 +212,21 @@ class Importance:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+# Scores, scores of positions by axis, or the file of some.
+Scores: TypeAlias = "Importance | Mapping[str, Sequence[float]] | str | os.PathLike[str]"
+
+
+def scores_of(value: Scores) -> Importance:
+    """Return the scores that an argument means.
+
+    Raises:
+        RewriteError: If it means none.
+    """
+    if isinstance(value, Importance):
+        return value
+    return Importance(value) if isinstance(value, Mapping) else Importance.load(value)
 
 
 def _scores(name: str, values: object) -> tuple[float, ...]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 
 # A tensor, and for each of its dimensions the axis that it is, or None.
-Piece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
+NamedPiece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
 
 
-def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[Piece]:
+def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
     """Yield a tensor in pieces each of whose dimensions is one axis or none.
 
     A product becomes a dimension per factor, a concatenation a piece per term.

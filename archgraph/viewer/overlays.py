@@ -18,7 +18,7 @@ from archgraph.plain import Json
 from archgraph.viewer.anatomy import Anatomy
 
 # Of an operator, or of an axis or a leaf as a whole; or of each of its positions.
-Importance: TypeAlias = "float | Sequence[float] | Tensor"
+PartNumbers: TypeAlias = "float | Sequence[float] | Tensor"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Js
 
 
 def importance_overlay(
-    graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, Importance]
+    graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, PartNumbers]
 ) -> Overlay:
     """Build an overlay of the user's importance: a part has the mean of all that it uses.
 
@@ -91,7 +91,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
     return sizes
 
 
-def _mean(name: str, numbers: Importance, sizes: Mapping[str, set[int]]) -> float:
+def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> float:
     """Return one number for all positions."""
     if name not in sizes:
         advice = unknown(name, sizes)

@@ -20,11 +20,12 @@ from archgraph.relate.correspond import Way, correspond
 from archgraph.reports.run_family import run_family
 from archgraph.reports.runs import Log
 from archgraph.states import Rewritten, State, Transfer, signature
+from archgraph.states.importance import Importance
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.distinct import numbered
 from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
-from archgraph.viewer.overlays import Importance, Overlay, importance_overlay
+from archgraph.viewer.overlays import Overlay, PartNumbers, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
 
@@ -40,7 +41,7 @@ def view(
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
-    importance: Mapping[str, Importance] | None = None,
+    importance: Mapping[str, PartNumbers] | Importance | None = None,
     states: Mapping[str, State] | None = None,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
@@ -59,7 +60,8 @@ def view(
         path: Where to write the page; Default: it is not written.
         title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
-            one, or one for each position. A part has the mean of all that it uses.
+            one, or one for each position; or the scores of :func:`archgraph.importance`, by axis.
+            A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
             `NAME/CLIENT` for a client's own version: colours show how alike the weights of each
             part are to those of the first graph, as the cosine of what the transfer matches.
@@ -91,7 +93,8 @@ def view(
     overlays: dict[str, Overlay] = {}
     anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        overlays["importance"] = importance_overlay(anatomies, importance)
+        numbers = importance.positions if isinstance(importance, Importance) else importance
+        overlays["importance"] = importance_overlay(anatomies, numbers)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
         overlays["similarity"] = similarity_overlay(
