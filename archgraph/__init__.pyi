@@ -47,7 +47,7 @@ from .relate.align import align as align
 from .relate.alignment import Alignment as Alignment
 from .relate.join import join as join
 from .relate.join import meet as meet
-from .relate.match import Match as Match
+from .relate.match import PositionMatch as PositionMatch
 from .relate.match import match as match
 from .rewrites.adapters import add_adapters as add_adapters
 from .rewrites.deepen import deepen as deepen

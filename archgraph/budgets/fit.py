@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -21,7 +20,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.skip import skip as leave_out
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
-from archgraph.states.importance import Importance
+from archgraph.states.importance import Importance, Scores, scores_of
 
 FitShape: TypeAlias = Literal["free", "nested", "uniform"]
 
@@ -38,7 +37,7 @@ def fit(
     bytes: Budget | None = None,
     activations: Budget | None = None,
     shape: FitShape = "free",
-    importance: Importance | str | os.PathLike[str] | None = None,
+    importance: Scores | None = None,
     multiple: int = 1,
     keep: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
@@ -98,11 +97,10 @@ def fit(
         raise RewriteError("unknown shape", found=shape, expected="free, nested or uniform")
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
-    if importance is not None and not isinstance(importance, Importance):
-        importance = Importance.load(importance)
+    best = None if importance is None else scores_of(importance)
     costs, free = cost(graph).polynomial, axes(graph).free
     keep = [keep] if isinstance(keep, str) else keep
-    scores = None if shape == "uniform" else importance
+    scores = None if shape == "uniform" else best
     search = _search(graph, costs, budgets, scores, multiple, keep, skip)
     point = search.start
     if search.exceeded(point):
@@ -117,7 +115,7 @@ def fit(
     gone = {name for block in point.skipped for name in costs.blocks[block]}
     sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
     cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
-    small = take(graph, sizes=cut, importance=importance, verify=verify)
+    small = take(graph, sizes=cut, importance=best, verify=verify)
     if point.skipped:
         small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
     return small

@@ -106,6 +106,10 @@ def fit(
     shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="free, nested or uniform (default: free).")
     ] = None,
+    importance: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Scores that `ag.importance` saved: the best stay."),
+    ] = None,
     multiple: Annotated[
         int | None, typer.Option(help="Sizes are multiples of it; heads are not.")
     ] = None,
@@ -136,6 +140,7 @@ def fit(
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
+        "importance": None if importance is None else str(importance),
     }  # fmt: skip
     asked = {name: _frozen(value) for name, value in values.items() if value is not None}
     with typed("fit", asked, "--") as document:

@@ -112,7 +112,7 @@ def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, Fi
                 weights[loc[1:]] = dict(state)  # the family's own places: without `family`
             return parse_document(flat.dump(graph), dotted(loc)).data
         if isinstance(value, Importance):
-            return dict(value.positions)
+            return plain(value.plain(), loc)
         if isinstance(value, Mapping):
             return {key: plain(item, (*loc, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -178,12 +178,14 @@ def _family(document: Document) -> FamilySpec:
         return anchored(model, Path(document.file).parent.absolute())
 
     def scored(rewrites: R, loc: Place) -> R:
-        options = getattr(rewrites, "take")  # noqa: B009 - a field that the registry makes
-        name = getattr(options, "importance", None)
-        if not isinstance(name, str):
-            return rewrites
-        file = str(beside(document, name, (*loc, "take", "importance")))
-        return rewrites.model_copy(update={"take": options.model_copy(update={"importance": file})})
+        for key in ("take", "fit"):
+            options = getattr(rewrites, key)
+            name = getattr(options, "importance", None)
+            if isinstance(name, str):
+                file = str(beside(document, name, (*loc, key, "importance")))
+                other = options.model_copy(update={"importance": file})
+                rewrites = rewrites.model_copy(update={key: other})
+        return rewrites
 
     clients = tuple(
         scored(member, ("clients", i)).model_copy(

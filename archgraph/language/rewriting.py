@@ -109,7 +109,7 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
 def _as_read(value: Json) -> Json:
     """Convert a Python value to one that was read from a file; objects with a graph become it."""
     if isinstance(value, Importance):
-        return dict(value.positions)
+        return _as_read(value.plain())
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
         return graph

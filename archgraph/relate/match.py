@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.axes import axes
-from archgraph.budgets.importance import Batch, called
+from archgraph.budgets.importance import BatchPair, called
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Ref
@@ -32,7 +32,7 @@ Pair: TypeAlias = "tuple[Tensor, Tensor, tuple[str | None, ...]]"
 
 
 @dataclass(frozen=True, repr=False)
-class Match:
+class PositionMatch:
     """Which positions of two networks belong to each other.
 
     Attributes:
@@ -82,10 +82,10 @@ def match(
     b: State,
     *,
     other: ArchGraph | None = None,
-    data: Iterable[Batch] | None = None,
+    data: Iterable[BatchPair] | None = None,
     restarts: int = 1,
     seed: int = 0,
-) -> Match:
+) -> PositionMatch:
     """Find the order of a network's positions in which it is most like another network.
 
     The free axes are the symmetries of an architecture: permuting their positions changes no
@@ -144,7 +144,7 @@ def match(
     if transfer.target != signature(second):
         difference = first_difference(transfer.target, signature(second))
         raise RewriteError("the second network is no narrower form of the first", **difference)
-    return Match(
+    return PositionMatch(
         best,
         transfer,
         take(second, positions=back, allow_nothing=True).transfer,
@@ -167,7 +167,7 @@ def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
         if size > sizes[0].get(name, size):
             problem, expected = "the second network is wider", f"at most {sizes[0][name]}"
             raise RewriteError(problem, where=name, found=size, expected=expected)
-    held = {
+    fixed = {
         name
         for g in (graph, second)
         for param in g.params
@@ -176,7 +176,7 @@ def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
         for dim, name in enumerate(names)
         if name is not None and not bool((piece == piece.narrow(dim, 0, 1)).all())
     }
-    return frozenset(sizes[0].keys() & sizes[1].keys() - held)
+    return frozenset(sizes[0].keys() & sizes[1].keys() - fixed)
 
 
 def _weights(
@@ -225,7 +225,7 @@ def _activations(
     graph: ArchGraph,
     second: ArchGraph,
     states: tuple[State, State],
-    data: Iterable[Batch],
+    data: Iterable[BatchPair],
     names: frozenset[str],
 ) -> list[Pair]:
     """Return what layers read of both networks on the same batches, each position standardised."""

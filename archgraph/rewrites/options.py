@@ -58,9 +58,11 @@ Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 # In a call from Python an architecture may be the value; no schema or message speaks of it.
 OrGraph = WrapValidator(_or_graph)
+AxisScores = dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
 ScoreChoice = (
     Annotated[str, Field(min_length=1)]
-    | dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
+    | AxisScores
+    | Annotated[dict[Literal["positions", "blocks", "losses", "method"], Any], Field(min_length=1)]
 )
 AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
@@ -156,6 +158,12 @@ class FitOptions(Base):
         default="free",
         description="free: use the budget best; nested: of two budgets one submodel lies within "
         "the other; uniform: the largest single share of every axis",
+    )
+    importance: ScoreChoice | None = Field(
+        default=None,
+        description="the best positions stay instead of the first: a file that "
+        "`ag.importance(…).save` wrote, relative to this file, or scores of positions by axis",
+        examples=["scores.safetensors"],
     )
     multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
     keep: BlockNames = Field(default=(), description="axes and blocks that stay whole")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -187,6 +187,16 @@ class Importance:
         except (RejectedUpdate, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
+    def plain(self) -> Mapping[str, Any]:
+        """Return the scores as files have them: scores by axis, or all fields by name."""
+        if not self.blocks and not self.losses:
+            return dict(self.positions)
+        losses = {name: dict(by_size) for name, by_size in self.losses.items()}
+        return {
+            "positions": dict(self.positions), "blocks": dict(self.blocks), "losses": losses,
+            "method": self.method,
+        }  # fmt: skip
+
     def table(self) -> Table:
         """Return a row per axis: positions, what the best half of them has, scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
@@ -214,8 +224,8 @@ class Importance:
         return self.table()._repr_html_()
 
 
-# Scores, scores of positions by axis, or the file of some.
-Scores: TypeAlias = "Importance | Mapping[str, Sequence[float]] | str | os.PathLike[str]"
+# Scores, scores of positions by axis, the fields of scores by name, or the file of some.
+Scores: TypeAlias = "Importance | Mapping[str, Any] | str | os.PathLike[str]"
 
 
 def scores_of(value: Scores) -> Importance:
@@ -226,7 +236,11 @@ def scores_of(value: Scores) -> Importance:
     """
     if isinstance(value, Importance):
         return value
-    return Importance(value) if isinstance(value, Mapping) else Importance.load(value)
+    if not isinstance(value, Mapping):
+        return Importance.load(value)
+    # An axis has a list of scores, so that one may be called `positions`.
+    long = isinstance(value.get("positions"), Mapping)
+    return Importance(**value) if long else Importance(value)
 
 
 def _scores(name: str, values: object) -> tuple[float, ...]:

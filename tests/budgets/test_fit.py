@@ -203,6 +203,22 @@ def test_blocks_go_in_the_order_of_their_scores():
     assert sizes(small) == {n: s for n, s in sizes(graph).items() if n in sizes(small)}
 
 
+def test_a_family_names_the_file_of_scores(tmp_path):
+    graph = perceptron(8, 10, 10, 2)
+    alike = {"0.out": [1.0] * 9 + [2.0], "2.out": [1.0] * 10}
+    scores = ag.Importance(alike, losses={"0.out": {1: 0.01}, "2.out": {1: 9.0}})
+    expected = ag.fit(graph, macs=0.7, importance=scores)
+    assert ag.rewrite(graph, fit={"macs": 0.7, "importance": scores}) == expected
+    ag.save(graph, tmp_path / "net.yaml")
+    scores.save(tmp_path / "scores.safetensors")
+    (tmp_path / "family.yaml").write_text(
+        "model: net.yaml\nclients: [{name: a, fit: {macs: 70%, importance: scores.safetensors}}]\n"
+    )
+    (client,) = ag.resolve(ag.load_family(tmp_path / "family.yaml")).clients
+    assert client.transfer == expected.transfer
+    assert client.transfer.entries["0.weight"].dims[0] is not None
+
+
 # ------------------------------------------------------------------------------- what is refused
 
 
