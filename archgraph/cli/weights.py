@@ -80,6 +80,34 @@ def similarity(
 
 
 @command()
+def match(
+    model: WithWeights,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="A network of the same form.")],
+    state: States = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Random orders of the axes to try.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of these orders.")] = 0,
+    data: DataFolder = None,
+    output: OutputFile = None,
+) -> None:
+    """Bring the weights of a network into the order of another one.
+
+    Networks that were trained apart have their positions in different orders; permuting them changes
+    no result. Prints how many positions of each axis move, and how alike the weights are before and
+    after; --output writes the weights of OTHER in the order of MODEL (safetensors). OTHER may be
+    narrower.
+    """
+    import archgraph
+
+    if output is not None:
+        _check_weights_file(output)
+    (graph, a), (second, b) = (_one(n, data, s) for n, s in with_states([model, other], state))
+    result = archgraph.match(graph, a, b, other=second, restarts=restarts, seed=seed)
+    show_item(result.table())
+    if output is not None:
+        _write_weights(second, result.order.pull(b), output)
+
+
+@command()
 def scales(
     models: Annotated[
         list[str],
@@ -158,15 +186,25 @@ def export(
             raise SpecError("applies to ONNX files only", where=option, found=str(output))
     graph, weights = _one(model, data, state, tested=True)
     if ending == ".safetensors":
-        from safetensors.torch import save
-
-        from archgraph.files import write
-
-        tensors = {name: weights[name].contiguous() for name in graph.state_names}
-        wrote(write(output, save(tensors, metadata={"format": "pt"})))  # transformers asks for it
+        _write_weights(graph, weights, output)
         return
     where: Literal["beside", "inside"] = "beside" if beside else "inside"
     wrote(archgraph.export(graph, weights, output, weights=where, optimize=optimize, verify=verify))
+
+
+def _check_weights_file(output: Path) -> None:
+    if output.suffix.lower() != ".safetensors":
+        expected = "a .safetensors file"
+        raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
+
+
+def _write_weights(graph: ArchGraph, weights: State, output: Path) -> None:
+    from safetensors.torch import save
+
+    from archgraph.files import write
+
+    tensors = {name: weights[name].contiguous() for name in graph.state_names}
+    wrote(write(output, save(tensors, metadata={"format": "pt"})))  # transformers asks for it
 
 
 def with_states(

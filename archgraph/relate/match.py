@@ -23,7 +23,7 @@ from archgraph.module.build import build
 from archgraph.ops.constants import constant_tensor
 from archgraph.rewrites.take import take
 from archgraph.states import State, Transfer
-from archgraph.states.pieces import Piece, pieces
+from archgraph.states.pieces import NamedPiece, pieces
 from archgraph.states.state import first_difference, signature
 from archgraph.tables import Table
 
@@ -204,7 +204,7 @@ def _weights(
 
 
 def _paired(
-    both: Iterable[tuple[Piece, Piece]], names: frozenset[str], where: str
+    both: Iterable[tuple[NamedPiece, NamedPiece]], names: frozenset[str], where: str
 ) -> Iterator[Pair]:
     """Yield the pieces with a matched axis, in double precision.
 

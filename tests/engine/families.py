@@ -37,6 +37,7 @@ STRATEGIES = {
     "flexifed": (DEPTHS, "{}"),
     "heterofl": (WIDTHS, "{norm: local, scaler: false}"),
     "inclusivefl": (DEPTHS, "{}"),
+    "matched": (WIDTHS, "{}"),
     "nefl": (MIXED, "{spread: 0}"),
     "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
     "scalefl": (EXITS, "{}"),

@@ -34,6 +34,7 @@ SOME: Mapping[str, tuple[str, ...]] = {
     "fedrolex": ("mobilenet_v2", "vit"),
     "fjord": ("vit", "bert"),
     "inclusivefl": ("vit", "bert"),
+    "matched": ("mobilenet_v2", "vit"),
     "scalefl": ("mobilenet_v2", "vit"),
 }
 
@@ -50,6 +51,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "fedrolex": ("whole", "half"),  # slices, and nothing else
     "fjord": ("whole", "half"),  # of two clients one is a part of the other
     "heterofl": ("whole", "half"),  # slices, and nothing else
+    "matched": ("whole", "half"),  # widths alone differ
     "inclusivefl": ("whole", "short"),  # the first layers at full width
 }
 # No state of a global model's form on the server.
