@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.match_quality --seeds 3``: Fashion-MNIST at 14 × 14 pixels. *Barrier*: two
 networks on all examples, accuracy half way between them. *One shot*: two clients with half of the
-examples each, their mean. Running statistics are measured anew after every mean (the part of REPAIR,
+examples each, their mean. Running statistics are measured anew after it (the part of REPAIR,
 Jordan et al. 2023, that networks with batch norm need).
 """
 
