@@ -61,13 +61,22 @@ class FileKind:
 def file_kinds() -> Mapping[str, FileKind]:
     """Return the installed kinds of files by name, by rank.
 
+    Raises:
+        SpecError: If two packages bring kinds of one name.
+
     Example:
         >>> list(file_kinds())
         ['study', 'experiment', 'figures', 'family', 'model']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
-    kinds: list[FileKind] = [entry.load() for entry in entries]
-    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.rank)}
+    # A set: a package that stands on the path twice offers equal kinds.
+    kinds: set[FileKind] = {entry.load() for entry in entries}
+    known: dict[str, FileKind] = {}
+    for kind in sorted(kinds, key=lambda kind: kind.rank):
+        if kind.name in known:
+            raise SpecError("several packages bring a kind of file of this name", where=kind.name)
+        known[kind.name] = kind
+    return known
 
 
 def kind_of(data: object) -> str:
