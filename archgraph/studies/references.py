@@ -136,9 +136,9 @@ class References:
     def table(self) -> Table:
         """Return a row for each reference; ``print`` draws it."""
         personal = any(row.matched for row in self.rows)
-        heads = ["pooled", "one client: mean", "best"]
+        heads = ["pooled", "one client, mean", "one client, best"]
         if personal:
-            heads += ["own mixture: pooled", "one client"]
+            heads += ["own mixture, pooled", "own mixture, one client"]
         rows = []
         for row in self.rows:
             figures = [row.pooled, _mean(row.clients), self._extreme(row.clients)]
