@@ -99,12 +99,13 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
         one = findings[number]
         measure, ours, theirs = one.runs
         pair = measure, frozenset((ours, theirs))
-        if one.paired is None:  # 1
+        if one.rule:  # 1
+            p = None if one.paired is None else one.paired.p
+            judged[number] = Judged(one, "not counted", p, RULES[one.rule])
+        elif one.paired is None:
             judged[number] = Judged(one, None, None, "not measured")
-            if one.primary and not one.rule:
+            if one.primary:
                 primary.append(number)
-        elif one.rule:
-            judged[number] = Judged(one, "not counted", one.paired.p, RULES[one.rule])
         elif any(pair[1]) and pair in first:  # 2
             known = first[pair]
             note = f"{'judged' if known.primary else 'compared'} in {known.study}"

@@ -35,6 +35,7 @@ def test_each_comparison_has_one_outcome_or_a_reason():
         finding(None, "f"),
         finding(CLEAR, "g", primary=False),
         *(finding(CLEAR, rule, rule=rule) for rule in RULES),
+        finding(None, "h", rule="reference"),  # cells of such a setting are not run
     ]
     assert [one.text for one in judge(each)] == [
         "holds",
@@ -45,6 +46,7 @@ def test_each_comparison_has_one_outcome_or_a_reason():
         "not measured",
         "exploratory",
         *(f"not counted: {text}" for text in RULES.values()),
+        "not counted: its setting does not pass the gate of trivial references",
     ]
 
 
