@@ -89,7 +89,10 @@ class Studies:
         note = (
             "p: corrected (Holm) over all primary claims of a study and all that share its runs; "
         )
-        note += "of an equivalence the larger one of its two one-sided tests"
+        note += (
+            "of an equivalence the larger one of its two one-sided tests; intervals are of each "
+        )
+        note += "comparison alone"
         return Table(
             "What holds, what does not, and what nobody can say yet",
             heads,
@@ -123,14 +126,17 @@ class Studies:
         return list(gates.values())
 
     def uncounted(self) -> Table:
-        """Tabulate the claims that left the count, each with its rule."""
-        rows = [
-            (one.finding.study, one.finding.claim, one.finding.where, one.note)
-            for judged in self.judged.values()
-            for one in judged
-            if one.outcome == "not counted"
-        ]
-        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(dict.fromkeys(rows)))
+        """Tabulate the claims that left the count, measured or not, each with its rule."""
+        places: dict[tuple[str, str, str], dict[str, None]] = {}
+        for one in itertools.chain(*self.judged.values()):
+            if one.outcome == "not counted":
+                of = one.finding
+                places.setdefault((of.study, of.claim, one.note), {})[of.where] = None
+        rows = (
+            (study, claim, " · ".join(where) if len(where) < 4 else f"{len(where)} places", rule)
+            for (study, claim, rule), where in places.items()
+        )
+        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(rows))
 
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""

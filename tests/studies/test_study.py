@@ -455,6 +455,15 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     first = both.summary().rows[0]
     assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
     assert first[4:] == ("0", "0", "0", "0", "0", "2")  # no claim is primary
+    assert not both.uncounted().rows
+    marked = told.replace("by: average}", "by: average, not_counted: untrained}")
+    (folder / "e.yaml").write_text(marked.replace("Table 1", "Table 4"))
+    more = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    (folder / "e.yaml").unlink()
+    assert more.uncounted().rows == (
+        ("Somebody, Table 4", "HeteroFL better than Standalone", "clean · attacked",
+         "holds of the same networks before training"),
+    )  # fmt: skip
     # The other two compare the same runs, and refer to it.
     assert [row[-1] for row in both.summary().rows] == ["2", "0", "0"]
     again = study_tables(both.results[folder / "b.yaml"], both.judged["Somebody, Table 2"])
