@@ -149,14 +149,14 @@ def _where(result: StudyResult) -> str:
     for name in runs:
         of = result.records[name].origin
         device = [of["device"]] if of["device"] != "cpu" else []
-        place = ", ".join(map(str, (*device, of["processor"], of["instructions"])))
+        machine = ", ".join(map(str, (*device, of["processor"], of["instructions"])))
         threads = plural(of["threads"], "thread")
-        where.setdefault(f"{place}, {threads}, torch {of['torch']}", []).append(of["commit"])
-    places = (
-        f"{place} ({plural(len(commits), 'run')}, commit {', '.join(sorted(set(commits)))})"
-        for place, commits in where.items()
+        where.setdefault(f"{machine}, {threads}, torch {of['torch']}", []).append(of["commit"])
+    machines = (
+        f"{machine} ({plural(len(commits), 'run')}, commit {', '.join(sorted(set(commits)))})"
+        for machine, commits in where.items()
     )
-    return f"Computed on {'; '.join(places)}." if where else ""
+    return f"Computed on {'; '.join(machines)}." if where else ""
 
 
 def _findings(result: StudyResult) -> tuple[str, ...]:
