@@ -303,8 +303,8 @@ def study(
     use. Cells of a setting that does not pass are not run, and claims without a gate have no
     verdict.
 
-    Pages are Markdown: a summary in index.md, and a page for each paper (the first word of a
-    study's name).
+    Pages are Markdown: a summary in index.md, and a page for each paper (the `page` of a study,
+    or the first word of its name).
     """
     import archgraph
     from archgraph.studies.gates import judge_gates

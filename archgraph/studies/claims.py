@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -32,7 +32,8 @@ class StudyFinding:
         paired: Differences by seed; None: a cell is missing.
         primary: Whether the study's file names it among the claims that are judged.
         rule: Why it does not count, of :data:`RULES`; empty: it counts.
-        runs: What is compared: the measure, and the runs of both cells.
+        runs: What is compared: the measure, and the settings of both cells (addresses of their
+            runs without the seeds).
         gated: Whether the gate of its setting was judged: without one it has no verdict.
     """
 
@@ -56,12 +57,14 @@ class Judged:
         outcome: Of a primary comparison that counts; None otherwise.
         p: The p value that decided, after the correction; of other comparisons the raw one.
         note: Why there is no outcome, or why it is undecided.
+        elsewhere: Whether another comparison of the same cells has the figures.
     """
 
     finding: StudyFinding
     outcome: ClaimOutcome | None
     p: float | None
     note: str = ""
+    elsewhere: bool = False
 
     @property
     def text(self) -> str:
@@ -74,42 +77,65 @@ class Judged:
 
 
 def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
-    """Judge comparisons together, each pair of runs once.
+    """Judge comparisons together, each pair of cells once.
 
-    1. What is not measured, or leaves the count by a rule, has no p value in the correction.
-    2. A pair of cells that an earlier study judges by the same measure refers to it.
+    1. What leaves the count by a rule is not corrected for. A primary comparison that is not
+       measured yet is, with a p value of 1: no verdict may depend on which runs are done first.
+    2. Of comparisons of the same two cells by the same measure one has the figures, and the others
+       refer to it: a primary one before all others, then the one with the most seeds.
     3. Comparisons that are not primary are exploratory: interval and raw p, and no verdict.
-    4. The others are corrected together with all that share runs, directly or through others
-       (Holm): the tests of a difference among themselves, and those of equivalence. With too few
-       seeds, or in a setting without a gate, they are undecided whatever their p.
+    4. The others are corrected together with all of their study, and with all that share runs,
+       directly or through others (Holm): the tests of a difference among themselves, and those of
+       equivalence. With too few seeds, or in a setting without a gate, they are undecided whatever
+       their p.
 
     Args:
         findings: Of one study, or of several, in their order.
     """
     judged: dict[int, Judged] = {}
-    first: dict[tuple[str, frozenset[tuple[str, ...]]], str] = {}
+    first: dict[tuple[str, frozenset[tuple[str, ...]]], StudyFinding] = {}
     primary: list[int] = []
-    for number, one in enumerate(findings):
+    for number in sorted(range(len(findings)), key=lambda n: _rank(findings[n])):
+        one = findings[number]
         measure, ours, theirs = one.runs
         pair = measure, frozenset((ours, theirs))
-        if one.paired is None:  # 1
+        if one.rule:  # 1
+            p = None if one.paired is None else one.paired.p
+            judged[number] = Judged(one, "not counted", p, RULES[one.rule])
+        elif one.paired is None:
             judged[number] = Judged(one, None, None, "not measured")
-        elif one.rule:
-            judged[number] = Judged(one, "not counted", one.paired.p, RULES[one.rule])
-        elif not one.primary:  # 3
-            judged[number] = Judged(one, None, one.paired.p, "exploratory")
+            if one.primary:
+                primary.append(number)
         elif any(pair[1]) and pair in first:  # 2
-            judged[number] = Judged(one, None, one.paired.p, f"judged in {first[pair]}")
+            known = first[pair]
+            note = f"{'judged' if known.primary else 'compared'} in {known.study}"
+            judged[number] = Judged(one, None, None, note, elsewhere=True)
         else:
-            first[pair] = one.study
-            primary.append(number)
+            first[pair] = one
+            if one.primary:
+                primary.append(number)
+            else:  # 3
+                judged[number] = Judged(one, None, one.paired.p, "exploratory")
     for group in _sharing(findings, primary):  # 4
-        pairs = {n: d for n in group if (d := findings[n].paired) is not None}
-        differ = holm({n: p for n, of in pairs.items() if (p := of.p) is not None})
-        within = holm({n: p for n, of in pairs.items() if (p := of.p_equivalent) is not None})
-        for n in group:
-            judged[n] = _judged(findings[n], differ.get(n), within.get(n))
+        pairs = {n: findings[n].paired for n in group}
+        differ = _corrected({n: None if of is None else of.p for n, of in pairs.items()})
+        # Without a margin a comparison cannot be equivalent.
+        able = {n: of for n, of in pairs.items() if of is None or of.margin is not None}
+        within = _corrected({n: None if of is None else of.p_equivalent for n, of in able.items()})
+        for n in (n for n, of in pairs.items() if of is not None):
+            judged[n] = _judged(findings[n], differ[n], within.get(n))
     return tuple(judged[number] for number in range(len(findings)))
+
+
+def _corrected(values: Mapping[int, float | None]) -> dict[int, float | None]:
+    """Correct p values; one that is not known yet counts as 1."""
+    corrected = holm({n: 1.0 if p is None else p for n, p in values.items()})
+    return {n: None if p is None else corrected[n] for n, p in values.items()}
+
+
+def _rank(finding: StudyFinding) -> tuple[bool, int]:
+    """Order comparisons of the same two cells: which of them has the figures."""
+    return not finding.primary, -len(finding.paired.differences) if finding.paired else 0
 
 
 def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Judged:
@@ -124,13 +150,13 @@ def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Jud
 
 
 def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[list[int]]:
-    """Group comparisons that are connected by runs that they share."""
+    """Group comparisons that are connected by their study or by runs that they share."""
     import networkx
 
     graph = networkx.Graph()
     for number in numbers:
-        graph.add_node(number)
         _, ours, theirs = findings[number].runs
+        graph.add_edge(number, ("study", findings[number].study))
         graph.add_edges_from((number, run) for run in (*ours, *theirs))
     groups = (sorted(n for n in group if isinstance(n, int)) for group in
               networkx.connected_components(graph))  # fmt: skip

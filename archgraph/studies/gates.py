@@ -251,8 +251,13 @@ def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
         for one in distinct
         for c in one.comparisons
     )  # fmt: skip
-    titles = {"pooled": "pooled", "mean": "one client: mean", "best": "best",
-              "matched": "own mixture: pooled", "own_matched": "one client"}  # fmt: skip
+    titles = {
+        "pooled": "pooled",
+        "mean": "one client, mean",
+        "best": "one client, best",
+        "matched": "own mixture, pooled",
+        "own_matched": "own mixture, one client",
+    }
     keys = [key for key in titles if any(key in row for g in distinct for row in _rows(g))]
     references = tuple(
         (one.column or one.data, name, *(one.text(row[k]) if k in row else "" for k in keys))

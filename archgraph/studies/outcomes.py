@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ClaimOutcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
 OUTCOMES: tuple[ClaimOutcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
 
-# Two-sided level of every test, and of the correction over primary claims that share runs.
+# Two-sided level of every test, and of the correction over the primary claims of a study.
 LEVEL = 0.05
 # Probability with which a study finds a difference of the size that it calls detectable.
 POWER = 0.8

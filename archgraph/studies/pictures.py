@@ -64,11 +64,15 @@ def column_picture(groups: Mapping[str, Sequence[Log]], title: str) -> Figure:
 
 
 def drawable(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the comparisons that have an interval and a margin: those of accuracies."""
+    """Return the comparisons that have an interval and a margin: those of accuracies.
+
+    One that refers to another study is drawn there.
+    """
     return [
         one
         for one in judged
         if (paired := one.finding.paired) is not None
+        and not one.elsewhere
         and paired.margin is not None
         and paired.interval is not None
     ]

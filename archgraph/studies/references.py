@@ -29,6 +29,7 @@ from archgraph.federation import GLOBAL, Client, Model, State, Train, module_of,
 from archgraph.federation.metrics import IGNORED, METRICS, Metric, derived
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec
+from archgraph.language.data import NamedData
 from archgraph.language.validation import ValidationSpec
 from archgraph.processes.isolation import isolated, one_thread
 from archgraph.studies.trivial_models import (
@@ -136,9 +137,9 @@ class References:
     def table(self) -> Table:
         """Return a row for each reference; ``print`` draws it."""
         personal = any(row.matched for row in self.rows)
-        heads = ["pooled", "one client: mean", "best"]
+        heads = ["pooled", "one client, mean", "one client, best"]
         if personal:
-            heads += ["own mixture: pooled", "one client"]
+            heads += ["own mixture, pooled", "own mixture, one client"]
         rows = []
         for row in self.rows:
             figures = [row.pooled, _mean(row.clients), self._extreme(row.clients)]
@@ -480,7 +481,8 @@ class SettingGate:
 def gate_setting(spec: ExperimentSpec, seed: int) -> ExperimentSpec:
     """Return the setting in which a gate is judged: another seed, held-out examples, no attack.
 
-    Methods that are to pass the gate run in it, too.
+    Methods that are to pass the gate run in it, too. Where the data are limited, the limit is
+    raised, so that clients train on as many examples as in the study, in as many minibatches.
 
     Args:
         spec: An experiment of the study.
@@ -492,10 +494,13 @@ def gate_setting(spec: ExperimentSpec, seed: int) -> ExperimentSpec:
     if seed == spec.seed:
         hint = "choose one that the study does not use"
         raise RunError("is the experiment's own seed", where="seed", found=seed, hint=hint)
-    validation = spec.validation or ValidationSpec(clients=HELD_OUT)
-    return spec.model_copy(
-        update={"seed": seed, "validation": validation, "attack": None, "out": None}
-    )
+    setting = spec.model_copy(update={"seed": seed, "attack": None, "out": None})
+    if spec.validation is not None:
+        return setting
+    data = spec.data
+    if isinstance(data, NamedData) and data.limit is not None:
+        data = data.model_copy(update={"limit": round(data.limit / (1 - HELD_OUT))})
+    return setting.model_copy(update={"validation": ValidationSpec(clients=HELD_OUT), "data": data})
 
 
 def gate(

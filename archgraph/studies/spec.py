@@ -142,8 +142,11 @@ class StudySpec(FromFile):
     """A published table: what its rows and columns change in one experiment, and its claims."""
 
     archgraph: Version = 1
-    study: _Text = Field(
-        description="paper and table, e.g. RecipFL, Table 3; its first word names the page"
+    study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
+    page: Annotated[str, Field(pattern=r"\w")] | None = Field(
+        default=None,
+        description="title of its page of results, which it shares with studies of the same one; "
+        "left out: the first word of `study`",
     )
     about: str = Field(default="", description="what a reader of the table must know")
     experiment: _Changes = Field(description="keys of an experiment that all cells share")
@@ -190,8 +193,8 @@ class StudySpec(FromFile):
 
     @property
     def paper(self) -> str:
-        """The first word of the name. Studies with the same one share a page of results."""
-        return (re.findall(r"\w+", self.study) or ["studies"])[0]
+        """Title of the page of results: ``page``, or the first word of the name."""
+        return self.page or (re.findall(r"\w+", self.study) or ["studies"])[0]
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:

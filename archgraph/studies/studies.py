@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from archgraph.files import write
 from archgraph.language.checking import yaml_files
 from archgraph.reports.plots import save_figure
 from archgraph.studies.claims import Judged, judge
+from archgraph.studies.gates import GateRecord
 from archgraph.studies.outcomes import OUTCOMES
 from archgraph.studies.pictures import column_picture, columns_of, differences_picture, drawable
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
-from archgraph.studies.study_tables import study_markdown
+from archgraph.studies.study_tables import p_text, study_markdown
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
@@ -79,13 +81,18 @@ class Studies:
                 why = ", ".join(f"{n} × {text}" for text, n in texts.items())
                 names = dict.fromkeys(one.finding.claim for one in waiting)
                 unmeasured.append((_link(result), ", ".join(names), "", "", "", "", why))
-            rows += [(result, one) for one in primary if one.finding.paired is not None]
+            rows += [(result, one) for one in primary if one.finding.paired and not one.elsewhere]
         order = {outcome: number for number, outcome in enumerate(OUTCOMES)}
         rows.sort(key=lambda row: order[row[1].outcome or "undecided"])
         lines = (_claim_line(result, one) for result, one in rows)
         heads = ("study", "claim", "where", "difference", "95 % interval", "p", "verdict")
-        note = "p: corrected (Holm) over all primary claims that share runs; of an equivalence the "
-        note += "larger one of its two one-sided tests"
+        note = (
+            "p: corrected (Holm) over all primary claims of a study and all that share its runs; "
+        )
+        note += (
+            "of an equivalence the larger one of its two one-sided tests; intervals are of each "
+        )
+        note += "comparison alone"
         return Table(
             "What holds, what does not, and what nobody can say yet",
             heads,
@@ -97,28 +104,39 @@ class Studies:
     def settings(self) -> Table:
         """Tabulate the settings with a gate: whether methods could show anything in them."""
         rows = []
-        for result in self.results.values():
-            gates = {id(g): g for r in result.runs if (g := result.gates.get(r.setting))}
-            for gate in gates.values():
-                compared = "; ".join(
-                    f"{c['what']} {gate.text(c['figure'])} against {gate.text(c['reference'])} "
-                    f"({c['than']})"
-                    for c in gate.comparisons
-                )
-                passed = "yes" if gate.passed else "no"
-                rows.append((_link(result), gate.column or gate.data, passed, compared))
+        for gate, of in self._gates():
+            compared = "; ".join(
+                f"{c['what']} {gate.text(c['figure'])} against {gate.text(c['reference'])} "
+                f"({c['than']})"
+                for c in gate.comparisons
+            )
+            passed = "yes" if gate.passed else "no"
+            names = "; ".join(map(_link, of))
+            rows.append((names, gate.column or gate.data, passed, compared))
         heads = ("study", "setting", "fit to be run", "because")
         return Table("Settings", heads, tuple(rows))
 
+    def _gates(self) -> list[tuple[GateRecord, list[StudyResult]]]:
+        """Return the gates, and the studies that share each."""
+        gates: dict[tuple[str, ...], tuple[GateRecord, list[StudyResult]]] = {}
+        for result in self.results.values():
+            mine = {tuple(g.covers): g for r in result.runs if (g := result.gates.get(r.setting))}
+            for covers, gate in mine.items():
+                gates.setdefault(covers, (gate, []))[1].append(result)
+        return list(gates.values())
+
     def uncounted(self) -> Table:
-        """Tabulate the claims that left the count, each with its rule."""
-        rows = [
-            (one.finding.study, one.finding.claim, one.finding.where, one.note)
-            for judged in self.judged.values()
-            for one in judged
-            if one.outcome == "not counted"
-        ]
-        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(dict.fromkeys(rows)))
+        """Tabulate the claims that left the count, measured or not, each with its rule."""
+        places: dict[tuple[str, str, str], dict[str, None]] = {}
+        for one in itertools.chain(*self.judged.values()):
+            if one.outcome == "not counted":
+                of = one.finding
+                places.setdefault((of.study, of.claim, one.note), {})[of.where] = None
+        rows = (
+            (study, claim, " · ".join(where) if len(where) < 4 else f"{len(where)} places", rule)
+            for (study, claim, rule), where in places.items()
+        )
+        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(rows))
 
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""
@@ -251,13 +269,13 @@ def _claim_line(result: StudyResult, one: Judged) -> tuple[str, ...]:
         ", ".join(filter(None, (finding.where, finding.figure))),
         f"{finding.paired.mean:+.2f}",
         "" if low is None else f"{low:+.2f} … {high:+.2f}",
-        "" if one.p is None else f"{one.p:.3f}",
+        "" if one.p is None else p_text(one.p),
         one.text,
     )
 
 
 def _file(paper: str) -> str:
-    return f"{paper.lower()}.md"
+    return re.sub(r"\W+", "_", paper.lower()) + ".md"
 
 
 def needs(spec: StudySpec) -> str:

@@ -226,8 +226,8 @@ class StudyResult:
         right, other_right = (self._answered(*cell, figure, common) for cell in (first, second))
         if right is not None and other_right is not None and right.shape[1] < SMALL:
             statistic = with_examples(statistic, resampled(right, other_right))
-        runs = self._addresses(*first), self._addresses(*second)
-        gates = [self.gates.get(setting_of(name)) for of in runs for name in of[:1]]
+        runs = self._settings(*first), self._settings(*second)
+        gates = [self.gates.get(name) for of in runs for name in of]
         failed = any(gate is not None and not gate.passed for gate in gates)
         return StudyFinding(
             self.spec.study,
@@ -254,10 +254,10 @@ class StudyResult:
         known = [row for row in rows if row is not None]
         return np.stack(known) if known and len(known) == len(rows) else None
 
-    def _addresses(self, row: str, column: str) -> tuple[str, ...]:
-        """Return the runs of a cell, whatever their seed, in order."""
+    def _settings(self, row: str, column: str) -> tuple[str, ...]:
+        """Return the setting of a cell's runs; nothing if it has none."""
         cells = (one for one in self.runs if (one.cell.row, one.cell.column) == (row, column))
-        return tuple(one.address for one in cells)
+        return tuple(dict.fromkeys(one.setting for one in cells))
 
 
 def _until(log: Log, macs: float) -> Log:

@@ -25,10 +25,10 @@ from archgraph.tables import Table, plural
 WIDE = 16
 NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
-    "Primary claims have a verdict, with p corrected (Holm) over all that share runs, level "
-    f"{LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two one-sided tests within "
-    "the margin, corrected in the same way), undecided. Detectable: the true difference that so "
-    f"many seeds find in {100 * POWER:.0f} % of cases"
+    "Primary claims have a verdict, with p corrected (Holm) over all of the study and all that "
+    f"share its runs, level {LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two "
+    "one-sided tests within the margin, corrected in the same way), undecided. Detectable: the "
+    f"true difference that so many seeds find in {100 * POWER:.0f} % of cases"
 )
 
 
@@ -139,7 +139,24 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     seeds = plural(len({one.seed for one in result.runs}), "seed")
     of = plural(len({one.folder for one in result.runs}), "run")
     done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
-    return result.spec.about, result.spec.sizes[result.size].about, done
+    return result.spec.about, result.spec.sizes[result.size].about, done, _where(result)
+
+
+def _where(result: StudyResult) -> str:
+    """Say on what the finished runs were computed: digits repeat on one processor only."""
+    runs = {one.address: one for one in result.runs if one.address in result.records}
+    where: dict[str, list[str]] = {}
+    for name in runs:
+        of = result.records[name].origin
+        device = [of["device"]] if of["device"] != "cpu" else []
+        machine = ", ".join(map(str, (*device, of["processor"], of["instructions"])))
+        threads = plural(of["threads"], "thread")
+        where.setdefault(f"{machine}, {threads}, torch {of['torch']}", []).append(of["commit"])
+    machines = (
+        f"{machine} ({plural(len(commits), 'run')}, commit {', '.join(sorted(set(commits)))})"
+        for machine, commits in where.items()
+    )
+    return f"Computed on {'; '.join(machines)}." if where else ""
 
 
 def _findings(result: StudyResult) -> tuple[str, ...]:
@@ -173,6 +190,8 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         )
         title = ", ".join(filter(None, (result.spec.study, first)))
         note = "measured: mean ± standard deviation over the seeds"
+        if len({one.seed for one in result.runs}) == 1:
+            note = "measured: one seed"
         note += "; in brackets: published" if result.spec.published else ""
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
@@ -189,6 +208,16 @@ def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
     return text if printed is None else f"{text} ({printed:g})"
 
 
+def p_text(p: float) -> str:
+    """Write a p value with three digits.
+
+    Example:
+        >>> p_text(0.0394), p_text(2e-5)
+        ('0.039', '< 0.001')
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _number(value: float, digits: int) -> str:
     """Write so many digits behind the point, four in all for what is larger than a thousand."""
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
@@ -199,13 +228,13 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
     for one in judged:
         finding, digits = one.finding, result.spec.read[one.finding.figure].digits
         cells = (NOTHING,) * 6
-        if (paired := finding.paired) is not None:
+        if (paired := finding.paired) is not None and not one.elsewhere:
             low, high = paired.interval or (None, None)
             cells = (
                 f"{paired.mean:+.{digits}f}",
                 NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
                 str(len(paired.differences)),
-                NOTHING if one.p is None else f"{one.p:.3f}",
+                NOTHING if one.p is None else p_text(one.p),
                 NOTHING if paired.margin is None else f"{paired.margin:.{digits}f}",
                 NOTHING if paired.detectable is None else f"{paired.detectable:.{digits}f}",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 import archgraph as ag
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec, load_family
+from archgraph.language.data import NamedData
 from archgraph.studies import load_study
+from archgraph.studies.cell import address
 from archgraph.studies.spec import StudyCell, StudySizeName, cells
+from archgraph.studies.study import SMALL
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 NEFL = sorted(path.stem for path in (SPECS / "studies").glob("nefl_*.yaml"))
@@ -147,3 +151,76 @@ def test_recipfl_has_a_row_of_the_papers_eq_8(size):
 @pytest.mark.parametrize("name", ["fedadp_table1", "fedadp_fig4"])
 def test_fedadps_clients_train_on_a_fifth_of_their_data(name, size):
     assert {experiment_of(cell).local.fraction for cell in cells_of(name, size)} == {0.2}
+
+
+def test_rows_without_the_division_by_the_width_rate_say_so():
+    """The codes of ScaleFL and FedRolex divide by it, their papers do not say so."""
+    seen = 0
+    paths = [*(SPECS / "studies").glob("*.yaml"), SPECS / "ablations/equal_budgets.yaml"]
+    for study in map(load_study, paths):
+        for strategy in (row.get("strategy") for row in study.rows.values()):
+            if isinstance(strategy, dict) and strategy.keys() & {"scalefl", "fedrolex"}:
+                (name,) = strategy
+                assert not configured(name, strategy[name]).scaler
+                assert "scaler: true" in study.about, study.study
+                seen += 1
+    assert seen > 6
+
+
+# -- what counts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("fedfa_table2", "construction"),  # both methods of a pair have the same clients
+        ("fedfa_table10", "untrained"),
+        *((f"fedfa_fig{number}", "untrained") for number in (7, 8, 9)),
+    ],
+)
+def test_claims_that_cannot_fail_leave_the_count(name, rule):
+    study = load_study(SPECS / "studies" / f"{name}.yaml")
+    assert {claim.not_counted for claim in study.claims} == {rule}
+
+
+def test_clean_above_attacked_and_iid_above_non_iid_are_checks_of_a_manipulation():
+    seen = set()
+    for path in sorted((SPECS / "studies").glob("*.yaml")):
+        for claim in load_study(path).claims:
+            if claim.better in ("0 %", "IID"):
+                assert claim.not_counted == "manipulation" and not claim.primary, path.name
+                seen.add(claim.better)
+    assert seen == {"0 %", "IID"}
+
+
+def test_small_test_sets_have_answers():
+    """Digits have 360 test examples; a limit is one of the test examples, too."""
+    drawn = re.compile(r"(worst|average|global)_accuracy|(models|clients)\..*accuracy")
+    asked = set()
+    for path in sorted(
+        (*(SPECS / "studies").glob("*.yaml"), *(SPECS / "ablations").glob("*.yaml"))
+    ):
+        study = load_study(path)
+        by = ([claim.by] if claim.by else list(study.figures) for claim in study.claims)
+        names = set(itertools.chain.from_iterable(by))
+        for cell in (cell for size in study.sizes for cell in cells(study, size)):
+            data = experiment_of(cell).data
+            assert isinstance(data, NamedData)
+            small = data.dataset == "digits" or (data.limit or SMALL) < SMALL
+            if small and any(drawn.match(cell.figures[name].measure) for name in names):
+                assert experiment_of(cell).evaluate.answers, (path.name, cell.row, cell.column)
+                asked.add(path.stem)
+    assert asked == {"fedfa_table1", "fedfa_fig3", "fedfa_depth", "scalefl_exits"}
+
+
+def test_equal_cells_of_several_studies_are_the_same_runs():
+    """Table 2, Figure 3 and the ablation read the runs of FedFA's Table 1."""
+
+    def runs(path: str) -> set[str]:
+        every = cells(load_study(SPECS / path), "small")
+        return {address(cell.experiment) for cell in every if cell.experiment is not None}
+
+    first = runs("studies/fedfa_table1.yaml")
+    assert runs("studies/fedfa_fig3.yaml") == first
+    assert runs("studies/fedfa_table2.yaml") <= first
+    assert len(runs("ablations/fedfa_depth.yaml") & first) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,8 +20,8 @@ EQUAL = Paired((0.1, -0.1, 0.05, -0.05, 0.0), margin=1.0)
 
 def finding(paired: Paired | None, name: str = "a", **more: object) -> StudyFinding:
     runs = ("accuracy", (f"{name}-ours",), (f"{name}-theirs",))
-    values: dict[str, object] = {"primary": True, "runs": runs, **more}
-    return StudyFinding("Study 1", name, "", "f", paired, **values)  # type: ignore[arg-type]  # by name
+    values: dict[str, object] = {"study": "Study 1", "primary": True, "runs": runs, **more}
+    return StudyFinding(claim=name, where="", figure="f", paired=paired, **values)  # type: ignore[arg-type]  # by name
 
 
 def test_each_comparison_has_one_outcome_or_a_reason():
@@ -33,6 +35,7 @@ def test_each_comparison_has_one_outcome_or_a_reason():
         finding(None, "f"),
         finding(CLEAR, "g", primary=False),
         *(finding(CLEAR, rule, rule=rule) for rule in RULES),
+        finding(None, "h", rule="reference"),  # cells of such a setting are not run
     ]
     assert [one.text for one in judge(each)] == [
         "holds",
@@ -43,6 +46,7 @@ def test_each_comparison_has_one_outcome_or_a_reason():
         "not measured",
         "exploratory",
         *(f"not counted: {text}" for text in RULES.values()),
+        "not counted: its setting does not pass the gate of trivial references",
     ]
 
 
@@ -53,29 +57,42 @@ def test_a_pair_of_runs_is_judged_once():
     other = finding(CLEAR, runs=("loss", *first.runs[1:]))  # another measure of the same runs
     texts = [one.text for one in judge([first, again, back, other])]
     assert texts == ["holds", "judged in Study 1", "judged in Study 1", "holds"]
+    # Exploratory ones refer to a primary one wherever it stands, else to the one with most seeds.
+    early = finding(CLEAR, study="Study 0", primary=False)
+    fewer = finding(Paired(CLEAR.differences[:3]), study="Study 2", primary=False)
+    each = judge([early, first, fewer])
+    assert [one.text for one in each] == ["judged in Study 1", "holds", "judged in Study 1"]
+    assert [one.elsewhere for one in each] == [True, False, True] and each[0].p is None
+    assert [one.text for one in judge([fewer, early])] == ["compared in Study 0", "exploratory"]
+    assert len(drawable(judge([fewer, early]))) == 1
+    # What is not measured, or does not count, has no figures for others.
+    pairs = [finding(None), finding(CLEAR, rule="untrained"), finding(CLEAR, primary=False)]
+    assert judge(pairs)[2].text == "exploratory"
 
 
 @given(st.lists(st.floats(0.2, 3.0), min_size=1, max_size=6))
-def test_claims_that_share_runs_are_corrected_together_and_others_apart(shifts: list[float]):
+def test_claims_of_a_study_or_that_share_runs_are_corrected_together(shifts: list[float]):
     spread = (-1.0, -0.5, 0.0, 0.5, 1.0)
     pairs = [Paired(tuple(shift + x for x in spread)) for shift in shifts]
     # All against one baseline: connected through its runs.
     shared = [
-        finding(pair, str(i), runs=("accuracy", (f"ours {i}",), ("base",)))
+        finding(pair, str(i), study=f"Study {i}", runs=("accuracy", (f"ours {i}",), ("base",)))
         for i, pair in enumerate(pairs)
     ]
     raw = {i: pair.p or 0.0 for i, pair in enumerate(pairs)}
     corrected = holm(raw)
     assert [one.p for one in judge(shared)] == pytest.approx([corrected[i] for i in raw])
-    apart = [finding(pair, str(i)) for i, pair in enumerate(pairs)]
+    of_one = [finding(pair, str(i)) for i, pair in enumerate(pairs)]
+    assert [one.p for one in judge(of_one)] == pytest.approx([corrected[i] for i in raw])
+    apart = [finding(pair, str(i), study=f"Study {i}") for i, pair in enumerate(pairs)]
     assert [one.p for one in judge(apart)] == pytest.approx(list(raw.values()))
 
 
 def test_equivalence_is_corrected_over_claims_that_share_runs():
     one = Paired((-1.0, -0.5, 0.0, 0.5, 1.0), margin=0.92)
     assert one.p_equivalent == pytest.approx(0.03, abs=0.002)  # twice of it is above the level
-    shared = [finding(one, i, runs=("accuracy", (f"ours {i}",), ("base",))) for i in "ab"]
-    apart = [finding(one, i) for i in "ab"]
+    shared = [finding(one, i, study=i, runs=("accuracy", (f"ours {i}",), ("base",))) for i in "ab"]
+    apart = [finding(one, i, study=i) for i in "ab"]
     assert [each.text for each in judge(shared)] == ["undecided", "undecided"]
     assert [each.text for each in judge(apart)] == ["equivalent", "equivalent"]
 
@@ -89,11 +106,24 @@ def test_what_does_not_count_corrects_nothing():
         finding(CLEAR, str(i), primary=False, runs=("accuracy", (f"{i}",), ("base",)))
         for i in range(9)
     ]
-    assert judge([finding(weak, runs=runs), *others])[0].p == alone
+    left = [finding(None, rule, rule=rule) for rule in RULES]
+    assert judge([finding(weak, runs=runs), *others, *left])[0].p == alone
+
+
+def test_what_is_not_measured_yet_is_corrected_for():
+    """Else a verdict could come and go with the order in which runs are done."""
+    alone, waiting = judge([finding(CLEAR, "a")])[0].p, finding(None, "b")
+    assert alone is not None
+    first, other = judge([finding(CLEAR, "a"), waiting])
+    assert first.p == pytest.approx(2 * alone) and other.text == "not measured"
+    elsewhere = dataclasses.replace(waiting, study="Study 2")
+    assert judge([finding(CLEAR, "a"), elsewhere])[0].p == alone
+    one = judge([finding(Paired((1.0,), margin=1.0))])[0]  # a single seed has no p
+    assert (one.p, one.text) == (None, "undecided: 1 of 5 seeds")
 
 
 def test_differences_are_drawn_with_margin_and_interval():
-    judged = judge([finding(CLEAR), finding(NOISY, primary=False), finding(None)])
+    judged = judge([finding(CLEAR), finding(NOISY, "b", primary=False), finding(None)])
     figure = differences_picture(drawable(judged), "A study")
     (panel,) = figure.axes
     drawn = [np.asarray(line.get_xdata()) for line in panel.get_lines()]
@@ -114,6 +144,6 @@ def test_a_claim_whose_setting_has_no_gate_is_undecided():
 
 
 def test_the_p_that_decided_is_the_one_shown():
-    one, other = judge([finding(EQUAL, "a"), finding(CLEAR, "b")])
+    one, other = judge([finding(EQUAL, "a", study="A"), finding(CLEAR, "b", study="B")])
     assert (one.outcome, other.outcome) == ("equivalent", "holds")
     assert (one.p, other.p) == (EQUAL.p_equivalent, CLEAR.p)

@@ -17,6 +17,8 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.language import load_experiment
+from archgraph.language.data import IidSpec
+from archgraph.language.validation import ValidationSpec
 from archgraph.studies.references import (
     PASSES,
     References,
@@ -388,6 +390,18 @@ def test_a_gate_needs_another_seed_and_held_out_examples(file: Path, linear: Exp
         gate_setting(load_experiment(file), 0)
     with pytest.raises(RunError, match="needs held-out examples"):
         gate(linear)
+
+
+def test_clients_train_on_as_many_examples_in_a_gate_as_in_the_study(file: Path):
+    """With fewer, the last minibatch of a pass has another size: under batch norm, another run."""
+    spec = load_experiment(file)
+    data = spec.data.model_copy(update={"limit": 400, "partition": IidSpec(scheme="iid")})
+    spec = spec.model_copy(update={"data": data})
+    gated = prepare(gate_setting(spec, 7))
+    assert sum(map(len, gated.shares)) == sum(map(len, prepare(spec).shares)) == 400
+    assert len(gated.held_out) == 100
+    held = spec.model_copy(update={"validation": ValidationSpec(clients=0.5)})
+    assert sum(map(len, prepare(gate_setting(held, 7)).shares)) == 200  # the study's own
 
 
 def test_a_gates_setting_is_clean(file: Path):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import archgraph as ag
@@ -139,6 +140,16 @@ def test_the_page_says_what_all_runs_have_in_common(result: StudyResult):
     settings = page[page.index("Settings of all runs") :]
     assert "data.limit" in settings and "attack" not in settings
     assert "in brackets: published" in page
+
+
+def test_the_page_says_on_what_runs_were_computed_and_of_how_many_seeds(
+    result: StudyResult, place: Path
+):
+    line = next(x for x in study_markdown(result).splitlines() if x.startswith("Computed on"))
+    assert f"1 thread, torch {torch.__version__} (8 runs, commit" in line
+    assert study_tables(result)[0].note.startswith("measured: mean ± standard deviation")
+    one = read(place, STUDY.replace("seeds: [0, 1]", "seeds: [0]"))
+    assert study_tables(one)[0].note.startswith("measured: one seed")
 
 
 def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
@@ -426,7 +437,8 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
     (folder / "a.yaml").write_text(told)
     (folder / "b.yaml").write_text(told.replace("Table 1", "Table 2"))
-    (folder / "d.yaml").write_text(told.replace("Somebody, Table 1", "Another's table"))
+    other = "Another's table\npage: Tables of others"
+    (folder / "d.yaml").write_text(told.replace("Somebody, Table 1", other))
     left = STUDY.replace("Table 1", "Table 3").split("sizes:")[0]
     (folder / "c.yaml").write_text(left + "sizes: {paper: {about: Needs what nobody has.}}\n")
     pages = tmp_path / "pages"
@@ -443,18 +455,33 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     first = both.summary().rows[0]
     assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
     assert first[4:] == ("0", "0", "0", "0", "0", "2")  # no claim is primary
+    assert not both.uncounted().rows
+    marked = told.replace("by: average}", "by: average, not_counted: untrained}")
+    (folder / "e.yaml").write_text(marked.replace("Table 1", "Table 4"))
+    more = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    (folder / "e.yaml").unlink()
+    assert more.uncounted().rows == (
+        ("Somebody, Table 4", "HeteroFL better than Standalone", "clean · attacked",
+         "holds of the same networks before training"),
+    )  # fmt: skip
+    # The other two compare the same runs, and refer to it.
+    assert [row[-1] for row in both.summary().rows] == ["2", "0", "0"]
+    again = study_tables(both.results[folder / "b.yaml"], both.judged["Somebody, Table 2"])
+    (rows,) = (table.rows for table in again if table.title == "Claims")
+    assert {row[3:] for row in rows} == {(*["–"] * 6, "compared in Somebody, Table 1")}
     text = {file.name: file.read_text() for file in pages.iterdir()}
     pictures = {name: text.pop(name) for name in list(text) if name.endswith(".svg")}
     assert set(pictures) == set(re.findall(r"\((.*?\.svg)\)", "".join(text.values())))
-    # Of each study two columns and the differences of its claims.
-    assert len(pictures) == 9 and all(one.startswith("<?xml") for one in pictures.values())
-    assert text == both.pages() and set(text) == {"index.md", "somebody.md", "another.md"}
+    # Of each study two columns, and the differences of its claims once.
+    assert len(pictures) == 7 and all(one.startswith("<?xml") for one in pictures.values())
+    assert text == both.pages() and set(text) == {"index.md", "somebody.md", "tables_of_others.md"}
     assert "| Somebody, Table 3 | Needs what nobody has. |" in text["index.md"]
-    assert "[Somebody](somebody.md), [Another](another.md)" in text["index.md"]
+    assert "[Somebody](somebody.md), [Tables of others](tables_of_others.md)" in text["index.md"]
     assert text["somebody.md"].count("Both are alike.") == 2
     assert "## Somebody" not in text["index.md"]
     assert "## Somebody, Table 1" in text["somebody.md"]
-    assert text["another.md"].startswith("# Another, measured\n\n## Another's table\n")
+    page = text["tables_of_others.md"]
+    assert page.startswith("# Tables of others, measured\n\n## Another's table\n")
     assert "Both are alike." not in study_markdown(result)
     (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
     half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
