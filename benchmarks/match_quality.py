@@ -80,11 +80,17 @@ def line(name: str, seed: int) -> dict[str, object]:
         weights = ag.match(wide, a, b, other=other)
         batches = [(x[:512], y[:512])]
         seen = ag.match(wide, a, b, other=other, data=batches)
+        merged = mean(wide, a, b, seen.transfer)
+        repaired = None
+        if wide == other:
+            ends = (a, seen.order.pull(b))
+            repaired = tested(wide, ag.repair(wide, merged, batches, ends=ends))
         record[setting] = {
             "ends": ends,
             "as it is": tested(wide, mean(wide, a, b, prefix)),
             "by weights": tested(wide, mean(wide, a, b, weights.transfer)),
-            "by activations": tested(wide, mean(wide, a, b, seen.transfer)),
+            "by activations": tested(wide, merged),
+            "repaired": repaired,
             "similarity": (weights.before, weights.after),
         }
     return record
@@ -110,11 +116,13 @@ def main() -> None:
     for record in records:
         for setting in ("barrier", "one shot"):
             cells[record["network"], setting].append(record[setting])
-    ways = ("as it is", "by weights", "by activations")
+    ways = ("as it is", "by weights", "by activations", "repaired")
     rows = []
     for (name, setting), values in cells.items():
         ends = " and ".join(f"{np.mean([v['ends'][i] for v in values]):.1f}" for i in (0, 1))  # type: ignore[index]
-        means = (f"{np.mean([v[w] for v in values]):.1f}" for w in ways)
+        means = (
+            "" if values[0][w] is None else f"{np.mean([v[w] for v in values]):.1f}" for w in ways
+        )
         rows.append((name, setting, ends, *means, str(len(values))))
     columns = ("network", "setting", "alone", *ways, "seeds")
     print(Table("Accuracy of the mean of two networks, in %", columns, tuple(rows)))

@@ -91,7 +91,7 @@ def match(
 ) -> None:
     """Bring the weights of a network into the order of another one.
 
-    Networks that were trained apart have their positions in different orders; permuting them changes
+    Networks that were trained apart have their positions in different orders, and an order changes
     no result. Prints how many positions of each axis move, and how alike the weights are before and
     after; --output writes the weights of OTHER in the order of MODEL (safetensors). OTHER may be
     narrower.

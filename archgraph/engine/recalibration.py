@@ -13,10 +13,8 @@ import torch
 from archgraph.data import Split
 from archgraph.engine.experiment import Experiment
 from archgraph.federation import Evaluated, Model, State, module_of, seeded
-from archgraph.graph.ir import ArchGraph, per_graph
-from archgraph.graph.passes import specialise
-from archgraph.ops.schema import op_schema
-from archgraph.ops.table import row, statistics
+from archgraph.graph.ir import ArchGraph
+from archgraph.relate.repair import measured, measuring
 
 
 def recalibrated(
@@ -47,27 +45,16 @@ def recalibrated(
     Returns:
         A state with the same entries; the given one if the graph has no running statistics.
     """
-    probe, buffers = _measuring(graph)
+    probe, buffers = measuring(graph)
     # No pass over the data for a model without such layers.
     if not buffers:
         return state
     order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
     module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
-    live = dict(module.named_buffers())
-    # In double: a mean over thousands of batches.
-    sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
     # Pieces of equal size: a mean over batches would give a small last one too much weight.
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
-    with torch.no_grad():
-        for piece in pieces:
-            inputs, _ = data.examples(piece)
-            module(*(x.to(device) for x in inputs))
-            for name, total in sums.items():
-                total += live[name]
-    means = {
-        name: (total / len(pieces)).to(state[name].dtype).cpu() for name, total in sums.items()
-    }
-    return {name: means.get(name, tensor) for name, tensor in state.items()}
+    batches = ([x.to(device) for x in data.examples(piece)[0]] for piece in pieces)
+    return {**state, **measured(module, buffers, batches, state)}
 
 
 def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
@@ -89,20 +76,3 @@ def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
         seed=setup.world.seed,
         device=setup.world.device,
     )
-
-
-@per_graph
-def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
-    """Return a graph in eval mode whose running statistics become each batch's; and their names."""
-    running = statistics(graph)
-    nodes, measured = [], []
-    for node in graph.nodes:
-        flag = row(node.op).training_flag
-        names = [name for name in node.leaves() if name in running]
-        if flag is not None and names and "momentum" in op_schema(node.op).by_name:
-            # Momentum 1 replaces the old statistics by those of the batch.
-            node = node.with_args(**{flag: True, "momentum": 1.0})
-            measured += names
-        nodes.append(node)
-    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
-    return probe, tuple(dict.fromkeys(measured))
