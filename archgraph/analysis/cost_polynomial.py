@@ -85,7 +85,9 @@ class CostPolynomial:
     parts: Mapping[str, tuple[CostPart, ...]]
 
     @classmethod
-    def of(cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]) -> CostPolynomial:
+    def of(
+        cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
+    ) -> CostPolynomial:
         """Return measures of a graph's submodels, from what each costs by what it needs."""
         solved = axes(graph)
         free = {axis.name for axis in solved.free}

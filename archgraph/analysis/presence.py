@@ -21,11 +21,13 @@ class Presence:
 
     Attributes:
         there: The blocks that each needs.
+        read: The blocks of which its result needs some reader.
         within: The block that it is part of, by operator that is part of one.
         stands_in: What is left out with its block, by the operator that is read in its place.
     """
 
     there: Mapping[str, Needs]
+    read: Mapping[str, Needs]
     within: Mapping[str, Needs]
     stands_in: Mapping[str, Sequence[str]]
 
@@ -65,7 +67,9 @@ def presence(graph: ArchGraph) -> Presence:
         within = frozenset({frozenset({owner[node.name]})} if node.name in owner else ())
         needs = all_needs(read[node.name], within)
         there[node.name] = frozenset() if node.op == "input" else needs  # 3
-    return Presence(there, {n: frozenset({frozenset({b})}) for n, b in owner.items()}, stands_in)
+    return Presence(
+        there, read, {n: frozenset({frozenset({b})}) for n, b in owner.items()}, stands_in
+    )
 
 
 def any_needs(needs: Iterable[Needs]) -> Needs:

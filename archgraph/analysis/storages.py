@@ -82,9 +82,7 @@ def _results(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...]:
         if tensors is not None:
             return tensors
     if known.order and isinstance(value := node.arg(known.order), (Ref, Leaf)):  # 2
-        (model, *_) = result.tensors[value]
-        if list(model.shape) == [size_at(s, batch) for s in node.shape]:
-            return (torch.empty_like(model),)
+        return (_ordered(result.tensors[value][0], _empty(node.types[0], batch)),)
     return tuple(_empty(type_, batch) for type_ in node.types)
 
 
@@ -127,6 +125,13 @@ def _run(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...] | None:
 def _empty(type_: TensorType, batch: int) -> Tensor:
     shape = [size_at(size, batch) for size in type_.shape]
     return torch.empty(shape, dtype=torch_dtype(type_.dtype), device="meta")
+
+
+def _ordered(model: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor whose dimensions lie in memory in the order of another's."""
+    order = sorted(range(model.dim()), key=lambda dim: -model.stride(dim))
+    inverse = sorted(range(model.dim()), key=order.__getitem__)
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
 def _address(tensor: Tensor) -> int:

@@ -1,33 +1,37 @@
-"""Memory of a training step: every allocation of forward, backward and optimiser, as polynomials."""
+"""Memory of a training step: all allocations of forward, backward, optimiser, as polynomials."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.presence import Needs
 from archgraph.layout.polynomial import Monomial, Polynomial
+from archgraph.tables import Table
 
 KINDS = ("weights", "buffers", "inputs", "optimizer", "gradients", "saved")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """Bytes of a training step.
+@dataclass(frozen=True, repr=False)
+class TrainingMemory:
+    """Bytes of a training step, as PyTorch allocates them on a CPU.
+
+    Gradients of parameters come into being while what was saved for backward is freed, so that the
+    total may be less than the sum of the parts.
 
     Attributes:
         weights: All parameters.
-        buffers: Running statistics, constants.
+        buffers: Running statistics and constants.
         inputs: The batch.
         optimizer: State of the optimiser.
         gradients: Gradients of all parameters that are trained.
-        saved: What forward saves for backward, at the end of forward.
-        total: The most that is allocated at any time. Gradients of parameters come into being
-            while what was saved is freed, so that it is less than the sum of the others may be.
+        saved: What forward saves for backward beside all that, at the end of forward.
+        total: The most that is allocated at any moment.
         moment: When that is.
+        polynomial: The memory of all submodels of the graph.
     """
 
     weights: int
@@ -38,6 +42,17 @@ class MemoryFigures:
     saved: int
     total: int
     moment: str
+    polynomial: MemoryPolynomial = field(compare=False)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{getattr(self, kind):,} {kind}" for kind in KINDS)
+        return f"<TrainingMemory: {self.total:,} bytes in the {self.moment}; {parts}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(kind, f"{getattr(self, kind):,}") for kind in KINDS]
+        rows.append((f"most at once: {self.moment}", f"{self.total:,}"))
+        title = "Bytes of a training step"
+        return Table(title, ("part", "bytes"), tuple(rows), frozenset({1}))._repr_html_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +64,21 @@ class Allocation:
         part: Its bytes.
         start: The first moment at which it is there.
         end: The last one.
+        absent: It is there only where these blocks are left out: what stands in for their results.
+        bound: Blocks that it needs, or what stands in for it where some are left out; None: it
+            stands in for another one.
     """
 
     kind: str
     part: CostPart
     start: int
     end: int
+    absent: frozenset[str] = frozenset()
+    bound: Needs | None = frozenset()
+
+    def there(self, skipped: Collection[str]) -> bool:
+        """Return whether it is there where some blocks are left out."""
+        return self.absent.issubset(skipped) and self.part.there(skipped)
 
 
 @dataclass(frozen=True)
@@ -62,22 +86,24 @@ class MemoryPolynomial:
     """Memory of a training step of every submodel, without making it.
 
     Attributes:
-        costs: Sizes of axes, blocks, and the polynomials of each part (``weights``, ``buffers``,
-            ``inputs``, ``optimizer``, ``gradients``, ``saved``).
+        costs: Sizes of axes and blocks, without a measure.
         allocations: All tensors of a step.
         moments: What happens at each moment, and the blocks that it needs.
+        loss: The moment between forward and backward.
     """
 
     costs: CostPolynomial
     allocations: tuple[Allocation, ...]
     moments: tuple[tuple[str, Needs], ...]
+    loss: int
 
     def at(
         self, sizes: Mapping[str, int] | None = None, skipped: Collection[str] = ()
-    ) -> MemoryFigures:
+    ) -> TrainingMemory:
         """Return the memory of a submodel.
 
-        A copy that is not needed where an axis is cut to a single position is still counted.
+        It is the memory of the graph that is cut, except that a copy which is not needed where an
+        axis is cut to one position still counts.
 
         Args:
             sizes: Of axes that are cut; the others have their size.
@@ -92,20 +118,23 @@ class MemoryPolynomial:
         changes = [0] * (len(self.moments) + 1)
         parts = dict.fromkeys(KINDS, 0)
         for allocation in self.allocations:
-            if not allocation.part.there(skipped):
+            if not allocation.there(skipped):
                 continue
             size = allocation.part.polynomial.without(gone).value(all_sizes)
             changes[allocation.start] += size
             changes[allocation.end + 1] -= size
-        for kind in KINDS:
-            parts[kind] = self.costs.polynomial(kind, skipped).value(all_sizes)
+            kind, forward = allocation.kind, allocation.start <= self.loss <= allocation.end
+            if kind in parts and (kind != "saved" or forward):
+                parts[kind] += size
         there = [not any(b.issubset(skipped) for b in needs) for _, needs in self.moments]
         totals = [
             total if present else 0
             for total, present in zip(itertools.accumulate(changes), there, strict=False)
         ]
         peak = max(range(len(totals)), key=totals.__getitem__)
-        return MemoryFigures(**parts, total=totals[peak], moment=self.moments[peak][0])
+        return TrainingMemory(
+            **parts, total=totals[peak], moment=self.moments[peak][0], polynomial=self
+        )
 
     def bounds(self, count: int = 8) -> tuple[tuple[CostPart, ...], ...]:
         """Return polynomials, the largest of which is never below the total of a submodel.
@@ -125,8 +154,10 @@ class MemoryPolynomial:
         keys: dict[tuple[Needs, Monomial], int] = {}
         entries: list[tuple[int, int, int, int]] = []
         for allocation in self.allocations:
+            if allocation.bound is None:
+                continue
             for monomial, factor in allocation.part.polynomial.terms.items():
-                row = keys.setdefault((allocation.part.needs, monomial), len(keys))
+                row = keys.setdefault((allocation.bound, monomial), len(keys))
                 entries.append((row, allocation.start, allocation.end, factor))
         factors = np.zeros((len(keys), len(self.moments) + 1))
         for row, start, end, factor in entries:

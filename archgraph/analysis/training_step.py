@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,9 +13,13 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial, sizes_of_layouts
 from archgraph.analysis.presence import Needs, all_needs, any_needs, presence
 from archgraph.analysis.storages import Storage, storages
-from archgraph.analysis.training_memory import KINDS, Allocation, MemoryPolynomial
+from archgraph.analysis.training_memory import (
+    Allocation,
+    MemoryPolynomial,
+    TrainingMemory,
+)
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, TensorType, Value, per_graph, refs
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, refs
 from archgraph.graph.passes import specialise
 from archgraph.layout.polynomial import Polynomial
 from archgraph.ops.operands import Amount, Counted, numel
@@ -88,6 +92,17 @@ def _factory(
     return kinds[optimizer.lower()]
 
 
+def training_memory(
+    graph: ArchGraph, batch: int, optimizer: Optimizer, dtype: str | None
+) -> TrainingMemory:
+    """Return the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
+    if batch < 1:
+        raise GraphError("a batch has at least one example", found=batch)
+    if dtype is not None and not torch_dtype(dtype).is_floating_point:
+        raise GraphError("not a type to train in", found=dtype, expected="float32")
+    return training_step(graph, batch, OptimizerState.of(optimizer), dtype).at()
+
+
 @per_graph
 def training_step(
     graph: ArchGraph, batch: int, state: OptimizerState, dtype: str | None
@@ -118,15 +133,17 @@ class _Record:
     state: OptimizerState
     dtype: str | None
     allocations: list[Allocation] = field(default_factory=list)
-    parts: dict[str, dict[Needs, Polynomial]] = field(
-        default_factory=lambda: {kind: {} for kind in KINDS}
-    )
 
     def __post_init__(self) -> None:
         self.solved = axes(self.both)
         self.free = {axis.name for axis in self.solved.free}
         self.presence = presence(self.both)
         self.storages = storages(self.graph, self.batch)
+        self.exits: dict[Storage, list[str]] = defaultdict(list)
+        for name, ends in self.presence.stands_in.items():
+            if Ref(name) in self.storages.tensors:
+                ends = [end for end in ends if Ref(end) in self.storages.tensors]
+                self.exits[self.storages.of(Ref(name))] += ends
         self.index = {node.name: number for number, node in enumerate(self.graph.nodes)}
         self.loss = len(self.graph.nodes)
         self.trained = [p for p in self.graph.params if p.trainable and self.users(p.name)]
@@ -138,9 +155,7 @@ class _Record:
             wanted = any(self.wants.get(value, False) for value in node.operands())
             self.wants[Ref(node.name)] = differentiable and wanted
         self.outputs = [
-            name
-            for name in dict.fromkeys(refs(self.graph.outputs))
-            if self.wants[Ref(name)]
+            name for name in dict.fromkeys(refs(self.graph.outputs)) if self.wants[Ref(name)]
         ]
 
     # -- sizes --------------------------------------------------------------------------------
@@ -195,22 +210,29 @@ class _Record:
         for param in self.trained:
             yield f"update of {param.name}", any_needs(there[n] for n in self.users(param.name))
 
-    def add(self, kind: str, size: Polynomial, needs: Needs, start: int, end: int) -> None:
-        """Note an allocation."""
+    def add(
+        self,
+        kind: str,
+        size: Polynomial,
+        needs: Needs,
+        start: int,
+        end: int,
+        absent: frozenset[str] = frozenset(),
+        bound: Needs | None = ALWAYS,
+    ) -> None:
+        """Note an allocation; without blocks that are absent its bound is what it needs."""
         if size.terms and start <= end:
-            self.allocations.append(Allocation(kind, CostPart(needs, size), start, end))
-
-    def total(self, kind: str, size: Polynomial, needs: Needs) -> None:
-        """Note what is part of a sum."""
-        self.parts[kind][needs] = self.parts[kind].get(needs, Polynomial({})) + size
+            bound = bound or needs if not absent else bound
+            part = CostPart(needs, size)
+            self.allocations.append(Allocation(kind, part, start, end, absent, bound))
 
     def made(self) -> MemoryPolynomial:
         """Return the record."""
         self.standing()
         self.forward()
         self.backward()
-        costs = CostPolynomial.of(self.both, self.parts)
-        return MemoryPolynomial(costs, tuple(self.allocations), tuple(self.moments()))
+        costs = CostPolynomial.of(self.both, {})
+        return MemoryPolynomial(costs, tuple(self.allocations), tuple(self.moments()), self.loss)
 
     # -- what is there all the time: 1, 5 -----------------------------------------------------
 
@@ -220,7 +242,6 @@ class _Record:
 
         def stays(kind: str, size: Polynomial, needs: Needs, start: int = 0) -> None:
             self.add(kind, size, needs, start, self.end)
-            self.total(kind, size, needs)
 
         for param in self.both.params:
             needs = any_needs(there[node] for node in self.both.leaf_users[param.name])
@@ -242,7 +263,6 @@ class _Record:
 
     def forward(self) -> None:
         """Note results, and what is saved for backward."""
-        there, within = self.presence.there, self.presence.within
         read: dict[Storage, list[str]] = defaultdict(list)
         saved: dict[Storage, set[str]] = defaultdict(set)
         for node in self.graph.nodes:
@@ -253,64 +273,113 @@ class _Record:
                     saved[storage].add(node.name)
         for name in refs(self.graph.outputs):
             read[self.storages.of(Ref(name))].append("")
-        exits = {
-            self.storages.of(Ref(name)): [self.storages.of(Ref(end)) for end in ends]
-            for name, ends in self.presence.stands_in.items()
-            if Ref(name) in self.storages.tensors
-        }
-        index = {**self.index, "": self.loss}
-        for node in reversed(self.graph.nodes):
+        for node in self.graph.nodes:
             for number in range(len(node.types)):
                 storage = (node.name, number)
-                if node.op == "input" or self.storages.of(Ref(node.name), number) != storage:
-                    continue
-                start, size = index[node.name], self.result(node.name, number)
-                # Where a block is left out, what is saved of its exit is saved of its entry.
-                for end in exits.get(storage, ()):
-                    if end != storage:
-                        saved[storage] |= saved[end]
-                inside = within.get(node.name, ALWAYS)
-                savers = sorted(saved[storage], key=self.index.__getitem__)
-                if not savers:
-                    last = max((index[name] for name in read[storage]), default=start)
-                    self.add("transient", size, there[node.name], start, last)
-                else:
-                    self.keep(size, [(self.index[s], there[s]) for s in savers], inside, start)
+                if node.op != "input" and self.storages.of(Ref(node.name), number) == storage:
+                    self.result_of(node, number, read, saved)
         for name in self.outputs:
-            self.add("saved", self.result(name, 0), ALWAYS, self.loss, self.loss)
+            self.add("transient", self.result(name, 0), ALWAYS, self.loss, self.loss)
+
+    def result_of(
+        self,
+        node: Node,
+        number: int,
+        read: Mapping[Storage, list[str]],
+        saved: Mapping[Storage, set[str]],
+    ) -> None:
+        """Note a result, and what it stands in for where blocks are left out."""
+        there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
+        index = {**self.index, "": self.loss}
+        storage, start = (node.name, number), self.index[node.name]
+        size = self.result(node.name, number)
+        later = list(self.stands_for(storage))
+        instead = [s for end, _ in later for s in saved.get(end, ())]
+        savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
+        if savers:
+            also = any_needs(there[s] for s in instead) if instead else None
+            self.keep(size, [(self.index[s], there[s]) for s in savers], inside, start, also)
+        else:
+            last = max((index[name] for name in read.get(storage, ())), default=start)
+            self.add("transient", size, there[node.name], start, last)
+        for end, absent in later:
+            users = sorted(saved.get(end, ()), key=self.index.__getitem__)
+            kind, last = "saved", self.back(users[0]) if users else start
+            if not users:
+                kind = "transient"
+                last = max((index[name] for name in read.get(end, ())), default=start)
+            stays = (s for s in savers if not any(b <= absent for b in there[s]))
+            if any(self.back(s) >= last for s in stays):
+                continue  # it is saved anyway, and for longer
+            needs = any_needs(there[s] for s in users) if users else there[node.name]
+            needs = all_needs(needs, inside)
+            self.add(kind, size, needs, start, last, absent, None if savers else needs)
+
+    def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
+        """Yield the memory that a result stands in for, and the blocks that are then absent."""
+        pending = [(storage, frozenset[str]())]
+        while pending:
+            entry, absent = pending.pop()
+            for end in self.exits.get(entry, ()):
+                blocks = absent.union(*self.presence.within.get(end, ALWAYS))
+                if blocks != absent:
+                    pending.append((self.storages.of(Ref(end)), blocks))
+                    yield pending[-1]
 
     def saved_by(self, node: Node) -> Iterator[Storage]:
         """Yield what an operator saves of its operands and results; note what it saves beside."""
         known, there = backward(node), self.presence.there[node.name]
-        at, results = self.index[node.name], self.sizes(Ref(node.name))
+        at = self.index[node.name]
         for name, needed in known.operands.items():
-            wanting = any(self.wants.get(v, False) for n in needed.split() for v in _tensors(node, n))
+            wanting = any(
+                self.wants.get(v, False) for n in needed.split() for v in _tensors(node, n)
+            )
             if needed and not wanting:
                 continue
             for value in _tensors(node, name):
-                if self.storages.copied(value, known.matrices.get(name, 99)):
-                    size = numel(self.sizes(value)) * self.itemsize(_dtype(self.graph, value))
-                    self.keep(Polynomial({}) + size, [(at, there)], ALWAYS, at)
+                if name in known.matrices and (
+                    size := self.copied(node, value, known.matrices[name])
+                ):
+                    self.keep(size, [(at, there)], ALWAYS, at)
                 else:
                     yield self.storages.of(value)
         for number in known.results:
             yield self.storages.of(Ref(node.name), number)
         if known.extra is not None:
-            for count, dtype in known.extra(Counted(node, self.sizes, results)):
+            for count, dtype in known.extra(self.counted(node)):
                 size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
                 self.keep(size, [(at, there)], ALWAYS, at)
 
+    def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
+        """Return the bytes of the copy of an operand that is saved, where one must be made.
+
+        Its leading dimensions are repeated as another operand has them, and become one.
+        """
+        sizes, result = self.sizes(value), self.sizes(Ref(node.name))
+        repeated = trailing > 1 and len(sizes) > 2 and sizes[:-2] != result[:-2]
+        if not repeated and not self.storages.copied(value, trailing):
+            return None
+        count = numel([*(result if repeated else sizes)[:-trailing], *sizes[-trailing:]])
+        return Polynomial({}) + count * self.itemsize(_dtype(self.graph, value))
+
     def keep(
-        self, size: Polynomial, savers: list[tuple[int, Needs]], inside: Needs, start: int
+        self,
+        size: Polynomial,
+        savers: list[tuple[int, Needs]],
+        inside: Needs,
+        start: int,
+        instead: Needs | None = None,
     ) -> None:
         """Note a tensor that is saved until the backward of the first operator that saves it."""
         first = start
         for number in range(len(savers), 0, -1):
-            needs = all_needs(any_needs(needs for _, needs in savers[:number]), inside)
+            needs = any_needs(needs for _, needs in savers[:number])
+            bound = needs if instead is None else any_needs([needs, instead])
             last = 2 * self.loss - savers[number - 1][0]
-            self.add("saved", size, needs, first, last)
-            if number == len(savers):
-                self.total("saved", size, needs)
+            needs, bound = all_needs(needs, inside), all_needs(bound, inside)
+            self.allocations.append(
+                Allocation("saved", CostPart(needs, size), first, last, bound=bound)
+            )
             first = last + 1
 
     # -- backward: 4 --------------------------------------------------------------------------
@@ -323,12 +392,9 @@ class _Record:
         for node in reversed(self.graph.nodes):
             if not self.wants[Ref(node.name)]:
                 continue
+            self.work(node)
             users = [n for n in self.graph.users[node.name] if self.wants[Ref(n)]]
-            needs = any_needs(
-                self.presence.there[n]
-                for name in (node.name, *self.presence.stands_in.get(node.name, ()))
-                for n in self.graph.users[name]
-            )
+            needs = self.presence.read[node.name]
             last = users[-1] if users else ""
             if node.name in self.outputs:
                 root[node.name], start[node.name] = node.name, (self.loss, ALWAYS)
@@ -336,6 +402,8 @@ class _Record:
                 continue
             elif backward(self.graph.node[last]).passes and last in root:
                 root[node.name] = root[last]
+                first, others = start[root[last]]
+                start[root[last]] = first, any_needs([others, needs])
             else:
                 root[node.name], start[node.name] = node.name, (self.back(last), needs)
             for name in users if node.name in self.outputs else users[:-1]:
@@ -347,6 +415,25 @@ class _Record:
             end[root[node.name]] = max(end.get(root[node.name], 0), self.back(own.name))
         for name, (first, needs) in start.items():
             self.add("transient", self.gradient(self.graph.node[name]), needs, first, end[name])
+
+    def work(self, node: Node) -> None:
+        """Note what the backward pass of an operator needs for itself."""
+        working, at = backward(node).working, self.back(node.name)
+        for count, dtype in working(self.counted(node)) if working is not None else ():
+            size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
+            self.add("transient", size, self.presence.there[node.name], at, at)
+
+    def counted(self, node: Node) -> Counted:
+        """Return an operator as its row counts it."""
+        stated = {
+            name: sizes_of_layouts([layout], self.free, self.batch)[0]
+            for name, value in node.args
+            if isinstance(value, int)
+            and not isinstance(layout := self.solved.attributes.get((node.name, name)), int)
+            and layout is not None
+            and not isinstance(layout, tuple)
+        }
+        return Counted(node, self.sizes, self.sizes(Ref(node.name)), stated)
 
     def gradient(self, node: Node) -> Polynomial:
         """Return the bytes of the gradients of a node's results."""

@@ -1,4 +1,4 @@
-"""What autograd does for an operator: what it saves for its backward pass, which gradients it makes.
+"""What autograd does for an operator: what it saves for backward, which gradients it makes.
 
 The facts are PyTorch's on a CPU, as ``torch.autograd.graph.saved_tensors_hooks`` sees them
 (``tests/ops/test_backward.py`` compares every row with it).
@@ -26,6 +26,7 @@ class Backward:
             blanks between; an empty text: any gradient.
         results: Numbers of the results that it saves.
         extra: What else it saves.
+        working: What its backward pass allocates and frees again, where that is large.
         matrices: Arguments that it saves with their leading dimensions flattened, and how many
             dimensions stay: a copy of those that lie in memory in another order.
         passes: Gradients of its operands are its result's, or views of it: nothing is allocated.
@@ -38,6 +39,7 @@ class Backward:
     operands: Mapping[str, str] = field(default_factory=dict)
     results: tuple[int, ...] = ()
     extra: Extra | None = None
+    working: Extra | None = None
     matrices: Mapping[str, int] = field(default_factory=dict)
     passes: bool = False
     stops: bool = False
@@ -66,7 +68,7 @@ def saves(
     {'self': '', 'weight': 'input'}
     """
     saved = {**dict.fromkeys(operands, ""), **needed}
-    return Backward(saved, results, extra, matrices or {})
+    return Backward(saved, results, extra, matrices=matrices or {})
 
 
 def as_large_as_result(count: int = 1, dtype: str = "") -> Extra:

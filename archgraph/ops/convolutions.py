@@ -145,7 +145,7 @@ _convolution = Operator(
     growth=Growth(affine=OUT, identity=_convolution_identity),
     type=_convolution_type,
     layer=_convolution_layer,
-    backward=saves(input="weight", weight="input"),
+    backward=saves("input", "weight"),  # even of a weight that is frozen
 )
 
 

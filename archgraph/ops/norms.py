@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, TensorType
+from archgraph.layout.polynomial import Polynomial
 from archgraph.ops.backward import as_large_as_result, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
@@ -263,8 +264,8 @@ def _root_mean_square(of: Counted) -> list[tuple[Amount, str]]:
 
 
 def _group_statistics(of: Counted) -> list[tuple[Amount, str]]:
-    groups = of.node.arg("num_groups")
-    assert isinstance(groups, int)
+    groups = of.stated.get("num_groups", of.node.arg("num_groups"))
+    assert isinstance(groups, (int, Polynomial))
     return [(2 * groups * of.result[0], "")]
 
 

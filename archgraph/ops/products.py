@@ -349,6 +349,11 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
     return [[*both[:dim], *both[dim + 1 :]]]
 
 
+def _unit_vectors(of: Counted) -> list[tuple[Amount, str]]:
+    """Save both operands divided by their norms, and norms before and after they are bounded."""
+    return [(numel(of.arg("x1")), ""), (numel(of.arg("x2")), ""), (4 * numel(of.result), "")]
+
+
 _OTHERS = {
     "chain_matmul linalg_multi_dot": Operator(_chain_axes, zeros.some),
     "inner": Operator(_inner_axes, zeros.some),
@@ -361,7 +366,9 @@ _OTHERS = {
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.
-    "cosine_similarity": Operator(_cosine_axes, zeros.some, rates=("eps",)),
+    "cosine_similarity": Operator(
+        _cosine_axes, zeros.some, rates=("eps",), backward=saves("x1", "x2", extra=_unit_vectors)
+    ),
 }
 
 
@@ -538,11 +545,13 @@ def _attention_type(args: Args) -> TensorType:
 def _attention_backward(node: Node) -> Backward:
     """Save queries, keys, values, the result and a number per query, as FlashAttention does.
 
-    With dropout PyTorch has no such kernel for a CPU: scores are saved after the softmax, the
-    factors that drop them, and what is left of them, beside scaled copies of queries and keys.
+    PyTorch's kernel for a CPU has no dropout and takes heads. Without it scores are saved after
+    the softmax, with dropout also the factors and what they leave, and scaled copies of queries
+    and keys.
     """
-    if node.arg("dropout_p"):
-        return replace(saves("value", extra=_written_out, matrices={"value": 2}), checked=False)
+    if node.arg("dropout_p") or len(node.shape) != 4:
+        known = saves("value", extra=_written_out, matrices={"value": 2})
+        return replace(known, checked=False)
     flash = saves("query", "key", "value", "attn_mask", results=(0,), extra=_number_per_query)
     return replace(flash, order="query")
 
@@ -553,7 +562,8 @@ def _number_per_query(of: Counted) -> list[tuple[Amount, str]]:
 
 def _written_out(of: Counted) -> list[tuple[Amount, str]]:
     q, k = of.arg("query"), of.arg("key")
-    return [(3 * numel(q[:-1]) * k[-2], ""), (numel(q), ""), (numel(k), "")]
+    count = 3 if of.node.arg("dropout_p") else 1
+    return [(count * numel(q[:-1]) * k[-2], ""), (numel(q), ""), (numel(k), "")]
 
 
 def _attention_spelling(call: Spelling) -> Call:

@@ -187,9 +187,16 @@ def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
             ("hx", "params") if node.arg("batch_first") is True else ("input", "hx", "params")
         )
         results = (0,) if gates == 4 else ()
-        return replace(saves(*operands, results=results, extra=extra), checked=False)
+        known = saves(*operands, results=results, extra=extra)
+        return replace(known, working=_reordered if gates == 4 else None, checked=False)
 
     return rule
+
+
+def _reordered(of: Counted) -> list[tuple[Amount, str]]:
+    """Return what the backward pass of an LSTM needs: gradients of gates, weights in its order."""
+    weights = sum(numel(shape) for shape in map(of.sizes, _weights(of.node)) if len(shape) > 1)
+    return [(4 * numel(of.result), ""), (weights, "")]
 
 
 # -- cells ----------------------------------------------------------------------------------------

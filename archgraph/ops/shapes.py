@@ -501,8 +501,8 @@ def _pads_nothing(args: Mapping[str, Value]) -> bool:
 
 
 def _pad_backward(node: Node) -> Backward:
-    """Save the input, whose shape is all that is read, unless the new positions are numbers."""
-    return NOTHING if node.arg("mode", "constant") == "constant" else INPUT
+    """Save the input where the new positions are mirrored or repeat the border."""
+    return INPUT if node.arg("mode") in ("reflect", "replicate") else NOTHING
 
 
 _PADDED = {

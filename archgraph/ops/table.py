@@ -229,7 +229,7 @@ def backward(node: Node) -> Backward:
 
     An operator of which nothing is known counts as if all its operands and results were saved.
 
-    >>> backward(Node("y", "aten.relu")).results, backward(Node("y", "aten.erfcx")).checked
+    >>> backward(Node("y", "aten.relu")).results, backward(Node("y", "aten.special_erfcx")).checked
     ((0,), False)
     """
     known = row(node.op).backward
