@@ -129,7 +129,7 @@ def _empty(type_: TensorType, batch: int) -> Tensor:
 
 def _ordered(model: Tensor, tensor: Tensor) -> Tensor:
     """Return a tensor whose dimensions lie in memory in the order of another's."""
-    order = sorted(range(model.dim()), key=lambda dim: -model.stride(dim))
+    order = sorted(range(model.dim()), key=model.stride().__getitem__, reverse=True)
     inverse = sorted(range(model.dim()), key=order.__getitem__)
     return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
