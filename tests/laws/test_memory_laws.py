@@ -12,6 +12,7 @@ import archgraph as ag
 from archgraph.analysis.training_memory import KINDS, MemoryPolynomial
 from archgraph.errors import ArchGraphError, GraphError
 from archgraph.layout.polynomial import Polynomial
+from benchmarks.bench_memory import rows
 from tests.nets import image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
@@ -170,3 +171,10 @@ def test_frozen_parameters_need_not_come_back():
     traffic = ag.cost(ag.trace(net, torch.rand(1, 3)).graph).traffic(trained=True)
     assert (traffic.down, traffic.up) == (200, 72)
     assert str(traffic.polynomial.polynomial("up")) == "8·0.out + 8"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["CNN", "ResNet-18", "MobileNetV2", "ConvNeXt-T", "ViT", "LSTM"])
+def test_a_step_allocates_what_the_cost_says(name):
+    for label, optimizer, allocated, stated in rows([name]):
+        assert stated == pytest.approx(allocated, rel=0.1), (label, optimizer)
