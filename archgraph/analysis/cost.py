@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.analysis.cost_polynomial import CostPolynomial
+    from archgraph.analysis.traffic import Traffic
+    from archgraph.analysis.training_memory import TrainingMemory
+    from archgraph.analysis.training_step import Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,60 @@ class Cost:
         from archgraph.analysis.cost_polynomial import cost_polynomial  # solves the axes
 
         return cost_polynomial(self.graph)
+
+    def training(
+        self, batch: int = 1, optimizer: Optimizer = "sgd", dtype: str | None = None
+    ) -> TrainingMemory:
+        """Return the memory of a training step, in bytes.
+
+        It counts what PyTorch allocates on a CPU: weights, buffers, the batch, the optimiser's
+        state, gradients, what autograd saves by the operator table, and the gradients of results on
+        the way. The loss counts as twice the outputs: what it saves, and their gradients.
+
+        Args:
+            batch: Examples per step.
+            optimizer: An optimiser of ``torch.optim`` by its name in any case, ``momentum`` for SGD
+                with momentum, or a function from parameters to an optimiser.
+            dtype: Element type of all numbers that are not integers. Default: the graph's.
+
+        Raises:
+            GraphError: If the batch is empty, or the optimiser or type is not known.
+
+        Example:
+            >>> import torch
+            >>> from archgraph.capture.trace import trace
+            >>> graph = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph
+            >>> memory = cost(graph).training(batch=4, optimizer="adam")
+            >>> memory.weights, memory.optimizer, memory.gradients, memory.saved, memory.total
+            (32, 72, 32, 0, 248)
+            >>> memory.polynomial.at().total
+            248
+        """
+        from archgraph.analysis.training_step import training_memory  # solves the axes
+
+        return training_memory(self.graph, batch, optimizer, dtype)
+
+    def traffic(self, private: Collection[str] = (), *, trained: bool = False) -> Traffic:
+        """Return the bytes that a client receives and sends in a round.
+
+        Args:
+            private: Entries of the state that stay with the client.
+            trained: Whether frozen parameters do not come back. Default: the state does as a
+                whole.
+
+        Raises:
+            GraphError: If an entry that is private is not in the state.
+
+        Example:
+            >>> import torch
+            >>> from archgraph.capture.trace import trace
+            >>> graph = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph
+            >>> cost(graph).traffic(private=["bias"])
+            Traffic(down=24, up=24)
+        """
+        from archgraph.analysis.traffic import traffic  # solves the axes
+
+        return traffic(self.graph, frozenset(private), trained)
 
     def __repr__(self) -> str:
         measures = ("parameters", "macs", "bytes", "activations")

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from archgraph.analysis.axes import Axes, axes
 from archgraph.analysis.positions import axis_refs
-from archgraph.analysis.structure import Block, passes_on, structure
+from archgraph.analysis.presence import Needs, any_needs, presence
+from archgraph.analysis.structure import Block, structure
 from archgraph.errors import AxisError, GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, size_at, walk
-from archgraph.graph.passes import reachable, specialise
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, size_at
+from archgraph.graph.passes import specialise
 from archgraph.hints import unknown
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.layout.polynomial import Polynomial
 from archgraph.ops.operands import Amount, Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import counted_macs
-
-Needs: TypeAlias = frozenset[frozenset[str]]
-"""Of each of these sets of blocks one has to be there."""
 
 MEASURES = ("parameters", "macs", "bytes", "activations")
 
@@ -87,12 +84,38 @@ class CostPolynomial:
     equal: Mapping[str, tuple[tuple[Polynomial, Polynomial], ...]]
     parts: Mapping[str, tuple[CostPart, ...]]
 
+    @classmethod
+    def of(
+        cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
+    ) -> CostPolynomial:
+        """Return measures of a graph's submodels, from what each costs by what it needs."""
+        solved = axes(graph)
+        free = {axis.name for axis in solved.free}
+        removable = [block for block in structure(graph).blocks if block.removable]
+        unlike = {block.name: _unlike(solved, block, free) for block in removable}
+        return cls(
+            {axis.name: axis.size for axis in solved.free},
+            {
+                block.name: tuple(
+                    ref.name
+                    for term in block.terms
+                    for layout in solved.value[term][0]
+                    for ref in axis_refs(layout)
+                )
+                for block in removable
+            },
+            {name: pairs for name, pairs in unlike.items() if pairs},
+            {
+                measure: tuple(CostPart(needed, p) for needed, p in of.items() if p.terms)
+                for measure, of in parts.items()
+            },
+        )
+
     def polynomial(self, measure: str, skipped: Collection[str] = ()) -> Polynomial:
         """Return a measure as one polynomial, with some blocks left out."""
         gone = {name for block in skipped for name in self.blocks[block]}
         there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
-        total = sum(there, Polynomial({}))
-        return Polynomial({m: c for m, c in total.terms.items() if gone.isdisjoint(m)})
+        return sum(there, Polynomial({})).without(gone)
 
     def at(
         self, sizes: Mapping[str, int] | None = None, skipped: Collection[str] = ()
@@ -107,20 +130,30 @@ class CostPolynomial:
             AxisError: If there is no such free axis.
             GraphError: If a block is not there, or cannot be left out at these sizes.
         """
-        for name in sizes or ():
+        all_sizes = self.sizes(sizes or {}, skipped)
+        values = {m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES}
+        return CostFigures(**values)
+
+    def sizes(self, cut: Mapping[str, int], skipped: Collection[str]) -> dict[str, int]:
+        """Return the sizes of all axes of a submodel.
+
+        Raises:
+            AxisError: If there is no such free axis.
+            GraphError: If a block is not there, or cannot be left out at these sizes.
+        """
+        for name in cut:
             if name not in self.axes:
                 raise AxisError("no such free axis", **unknown(name, self.axes))
         for name in skipped:
             if name not in self.blocks:
                 raise GraphError("no block that can be left out", **unknown(name, self.blocks))
-        all_sizes = {**self.axes, **(sizes or {})}
+        sizes = {**self.axes, **cut}
         for name in skipped:
             for end, entry in self.equal.get(name, ()):
-                if (a := end.value(all_sizes)) != (b := entry.value(all_sizes)):
+                if (a := end.value(sizes)) != (b := entry.value(sizes)):
                     message = "block cannot be left out at these sizes"
                     raise GraphError(message, where=name, found=f"changes {b} to {a}")
-        values = {m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES}
-        return CostFigures(**values)
+        return sizes
 
 
 @takes_graph
@@ -130,13 +163,12 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
 
     1. A dimension's size is that of its layout: an axis, a product, a sum, or a number.
     2. Costs of operators are those of the operator table, at these sizes.
-    3. A block that can be left out takes along its operators, what only they need (:func:`_needs`),
-       and the width that a dense block appends.
+    3. A block that can be left out takes along its operators, what only they need
+       (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
     """
     solved, evaluated = axes(graph), specialise(graph, training=False)
     free = {axis.name for axis in solved.free}
-    removable = [block for block in structure(graph).blocks if block.removable]
-    needs = _needs(graph, removable)
+    needs = presence(graph).there
     parts: dict[str, dict[Needs, Polynomial]] = {measure: {} for measure in MEASURES}
 
     def add(measure: str, needed: Needs, count: Amount) -> None:
@@ -145,43 +177,26 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     def operand(value: Value) -> tuple[Amount, ...]:
         match value:
             case Ref():
-                return _sizes(solved.value[value.name][0], free)
+                return sizes_of_layouts(solved.value[value.name][0], free)
             case Leaf():
-                return _sizes(solved.leaf[value.name], free)
+                return sizes_of_layouts(solved.leaf[value.name], free)
             case _:
                 return ()
 
     for param in graph.params:
-        needed = _any(needs[node] for node in graph.leaf_users[param.name])
-        elements = numel(_sizes(solved.leaf[param.name], free))
+        needed = any_needs(needs[node] for node in graph.leaf_users[param.name])
+        elements = numel(sizes_of_layouts(solved.leaf[param.name], free))
         if param.role == "parameter":
             add("parameters", needed, elements)
         if param.role != "constant":
             add("bytes", needed, elements * torch_dtype(param.dtype).itemsize)
     for node in evaluated.nodes:
         needed = needs[node.name]
-        results = [_sizes(dims, free) for dims in solved.value[node.name]]
+        results = [sizes_of_layouts(dims, free) for dims in solved.value[node.name]]
         for type_, sizes in zip(node.types, results, strict=True):
             add("activations", needed, numel(sizes) * torch_dtype(type_.dtype).itemsize)
         add("macs", needed, counted_macs(Counted(node, operand, results[0])))
-    unlike = {block.name: _unlike(solved, block, free) for block in removable}
-    return CostPolynomial(
-        {axis.name: axis.size for axis in solved.free},
-        {
-            block.name: tuple(
-                ref.name
-                for term in block.terms
-                for layout in solved.value[term][0]
-                for ref in axis_refs(layout)
-            )
-            for block in removable
-        },
-        {name: pairs for name, pairs in unlike.items() if pairs},
-        {
-            measure: tuple(CostPart(needed, p) for needed, p in of.items() if p.terms)
-            for measure, of in parts.items()
-        },
-    )
+    return CostPolynomial.of(graph, parts)
 
 
 def _unlike(
@@ -190,78 +205,26 @@ def _unlike(
     """Return the dimensions that a block ends and begins with that are equal in size alone."""
     if block.terms:  # what it appends goes
         return ()
-    ends = [_sizes(solved.value[name][0], free) for name in (block.exit, block.bypass)]
+    ends = [sizes_of_layouts(solved.value[name][0], free) for name in (block.exit, block.bypass)]
     return tuple(
         (Polynomial({}) + a, Polynomial({}) + b) for a, b in zip(*ends, strict=True) if a != b
     )
 
 
-def _needs(graph: ArchGraph, removable: Iterable[Block]) -> dict[str, Needs]:
-    """Return which blocks an operator needs to be in a submodel.
-
-    From the last operator to the first:
-
-    1. Results and updates of buffers are always read.
-    2. A value is read where one of its users is there; and where a block is left out, what stands
-       in for its exit is read by those that read the exit.
-    3. An operator is there if its value is read, and so is its block. Inputs always are.
-    """
-    owner: dict[str, str] = {}
-    stands_in: dict[str, list[str]] = {}
-    for block in removable:
-        listed = bool(block.terms) and not passes_on(graph, block)
-        if not listed:
-            stands_in.setdefault(block.bypass, []).append(block.exit)
-        # A dense block may prepare what it passes on, or end in a list that stays.
-        prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
-        stays = prepared | ({block.exit} if listed else set())
-        owner.update((node, block.name) for node in block.nodes if node not in stays)
-    always = {r.name for r in walk(graph.outputs) if isinstance(r, Ref)}  # 1
-    always |= {r.name for _, value in graph.updates for r in walk(value) if isinstance(r, Ref)}
-    read: dict[str, Needs] = {}
-    there: dict[str, Needs] = {}
-    for node in reversed(graph.nodes):
-        readers = [there[user] for user in graph.users[node.name]]  # 2
-        readers += [read[end] for end in stands_in.get(node.name, ())]
-        free = node.name in always or not readers
-        read[node.name] = frozenset() if free else _any(readers)
-        within = frozenset({frozenset({owner[node.name]})} if node.name in owner else ())
-        there[node.name] = frozenset() if node.op == "input" else _all(read[node.name], within)  # 3
-    return there
+def sizes_of_layouts(
+    layouts: Iterable[Layout], free: Collection[str], batch: int = 1
+) -> tuple[Amount, ...]:
+    """Return the sizes of dimensions, as polynomials of the axes that are free."""
+    return tuple(_size(layout, free, batch) for layout in layouts)
 
 
-def _any(needs: Iterable[Needs]) -> Needs:
-    """Return what is needed by one of several: a choice from each of their sets, joined."""
-    several = list(needs)
-    if not several or not all(several):
-        return frozenset()
-    joined = several[0]
-    for other in several[1:]:
-        joined = _least({a | b for a in joined for b in other})
-    return joined
-
-
-def _all(first: Needs, second: Needs) -> Needs:
-    return _least(first | second)
-
-
-def _least(sets: Collection[frozenset[str]]) -> Needs:
-    """Return the sets without those that hold another one: they follow from it."""
-    return frozenset(one for one in sets if not any(other < one for other in sets))
-
-
-def _sizes(layouts: Iterable[Layout], free: Collection[str]) -> tuple[Amount, ...]:
-    """Return the sizes of dimensions, for a batch of one."""
-    return tuple(_size(layout, free) for layout in layouts)
-
-
-def _size(layout: Layout, free: Collection[str]) -> Amount:
+def _size(layout: Layout, free: Collection[str], batch: int) -> Amount:
     match layout:
         case AxisRef() if layout.name in free:
             return Polynomial.of(layout.name)
         case Prod():
-            return numel(_sizes(layout.factors, free))
+            return numel(sizes_of_layouts(layout.factors, free, batch))
         case Sum():
-            return sum(_sizes(layout.terms, free))
+            return sum(sizes_of_layouts(layout.terms, free, batch))
         case _:
-            return size_at(layout.size, 1)
+            return size_at(layout.size, batch)

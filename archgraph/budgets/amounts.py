@@ -47,6 +47,7 @@ MEASURES: Mapping[str, BudgetMeasure] = {
         BudgetMeasure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
         BudgetMeasure("bytes", "bytes of the state", _BYTES, "50MB"),
         BudgetMeasure("activations", "bytes of intermediate results of one example", _BYTES, "8MB"),
+        BudgetMeasure("memory", "bytes that a training step allocates at most", _BYTES, "50MB"),
     )
 }
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from archgraph.analysis.axes import Axis, axes
 from archgraph.analysis.cost import cost
-from archgraph.analysis.cost_polynomial import CostPolynomial
+from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.structure import structure
+from archgraph.analysis.training_step import Optimizer
 from archgraph.budgets.amounts import MEASURES, Budget, limit_of
 from archgraph.budgets.search import Floats, Search, Tally
 from archgraph.errors import AxisError, RewriteError
@@ -36,6 +37,9 @@ def fit(
     macs: Budget | None = None,
     bytes: Budget | None = None,
     activations: Budget | None = None,
+    memory: Budget | None = None,
+    batch: int = 1,
+    optimizer: Optimizer = "sgd",
     shape: FitShape = "free",
     importance: Scores | None = None,
     multiple: int = 1,
@@ -55,6 +59,10 @@ def fit(
         macs: Budget of multiply–accumulates of one example in evaluation.
         bytes: Budget of the state's bytes, ``"50MB"``.
         activations: Budget of the bytes of all intermediate results of one example.
+        memory: Budget of the bytes that a training step allocates at most, as
+            ``cost(graph).training(batch, optimizer)`` counts them.
+        batch: Examples of that step.
+        optimizer: The optimiser of that step, by its name in ``torch.optim``, or ``momentum``.
         shape: ``uniform``: the largest single share of every axis (HeteroFL), and of the depth of
             every section of which blocks may be left out. ``nested``: as many axes as fit have the
             next larger share, too; of two budgets of one graph, whatever they are of, one submodel
@@ -89,7 +97,13 @@ def fit(
         >>> cost(fit(graph, macs="1k", bytes="10kB").graph).macs
         999
     """
-    asked = {"parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations}
+    asked = {
+        "parameters": parameters,
+        "macs": macs,
+        "bytes": bytes,
+        "activations": activations,
+        "memory": memory,
+    }
     budgets = {name: budget for name, budget in asked.items() if budget is not None}
     if not budgets:
         raise RewriteError("no budget", expected=f"one or more of {', '.join(asked)}")
@@ -101,7 +115,8 @@ def fit(
     costs, free = cost(graph).polynomial, axes(graph).free
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
-    search = _search(graph, costs, budgets, scores, multiple, keep, skip)
+    budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
+    search = _search(graph, costs, budgeted, scores, multiple, keep, skip)
     point = search.start
     if search.exceeded(point):
         _check_possible(search, costs)
@@ -121,10 +136,34 @@ def fit(
     return small
 
 
-def _search(
+def _budgeted(
     graph: ArchGraph,
     costs: CostPolynomial,
     budgets: Mapping[str, Budget],
+    batch: int,
+    optimizer: Optimizer,
+) -> dict[str, tuple[int, Sequence[CostPart]]]:
+    """Return the limit and the polynomial of each budget.
+
+    The memory of a step is the largest of several sums: each has the same limit, as ``memory 1`` …
+    """
+    budgeted: dict[str, tuple[int, Sequence[CostPart]]] = {}
+    for name, budget in budgets.items():
+        if name == "memory":
+            step = cost(graph).training(batch, optimizer)
+            limit = limit_of(MEASURES[name], budget, step.total)
+            for number, parts in enumerate(step.polynomial.bounds(), 1):
+                budgeted[f"{name} {number}"] = limit, parts
+        else:
+            limit = limit_of(MEASURES[name], budget, _full(costs, name))
+            budgeted[name] = limit, costs.parts[name]
+    return budgeted
+
+
+def _search(
+    graph: ArchGraph,
+    costs: CostPolynomial,
+    budgeted: Mapping[str, tuple[int, Sequence[CostPart]]],
     importance: Importance | None,
     multiple: int,
     keep: Sequence[str],
@@ -138,12 +177,11 @@ def _search(
     3. Of a section the last blocks go first, or those of the lowest scores.
     """
     free = axes(graph).free
-    limits = {m: limit_of(MEASURES[m], budget, _full(costs, m)) for m, budget in budgets.items()}
+    limits = {name: limit for name, (limit, _) in budgeted.items()}
     measured = importance is not None and bool(importance.losses)
-    tallies = {
-        m: Tally(costs.parts[m], costs.axes, costs.blocks)
-        for m in (costs.parts if measured else limits)
-    }
+    counted = dict(costs.parts) if measured else {}
+    counted |= {name: parts for name, (_, parts) in budgeted.items()}
+    tallies = {m: Tally(parts, costs.axes, costs.blocks) for m, parts in counted.items()}
     full = np.array([axis.size for axis in free], dtype=np.float64)
     grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(free)))
     stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
@@ -230,18 +268,22 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
     if not binds:
         return
     sizes = search.sizes(least.at)
-    amounts = {m: int(search.tallies[m].value(sizes, least.skipped)) for m in binds}
-    listed = {
-        name: f"{values[binds[0]]:,}"
-        if len(binds) == 1
-        else ", ".join(f"{values[m]:,} {m}" for m in binds)
-        for name, values in (("found", amounts), ("expected", search.limits))
-    }
+    amounts: dict[str, int] = {}
+    for name in binds:  # of several sums of one measure the largest
+        value = int(search.tallies[name].value(sizes, least.skipped))
+        measure = name.partition(" ")[0]
+        amounts[measure] = max(value, amounts.get(measure, 0))
+    limits = {name.partition(" ")[0]: limit for name, limit in search.limits.items()}
+    one = len(amounts) == 1
+
+    def listed(values: Mapping[str, int]) -> str:
+        return ", ".join(f"{values[m]:,}" + ("" if one else f" {m}") for m in amounts)
+
     more = set(costs.blocks) - least.skipped
     raise RewriteError(
         "no submodel is within the budget",
-        where=", ".join(binds),
-        found=f"{listed['found']} for the smallest",
-        expected=f"at most {listed['expected']}",
+        where=", ".join(amounts),
+        found=f"{listed(amounts)} for the smallest",
+        expected=f"at most {listed(limits)}",
         hint="skip='*' allows to leave blocks out" if more and not least.skipped else None,
     )

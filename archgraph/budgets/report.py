@@ -32,7 +32,12 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     before, after = cost(graph), cost(small)
     rows = []
     for name, measure in MEASURES.items():
-        full, left = getattr(before, name), getattr(after, name)
+        if name == "memory":
+            full, left = (
+                c.training(options.batch, options.optimizer).total for c in (before, after)
+            )
+        else:
+            full, left = getattr(before, name), getattr(after, name)
         budget = getattr(options, name)
         limit = None if budget is None else limit_of(measure, budget, full)
         rows.append(

@@ -103,6 +103,11 @@ def fit(
     macs: Budgeted = None,
     bytes: Budgeted = None,
     activations: Budgeted = None,
+    memory: Budgeted = None,
+    batch: Annotated[int | None, typer.Option(help="Of a training step, for --memory.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a training step, for --memory.")
+    ] = None,
     shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="free, nested or uniform (default: free).")
     ] = None,
@@ -139,6 +144,7 @@ def fit(
     graph = read_graph(file, choose)
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
+        "memory": memory, "batch": batch, "optimizer": optimizer,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
         "importance": None if importance is None else str(importance),
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,6 +45,10 @@ class Polynomial:
             factor * math.prod(sizes[name] for name in monomial)
             for monomial, factor in self.terms.items()
         )
+
+    def without(self, names: Collection[str]) -> Polynomial:
+        """Return the polynomial where some sizes are zero."""
+        return Polynomial({m: c for m, c in self.terms.items() if not any(n in names for n in m)})
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
         return _collected([*self.terms.items(), *_terms(other)])

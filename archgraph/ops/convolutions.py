@@ -9,6 +9,7 @@ from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
+from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
 from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
@@ -144,6 +145,7 @@ _convolution = Operator(
     growth=Growth(affine=OUT, identity=_convolution_identity),
     type=_convolution_type,
     layer=_convolution_layer,
+    backward=saves("input", "weight"),  # even of a weight that is frozen
 )
 
 

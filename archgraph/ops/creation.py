@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from archgraph.ops import zeros
+from archgraph.ops.backward import STOPS
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.operator import Operator
 from archgraph.ops.pointwise import same_layout
@@ -21,12 +22,12 @@ def _factory_axes(eq: Equations) -> list[Dims]:
     return [eq.fixed(eq.node.shape)]
 
 
-_factory = Operator(_factory_axes)
+_factory = Operator(_factory_axes, backward=STOPS)
 _zeros = replace(_factory, zero=zeros.always)  # `empty` too: numbers that are undefined may be zero
 
 # -- of an operand's shape ------------------------------------------------------------------------
 
-_like = Operator(same_layout, pointwise=True)
+_like = Operator(same_layout, pointwise=True, backward=STOPS)
 _zeros_like = replace(_like, zero=zeros.always, fill=0)
 
 ROWS = {

@@ -8,6 +8,7 @@ from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, TensorType
 from archgraph.layout.layouts import Fixed
+from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, arguments_of, weighted
 from archgraph.ops.operator import Growth, Operator
@@ -63,6 +64,7 @@ _embedding = Operator(
     growth=Growth(affine={"weight": 1}),
     type=_embedding_type,
     layer=_embedding_layer,
+    backward=saves("indices"),
 )
 
 

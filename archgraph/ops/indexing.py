@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from archgraph.graph.ir import Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
+from archgraph.ops.backward import NOTHING, saves
 from archgraph.ops.equations import PROJECT, Dims, Equations
 from archgraph.ops.operator import (
     MOVES,
@@ -160,17 +162,21 @@ _POSITIONS = {
         spelling=_slice_spelling,
         unchanged=True,
         overwritten=_write_by("aten.slice_scatter", "dim", "start", "end", "step"),
+        backward=NOTHING,
     ),
     "narrow": Operator(spelling=_narrow_spelling),
-    "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True),
+    "slice_scatter": Operator(_slice_scatter_axes, zeros.every, real=True, backward=NOTHING),
     "select": Operator(
         _select_axes,
         zeros.first,
         growth=MOVES,
         overwritten=_write_by("aten.select_scatter", "dim", "index"),
+        backward=NOTHING,
     ),
-    "select_scatter": Operator(_select_scatter_axes, zeros.every, real=True),
-    "unbind": Operator(_unbind_axes, zeros.first, growth=MOVES, overwritten=_unbind_write),
+    "select_scatter": Operator(_select_scatter_axes, zeros.every, real=True, backward=NOTHING),
+    "unbind": Operator(
+        _unbind_axes, zeros.first, growth=MOVES, overwritten=_unbind_write, backward=NOTHING
+    ),
 }
 
 
@@ -294,17 +300,24 @@ def _constant_along(eq: Equations, name: str, back: int) -> bool:
     return False
 
 
+_scatter = Operator(_written_axes("index", "src"), zeros.every)
+
 _BY_VALUE = {
-    "index": Operator(_index_axes, zeros.first, growth=Growth()),
-    "index_select": Operator(_index_select_axes, zeros.first, growth=Growth()),
-    "gather": Operator(_gather_axes, zeros.first, growth=Growth()),
+    "index": Operator(_index_axes, zeros.first, growth=Growth(), backward=saves("indices")),
+    "index_select": Operator(
+        _index_select_axes, zeros.first, growth=Growth(), backward=saves("index")
+    ),
+    "gather": Operator(_gather_axes, zeros.first, growth=Growth(), backward=saves("self", "index")),
     "take_along_dim": Operator(_take_along_axes, zeros.first),
     # What is written, and what it is written into, both have to be zero.
-    "scatter scatter_add scatter_reduce": Operator(_written_axes("index", "src"), zeros.every),
-    "index_add index_copy": Operator(_written_axes("source"), zeros.every),
-    "index_fill": Operator(_written_axes()),
-    "index_put": Operator(_index_put_axes, zeros.every),
-    "masked_scatter": Operator(_masked_scatter_axes, zeros.every),
+    "scatter scatter_add": replace(_scatter, backward=saves("index")),
+    "scatter_reduce": _scatter,
+    "index_add index_copy": Operator(
+        _written_axes("source"), zeros.every, backward=saves("index", "source")
+    ),
+    "index_fill": Operator(_written_axes(), backward=saves("index")),
+    "index_put": Operator(_index_put_axes, zeros.every, backward=saves("indices")),
+    "masked_scatter": Operator(_masked_scatter_axes, zeros.every, backward=saves("mask")),
 }
 
 
@@ -347,14 +360,15 @@ def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
 
 
 _DIAGONALS = {
-    "tril triu": Operator(_triangle_axes, zeros.first, growth=Growth()),
+    "tril triu": Operator(_triangle_axes, zeros.first, growth=Growth(), backward=NOTHING),
     "diagonal": Operator(
         _diagonal_axes,
         zeros.first,
         overwritten=_write_by("aten.diagonal_scatter", "offset", "dim1", "dim2"),
+        backward=NOTHING,
     ),
-    "linalg_diagonal": Operator(_diagonal_axes, zeros.first),
-    "diag_embed": Operator(_diagonal_matrix_axes, zeros.first),
+    "linalg_diagonal": Operator(_diagonal_axes, zeros.first, backward=NOTHING),
+    "diag_embed": Operator(_diagonal_matrix_axes, zeros.first, backward=NOTHING),
 }
 
 ROWS = rows(_POSITIONS, _BY_VALUE, _DIAGONALS)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, TensorType
+from archgraph.ops.backward import NOTHING, Backward, as_large_as_result, saves
 from archgraph.ops.layers import LayerRule, TorchLayer
-from archgraph.ops.operands import shape_of
-from archgraph.ops.operator import Operator
+from archgraph.ops.operands import Amount, Counted, numel, shape_of
+from archgraph.ops.operator import UNKNOWN_GROWTH, Operator
 from archgraph.ops.pointwise import COPY, SAME, same_layout
 from archgraph.ops.types import Args, certain, number, real
 
@@ -37,24 +38,39 @@ def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
     return rule
 
 
+def _dropout_backward(node: Node) -> Backward:
+    """Save the factors, numbers of the input's type (on a GPU: truth values, a byte each)."""
+    if node.arg("train") is False or node.arg("p") == 0:
+        return Backward(same=True)
+    return saves(extra=as_large_as_result())
+
+
+def _factor_per_channel(of: Counted) -> list[tuple[Amount, str]]:
+    return [(numel(of.result[:2]), "")]
+
+
 # In evaluation it returns its input, which is what Net2Net's laws are about.
-_rate = replace(COPY, training_flag="train", rates=("p",))
+_rate = replace(COPY, training_flag="train", rates=("p",), backward=_dropout_backward)
 _dropout = replace(_rate, growth=SAME)
+_features = replace(_dropout, backward=saves(extra=_factor_per_channel))
 
 # -- noise ----------------------------------------------------------------------------------------
 
 # Noise replaces what its operand was, also where that was zero.
-_noise = Operator(same_layout, pointwise=True)
+_noise = Operator(same_layout, pointwise=True, backward=NOTHING)
 
 ROWS = {
     "dropout": replace(_dropout, type=_dropout_type, layer=_dropout_layer(nn.Dropout)),
-    "feature_dropout": replace(_dropout, layer=_dropout_layer(None)),
+    "feature_dropout": replace(_features, layer=_dropout_layer(None)),
     "alpha_dropout": replace(_dropout, layer=_dropout_layer(nn.AlphaDropout)),
-    "feature_alpha_dropout": replace(_rate, layer=_dropout_layer(nn.FeatureAlphaDropout)),
-    "native_dropout": _rate,
+    "feature_alpha_dropout": replace(
+        _features, growth=UNKNOWN_GROWTH, layer=_dropout_layer(nn.FeatureAlphaDropout)
+    ),
+    "native_dropout": replace(_rate, backward=saves(results=(1,))),
     # A probability, a rate or an input of zero gives zeros.
-    "bernoulli poisson rrelu": COPY,
-    "bernoulli.float": replace(COPY, functional="aten.bernoulli.p"),
+    "bernoulli poisson": replace(COPY, backward=NOTHING),
+    "rrelu": replace(COPY, backward=saves("self", extra=as_large_as_result())),
+    "bernoulli.float": replace(COPY, functional="aten.bernoulli.p", backward=NOTHING),
     "normal": replace(_noise, functional="aten.normal_functional"),
     "bernoulli.p normal_functional uniform": _noise,
     "exponential geometric log_normal cauchy": _noise,

@@ -9,9 +9,11 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, TensorType
+from archgraph.layout.polynomial import Polynomial
+from archgraph.ops.backward import as_large_as_result, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
-from archgraph.ops.operands import shape_of
+from archgraph.ops.operands import Amount, Counted, numel, shape_of
 from archgraph.ops.operator import Growth, Operator, rows
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity, Init, Initialiser
@@ -125,6 +127,17 @@ def _statistics_layer(
     return rule
 
 
+def _batch_statistics(of: Counted) -> list[tuple[Amount, str]]:
+    """Save the mean and the deviation of each channel."""
+    return [(2 * of.result[1], "")] if of.node.arg("training") is not False else []
+
+
+def _instance_statistics(of: Counted) -> list[tuple[Amount, str]]:
+    """Save the mean and the deviation of each channel of each example, and repeat the weight."""
+    count = 3 if of.node.arg("weight") is not None else 2
+    return [(count * numel(of.result[:2]), "")]
+
+
 # Layers by the rank of their input.
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 _INSTANCE_NORMS = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
@@ -145,12 +158,17 @@ _batch_norm = Operator(
     growth=Growth(affine=OUT, repeats="any", identity=_batch_norm_identity),
     type=_batch_norm_type,
     layer=_statistics_layer(_BATCH_NORMS, "training", counts=True),
+    backward=saves("input", "weight", extra=_batch_statistics),
 )
 
 _OVER_BATCHES = {
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit": replace(
-        _batch_norm, growth=Growth(finite=False), type=None, layer=None
+        _batch_norm,
+        growth=Growth(finite=False),
+        type=None,
+        layer=None,
+        backward=saves("input", "weight", results=(1, 2)),
     ),
     # Its statistics are mostly an example's also in evaluation: no weights make it the identity.
     "instance_norm": replace(
@@ -159,6 +177,7 @@ _OVER_BATCHES = {
         growth=Growth(affine=OUT, repeats="any"),
         type=None,
         layer=_statistics_layer(_INSTANCE_NORMS, "use_input_stats", counts=False),
+        backward=saves("input", extra=_instance_statistics),
     ),
 }
 
@@ -233,6 +252,23 @@ def _group_norm_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     return TorchLayer(nn.GroupNorm, options, leaves, (image,))
 
 
+def _each_statistics(of: Counted) -> list[tuple[Amount, str]]:
+    """Save the mean and the deviation of what is normalised together."""
+    return [(2 * count, kind) for count, kind in _root_mean_square(of)]
+
+
+def _root_mean_square(of: Counted) -> list[tuple[Amount, str]]:
+    shape = of.node.arg("normalized_shape")
+    together = len(shape) if isinstance(shape, tuple) else 1
+    return [(numel(of.result[: len(of.result) - together]), "")]
+
+
+def _group_statistics(of: Counted) -> list[tuple[Amount, str]]:
+    groups = of.stated.get("num_groups", of.node.arg("num_groups"))
+    assert isinstance(groups, (int, Polynomial))
+    return [(2 * groups * of.result[0], "")]
+
+
 _layer_norm = Operator(
     _layer_norm_axes,
     _normalised_zero,
@@ -245,14 +281,38 @@ _layer_norm = Operator(
 
 _OVER_EXAMPLES = {
     "layer_norm": replace(
-        _layer_norm, type=_layer_norm_type, layer=_last_dimensions_layer(nn.LayerNorm)
+        _layer_norm,
+        type=_layer_norm_type,
+        layer=_last_dimensions_layer(nn.LayerNorm),
+        backward=saves("input", "weight", extra=_each_statistics),
     ),
-    "rms_norm": replace(_layer_norm, layer=_last_dimensions_layer(nn.RMSNorm)),
-    "_fused_rms_norm": replace(_layer_norm, rule=_with_statistics_axes),
+    "rms_norm": replace(
+        _layer_norm,
+        layer=_last_dimensions_layer(nn.RMSNorm),
+        backward=saves(
+            "input",
+            "weight",
+            # What is normalised, before the weight, as well.
+            extra=lambda of: [*_root_mean_square(of), (numel(of.result), "")],
+        ),
+    ),
+    "_fused_rms_norm": replace(
+        _layer_norm,
+        rule=_with_statistics_axes,
+        backward=saves("input", "weight", results=(1,), extra=as_large_as_result()),
+    ),
     "native_layer_norm": replace(
-        _layer_norm, rule=_with_statistics_axes, growth=Growth(finite=False)
+        _layer_norm,
+        rule=_with_statistics_axes,
+        growth=Growth(finite=False),
+        backward=saves("input", "weight", results=(1, 2)),
     ),
-    "group_norm": replace(_layer_norm, rule=_group_norm_axes, layer=_group_norm_layer),
+    "group_norm": replace(
+        _layer_norm,
+        rule=_group_norm_axes,
+        layer=_group_norm_layer,
+        backward=saves("input", "weight", extra=_group_statistics),
+    ),
 }
 
 

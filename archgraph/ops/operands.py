@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from archgraph.graph.ir import (
@@ -62,11 +62,13 @@ class Counted:
         node: The operator.
         sizes: Gives the sizes of a tensor argument.
         result: Sizes of its first result.
+        stated: Sizes of axes that an argument states, by the argument (``num_groups``).
     """
 
     node: Node
     sizes: Callable[[Value], tuple[Amount, ...]]
     result: tuple[Amount, ...]
+    stated: Mapping[str, Amount] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: ArchGraph, node: Node) -> Counted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Node, Size, Value
+from archgraph.ops.backward import Backward
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.layers import LayerRule
 from archgraph.ops.operands import Amount, Counted
@@ -50,6 +51,7 @@ Repeats: TypeAlias = Literal["never", "uniform", "any"]
 AxisRule: TypeAlias = Callable[[Equations], list[Dims]]
 CountMacs: TypeAlias = Callable[[Counted], Amount]
 TypeRule: TypeAlias = Callable[[Args], ResultType]
+BackwardRule: TypeAlias = Backward | Callable[[Node], Backward]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ class Operator:
         real: Whether only real numbers have a gradient through it.
         impossible: Why the operator cannot run at a node's sizes; empty where it can.
         layer: The layer of ``torch.nn`` that computes it.
+        backward: What autograd does for it, by node where its arguments decide; None: nothing is
+            known, so that it counts as if all operands and results were saved.
     """
 
     rule: AxisRule = unknown_axes
@@ -177,6 +181,7 @@ class Operator:
     real: bool = False
     impossible: Callable[[Node], str] | None = None
     layer: LayerRule | None = None
+    backward: BackwardRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
         """Return the layouts of the current operator's results, after stating its equations."""

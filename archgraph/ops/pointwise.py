@@ -13,6 +13,16 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Ref, TensorType, Value, in_mode
 from archgraph.layout.layouts import Fixed, fixed_size
 from archgraph.ops import zeros
+from archgraph.ops.backward import (
+    INPUT,
+    NOTHING,
+    PASSES,
+    RESULT,
+    STOPS,
+    Backward,
+    as_large_as_result,
+    saves,
+)
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, same_options, weighted
 from archgraph.ops.operator import ALIGNED, Call, Growth, Operator, Spelling, rows
@@ -184,26 +194,45 @@ _LONG_NAMES = {
 }
 
 _ARITHMETIC = {
-    "add": replace(_integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM),
-    "sub": replace(_integer, growth=_SUM),
-    "rsub": REAL,
-    "neg": replace(REAL, growth=_SUM),
+    "add": replace(
+        _integer, init={"self": SMALL, "other": SMALL}, merges=True, growth=_SUM, backward=PASSES
+    ),
+    "sub": replace(_integer, growth=_SUM, backward=NOTHING),
+    "rsub": replace(REAL, backward=NOTHING),
+    "neg": replace(REAL, growth=_SUM, backward=NOTHING),
     "negative": Operator(alias="neg"),
-    "mul": replace(_integer, zero=zeros.some, init=_ONES, growth=Growth("one", pointwise=True)),
+    "mul": replace(
+        _integer,
+        zero=zeros.some,
+        init=_ONES,
+        growth=Growth("one", pointwise=True),
+        backward=saves(self="other", other="self"),
+    ),
     "div": replace(
         REAL,
         zero=_quotient_zero,
         init=_ONES,
         growth=Growth("first", pointwise=True, finite=False),
+        backward=saves("other", self="other"),
     ),
     **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
     # The larger of two copies is the copy.
-    "max.other min.other": replace(PLAIN, growth=Growth(repeats="any")),
+    "max.other min.other": replace(
+        PLAIN, growth=Growth(repeats="any"), backward=saves("self", "other")
+    ),
+    "maximum minimum": replace(PLAIN, backward=saves("self", "other")),
     "lerp floor_divide isclose complex polar": PLAIN,
     "__or__ __xor__ __lshift__ __rshift__": PLAIN,
     "logical_or logical_not logical_xor": PLAIN,
     # As products: false where one operand is.
     "__and__ logical_and bitwise_and": _both,
+    # Curves of which no more is known than what autograd saves.
+    "acos acosh asin asinh atan atanh cosh sinh erf erfc erfinv lgamma digamma": replace(
+        PLAIN, backward=INPUT
+    ),
+    "log log10 log1p log2 sinc square": replace(PLAIN, backward=INPUT),
+    "exp2 expm1 reciprocal tan": replace(PLAIN, backward=RESULT),
+    "ceil floor trunc frac round sign": replace(PLAIN, backward=NOTHING),
     **{
         f"{long}.{overload}": Operator(alias=f"{short}.{overload}")
         for long, short in _LONG_NAMES.items()
@@ -272,31 +301,41 @@ def _cast_spelling(call: Spelling) -> Call:
 SAME = replace(ALIGNED, identity=leafless_identity)
 
 _CHOICES_AND_COPIES = {
-    "where": replace(PLAIN, zero=_where_zero, growth=Growth()),
-    "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth()),
-    "broadcast_tensors": Operator(elementwise, _each_zero),
-    "sqrt rsqrt": REAL,
-    "pow.Tensor_Scalar": REAL,
-    "nan_to_num threshold logit isreal bucketize isin": CURVE,
+    "where": replace(PLAIN, zero=_where_zero, growth=Growth(), backward=saves("condition")),
+    "masked_fill": replace(PLAIN, zero=_masked_fill_zero, growth=Growth(), backward=saves("mask")),
+    "broadcast_tensors": Operator(elementwise, _each_zero, backward=NOTHING),
+    "sqrt rsqrt": replace(REAL, backward=RESULT),
+    "pow.Tensor_Scalar": replace(REAL, backward=INPUT),
+    "nan_to_num threshold logit": replace(CURVE, backward=INPUT),
+    "isreal bucketize isin": replace(CURVE, backward=STOPS),
     "absolute": Operator(alias="abs"),
     "fix": Operator(alias="trunc"),
     **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},
     **{f"arc{k}": Operator(alias=f"a{k}") for k in _ARCS},
-    "detach": replace(COPY, growth=ALIGNED),
-    "clone contiguous": replace(COPY, growth=SAME, unchanged=True),
+    "detach": replace(COPY, growth=ALIGNED, backward=STOPS),
+    "clone contiguous": replace(COPY, growth=SAME, unchanged=True, backward=PASSES),
     "alias": replace(COPY, unchanged=True),
     "type_as": replace(COPY, unchanged=True, casts=True),
     "lift_fresh lift_fresh_copy": Operator(unchanged=True),
     # Zero is zero in every type: its value there says so, also where there are only integers.
-    "to _to_copy": replace(CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True),
-    "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling),
+    "to _to_copy": replace(
+        CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True, backward=NOTHING
+    ),
+    "copy": Operator(_copy_axes, _copy_zero, spelling=_copy_spelling, backward=NOTHING),
 }
 
 
 # -- curves ---------------------------------------------------------------------------------------
-def _activation(operator: Operator, layer: LayerRule | None = None, **growth: bool) -> Operator:
+def _activation(
+    operator: Operator,
+    layer: LayerRule | None = None,
+    *,
+    backward: Backward = INPUT,
+    **growth: bool,
+) -> Operator:
+    """Return the row of an activation; most save their input for its slope."""
     known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
-    return replace(operator, growth=known, type=elementwise_type, layer=layer)
+    return replace(operator, growth=known, type=elementwise_type, layer=layer, backward=backward)
 
 
 _hardtanh = same_options(nn.Hardtanh)
@@ -328,7 +367,7 @@ def _softmax_axes(eq: Equations) -> list[Dims]:
 
 
 # It is pointwise for blocks alone: it belongs to the one that feeds it.
-_softmax = Operator(_softmax_axes, pointwise=True)
+_softmax = Operator(_softmax_axes, pointwise=True, backward=RESULT)
 
 
 # -- gates and slopes -----------------------------------------------------------------------------
@@ -356,46 +395,54 @@ def _prelu_axes(eq: Equations) -> list[Dims]:
 
 _CURVES_AND_GATES = {
     # Deepening repeats an activation: it stays the same function where twice is once.
-    "relu": _activation(PLAIN, same_options(nn.ReLU), idempotent=True, keeps_zero=True),
+    "relu": _activation(
+        PLAIN, same_options(nn.ReLU), backward=RESULT, idempotent=True, keeps_zero=True
+    ),
     "abs": _activation(PLAIN, idempotent=True, keeps_zero=True),
     "relu6": _activation(CURVE, same_options(nn.ReLU6), idempotent=True, keeps_zero=True),
     "hardtanh": _activation(PLAIN, _hardtanh_layer, idempotent=True),
     "clamp_min clamp_max": _activation(PLAIN, idempotent=True),
     # Its bounds may be tensors, of which no closed form of its type knows.
-    "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
+    "clamp": replace(PLAIN, growth=Growth(idempotent=True), backward=INPUT),
     "clip": Operator(alias="clamp"),
     "clip.Tensor": Operator(alias="clamp.Tensor"),
     "gelu": _activation(PLAIN, same_options(nn.GELU), keeps_zero=True),
     "silu": _activation(PLAIN, same_options(nn.SiLU), keeps_zero=True),
-    "tanh": _activation(PLAIN, same_options(nn.Tanh), keeps_zero=True),
+    "tanh": _activation(PLAIN, same_options(nn.Tanh), backward=RESULT, keeps_zero=True),
     "elu": _activation(PLAIN, same_options(nn.ELU), keeps_zero=True),
     "leaky_relu": _activation(PLAIN, same_options(nn.LeakyReLU), keeps_zero=True),
     "sin": _activation(PLAIN, keeps_zero=True),
     "selu": _activation(CURVE, same_options(nn.SELU), keeps_zero=True),
     "hardswish": _activation(CURVE, same_options(nn.Hardswish), keeps_zero=True),
     "mish": _activation(CURVE, same_options(nn.Mish), keeps_zero=True),
-    "sigmoid": _activation(PLAIN, same_options(nn.Sigmoid)),
+    "sigmoid": _activation(PLAIN, same_options(nn.Sigmoid), backward=RESULT),
     "special_expit": Operator(alias="sigmoid"),
-    "exp cos": _activation(PLAIN),
+    "exp": _activation(PLAIN, backward=RESULT),
+    "cos": _activation(PLAIN),
     "hardsigmoid": _activation(CURVE, same_options(nn.Hardsigmoid)),
     "softplus": _activation(CURVE, same_options(nn.Softplus)),
-    "celu": replace(CURVE, layer=same_options(nn.CELU)),
-    "log_sigmoid": replace(CURVE, layer=same_options(nn.LogSigmoid)),
-    "hardshrink": replace(CURVE, layer=same_options(nn.Hardshrink)),
-    "softshrink": replace(CURVE, layer=same_options(nn.Softshrink)),
+    "celu": replace(CURVE, layer=same_options(nn.CELU), backward=INPUT),
+    "log_sigmoid": replace(
+        CURVE,
+        layer=same_options(nn.LogSigmoid),
+        backward=saves("self", extra=as_large_as_result()),
+    ),
+    "hardshrink": replace(CURVE, layer=same_options(nn.Hardshrink), backward=INPUT),
+    "softshrink": replace(CURVE, layer=same_options(nn.Softshrink), backward=INPUT),
     "softmax": replace(_softmax, growth=Growth(), layer=same_options(nn.Softmax)),
     "log_softmax": replace(_softmax, layer=same_options(nn.LogSoftmax)),
     "_softmax _log_softmax _safe_softmax": _softmax,
     "special_softmax": Operator(alias="softmax.int"),
     "special_log_softmax": Operator(alias="log_softmax.int"),
     # One half times a sigmoid of the other: zero where the first half is.
-    "glu": Operator(_glu_axes, zeros.first, layer=same_options(nn.GLU)),
+    "glu": Operator(_glu_axes, zeros.first, layer=same_options(nn.GLU), backward=INPUT),
     "prelu": Operator(
         _prelu_axes,
         zeros.first,
         init={"weight": Initialiser("ones", 0.25)},
         pointwise=True,
         layer=weighted(nn.PReLU, ("num_parameters",), "self"),
+        backward=saves("self", "weight"),
     ),
 }
 

@@ -11,6 +11,7 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, divide, product
 from archgraph.ops import zeros
+from archgraph.ops.backward import INPUT, NOTHING, Backward, as_large_as_result, saves
 from archgraph.ops.equations import PROJECT, Dims, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, one_for_all, same_options
 from archgraph.ops.operator import Growth, Operator, rows
@@ -64,6 +65,15 @@ def _adaptive_type(args: Args) -> TensorType:
     return TensorType((*x.shape[:2], *size), x.dtype)
 
 
+def _adaptive_backward(node: Node) -> Backward:
+    """Save the input; a window over all of it is a mean, which saves nothing."""
+    return NOTHING if set(_listed(node.arg("output_size"))) == {1} else INPUT
+
+
+def _listed(value: Value) -> tuple[Value, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 # A window of zeros has a mean and a maximum of zero.
 _pool = Operator(_pooling_axes, zeros.first)
 
@@ -74,12 +84,14 @@ _POOLS = {
         # Closed forms pay off where networks are read most: on images.
         type=rule if rank == 2 else None,
         layer=same_options(getattr(nn, f"{name}Pool{rank}d")),
+        backward=backward,
     )
     for rank in (1, 2, 3)
-    for kind, name, rule in (
-        ("max", "Max", _window_type),
-        ("avg", "Avg", _window_type),
-        ("adaptive_avg", "AdaptiveAvg", _adaptive_type),
+    for kind, name, rule, backward in (
+        # Of each maximum also where it is.
+        ("max", "Max", _window_type, saves("self", extra=as_large_as_result(1, "int64"))),
+        ("avg", "Avg", _window_type, INPUT),
+        ("adaptive_avg", "AdaptiveAvg", _adaptive_type, _adaptive_backward),
     )
 }
 
@@ -103,7 +115,7 @@ def _upsampling_layer(mode: str) -> LayerRule:
 _MODES = {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}
 
 _UPSAMPLINGS = {
-    f"upsample_{mode}{rank}d": replace(_pool, layer=_upsampling_layer(mode))
+    f"upsample_{mode}{rank}d": replace(_pool, layer=_upsampling_layer(mode), backward=NOTHING)
     for mode, ranks in _MODES.items()
     for rank in ranks
 }
@@ -154,17 +166,21 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
     return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
 
 
+_with_indices = replace(_pool, backward=saves("self", results=(1,)))
+
 _OTHERS = {
-    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": _pool,
-    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": _pool,
-    "reflection_pad1d reflection_pad2d reflection_pad3d": _pool,
-    "replication_pad1d replication_pad2d replication_pad3d": _pool,
-    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": _pool,
-    "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first),
-    "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(_sampled_axes, zeros.first),
-    "unfold": Operator(_windows_axes, zeros.first),
-    "im2col": Operator(_patches_axes, zeros.first),
-    "col2im": Operator(_from_patches_axes, zeros.first),
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": _with_indices,
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": _with_indices,
+    "reflection_pad1d reflection_pad2d reflection_pad3d": replace(_pool, backward=INPUT),
+    "replication_pad1d replication_pad2d replication_pad3d": replace(_pool, backward=INPUT),
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": replace(_pool, backward=NOTHING),
+    "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first, backward=saves("indices")),
+    "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(
+        _sampled_axes, zeros.first, backward=saves("input", "grid")
+    ),
+    "unfold": Operator(_windows_axes, zeros.first, backward=NOTHING),
+    "im2col": Operator(_patches_axes, zeros.first, backward=NOTHING),
+    "col2im": Operator(_from_patches_axes, zeros.first, backward=NOTHING),
 }
 
 ROWS = rows(_POOLS, _UPSAMPLINGS, _OTHERS)

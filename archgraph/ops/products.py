@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
 from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops import zeros
+from archgraph.ops.backward import Backward, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
@@ -81,6 +83,7 @@ _LINEAR = {
         growth=Growth(affine=OUT, identity=_linear_identity),
         type=_linear_type,
         layer=weighted(nn.Linear, ("out_features", "in_features"), "input"),
+        backward=saves(input="weight", weight="input", matrices={"input": 1}),
     )
 }
 
@@ -177,9 +180,27 @@ def _matmul_type(args: Args) -> TensorType:
     return TensorType((*broadcast([a.shape[:-2], b.shape[:-2]]), a.shape[-2], b.shape[-1]), a.dtype)
 
 
+# Of several leading dimensions they make one, for which another order in memory takes a copy.
+_FACTORS = saves(
+    self="other mat2 vec",
+    other="self",
+    mat2="self",
+    vec="self",
+    matrices={"self": 2, "other": 2},
+)
+
+
 def _product(growth: Growth, type_: TypeRule | None = None) -> Operator:
     init = {"self": SMALL, "other": SMALL}
-    return Operator(_matmul_axes, zeros.some, _matmul_macs, init, growth=growth, type=type_)
+    return Operator(
+        _matmul_axes,
+        zeros.some,
+        _matmul_macs,
+        init,
+        growth=growth,
+        type=type_,
+        backward=_FACTORS if growth.bilinear else None,
+    )
 
 
 # -- products that are added to something ---------------------------------------------------------
@@ -221,9 +242,15 @@ _MATRICES = {
         {"self": Initialiser("zeros"), "mat1": SMALL, "mat2": SMALL},
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
+        backward=saves(mat1="mat2", mat2="mat1"),
     ),
-    "baddbmm addmv": Operator(_addmm_axes, _added_zero, _matmul_macs),
-    "addbmm": Operator(_addbmm_axes, _added_zero, _addbmm_macs),
+    "baddbmm": Operator(
+        _addmm_axes, _added_zero, _matmul_macs, backward=saves(batch1="batch2", batch2="batch1")
+    ),
+    "addmv": Operator(_addmm_axes, _added_zero, _matmul_macs, backward=saves(mat="vec", vec="mat")),
+    "addbmm": Operator(
+        _addbmm_axes, _added_zero, _addbmm_macs, backward=saves(batch1="batch2", batch2="batch1")
+    ),
 }
 
 
@@ -322,6 +349,11 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
     return [[*both[:dim], *both[dim + 1 :]]]
 
 
+def _unit_vectors(of: Counted) -> list[tuple[Amount, str]]:
+    """Save both operands divided by their norms, and norms before and after they are bounded."""
+    return [(numel(of.arg("x1")), ""), (numel(of.arg("x2")), ""), (4 * numel(of.result), "")]
+
+
 _OTHERS = {
     "chain_matmul linalg_multi_dot": Operator(_chain_axes, zeros.some),
     "inner": Operator(_inner_axes, zeros.some),
@@ -334,7 +366,9 @@ _OTHERS = {
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
     # Of nothing with anything the cosine is 0/ε, not 0/0.
-    "cosine_similarity": Operator(_cosine_axes, zeros.some, rates=("eps",)),
+    "cosine_similarity": Operator(
+        _cosine_axes, zeros.some, rates=("eps",), backward=saves("x1", "x2", extra=_unit_vectors)
+    ),
 }
 
 
@@ -409,6 +443,12 @@ def _einsum_roles(
     eq.scores[eq.node.name] = ([letters[c] for c in sorted(letters) if c not in right], shared)
 
 
+def _einsum_copies(of: Counted) -> list[tuple[Amount, str]]:
+    """Save operands as matrices, which may be copies; with more than two, products of some."""
+    sizes = [of.sizes(value) for value in _operands(of.node)]
+    return [(numel(shape), "") for shape in sizes] + [(numel(of.result), "")] * (len(sizes) - 2)
+
+
 def _einsum_macs(of: Counted) -> Amount:
     """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
     shapes = [of.sizes(v) for v in _operands(of.node)]
@@ -437,6 +477,7 @@ _EINSUM = {
         _einsum_macs,
         {"tensors": SMALL},
         growth=Growth(bilinear=True),
+        backward=Backward(extra=_einsum_copies, checked=False),
     )
 }
 
@@ -501,6 +542,30 @@ def _attention_type(args: Args) -> TensorType:
     return TensorType((*q.shape[:3], v.shape[-1]), q.dtype)
 
 
+def _attention_backward(node: Node) -> Backward:
+    """Save queries, keys, values, the result and a number per query, as FlashAttention does.
+
+    PyTorch's kernel for a CPU has no dropout and takes heads. Without it scores are saved after
+    the softmax, with dropout also the factors and what they leave, and scaled copies of queries
+    and keys.
+    """
+    if node.arg("dropout_p") or len(node.shape) != 4:
+        known = saves("value", extra=_written_out, matrices={"value": 2})
+        return replace(known, checked=False)
+    flash = saves("query", "key", "value", "attn_mask", results=(0,), extra=_number_per_query)
+    return replace(flash, order="query")
+
+
+def _number_per_query(of: Counted) -> list[tuple[Amount, str]]:
+    return [(numel(of.result[:-1]), "")]
+
+
+def _written_out(of: Counted) -> list[tuple[Amount, str]]:
+    q, k = of.arg("query"), of.arg("key")
+    count = 3 if of.node.arg("dropout_p") else 1
+    return [(count * numel(q[:-1]) * k[-2], ""), (numel(q), ""), (numel(k), "")]
+
+
 def _attention_spelling(call: Spelling) -> Call:
     """Attention with its scale, which is 1/√(width of a head) by default."""
     args = dict(call.args)
@@ -520,6 +585,7 @@ _ATTENTION = {
         growth=Growth(),
         type=_attention_type,
         spelling=_attention_spelling,
+        backward=_attention_backward,
     )
 }
 

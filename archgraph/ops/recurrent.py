@@ -16,6 +16,7 @@ from torch import nn
 
 from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, fixed_size, product
+from archgraph.ops.backward import Backward, as_large_as_result, saves
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
@@ -160,10 +161,50 @@ def _projects_nothing(node: Node) -> str:
 
 
 def _sequence(gates: int, zero: Zeros = _carried) -> Operator:
-    return replace(_recurrent(gates, zero), type=_sequence_type(gates))
+    return replace(
+        _recurrent(gates, zero), type=_sequence_type(gates), backward=_sequence_backward(gates)
+    )
+
+
+def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
+    """Save the input, as steps, and of every step the gates and what they give.
+
+    An LSTM is one kernel, whose memory follows oneDNN's layout without its padding: gates, two
+    states and their three gradients for each step and side of the layer, and the result.
+    """
+
+    def extra(of: Counted) -> list[tuple[Amount, str]]:
+        first = of.node.arg("batch_first") is True
+        x, numbers = of.arg("input"), numel(of.result)
+        state = numel(of.result[:1] if first else of.result[1:2]) * of.result[2]
+        tensors: list[tuple[Amount, str]] = [(numel(x), "")] if first else []
+        per_number = {4: 4 + 10 + 1, 3: 7, 1: 1}[gates]
+        tensors.append((per_number * numbers, ""))
+        return [*tensors, (12 * state, "")] if gates == 4 else tensors
+
+    def rule(node: Node) -> Backward:
+        operands = (
+            ("hx", "params") if node.arg("batch_first") is True else ("input", "hx", "params")
+        )
+        results = (0,) if gates == 4 else ()
+        known = saves(*operands, results=results, extra=extra)
+        return replace(known, working=_reordered if gates == 4 else None, checked=False)
+
+    return rule
+
+
+def _reordered(of: Counted) -> list[tuple[Amount, str]]:
+    """Return what the backward pass of an LSTM needs: gradients of gates, weights in its order."""
+    weights = sum(numel(shape) for shape in map(of.sizes, _weights(of.node)) if len(shape) > 1)
+    return [(4 * numel(of.result), ""), (weights, "")]
 
 
 # -- cells ----------------------------------------------------------------------------------------
+def _cell_backward(count: int) -> Backward:
+    """Save gates and states, so many numbers for each unit, beside the operands."""
+    return saves("input", "hx", "w_ih", "w_hh", extra=as_large_as_result(count))
+
+
 def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
     """Return the rule of a cell that takes one step."""
 
@@ -183,11 +224,17 @@ ROWS = {
     "lstm": replace(_sequence(4), impossible=_projects_nothing),
     "gru": _sequence(3),
     **{f"rnn_{curve}": _sequence(1, _renewed) for curve in ("tanh", "relu")},
-    "lstm_cell": replace(_recurrent(4), layer=_cell_layer(nn.LSTMCell, 4)),
-    "gru_cell": replace(_recurrent(3), layer=_cell_layer(nn.GRUCell, 3)),
+    "lstm_cell": replace(
+        _recurrent(4), layer=_cell_layer(nn.LSTMCell, 4), backward=_cell_backward(5)
+    ),
+    "gru_cell": replace(
+        _recurrent(3), layer=_cell_layer(nn.GRUCell, 3), backward=_cell_backward(6)
+    ),
     **{
         f"rnn_{curve}_cell": replace(
-            _recurrent(1, _renewed), layer=_cell_layer(nn.RNNCell, 1, nonlinearity=curve)
+            _recurrent(1, _renewed),
+            layer=_cell_layer(nn.RNNCell, 1, nonlinearity=curve),
+            backward=saves("input", "hx", "w_ih", "w_hh", results=(0,)),
         )
         for curve in ("tanh", "relu")
     },

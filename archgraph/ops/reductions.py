@@ -8,6 +8,7 @@ from dataclasses import replace
 from archgraph.graph.ir import Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
+from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, Backward, saves
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
 from archgraph.ops.operator import MOVES, Call, Growth, Operator, Repeats, Spelling, rows
 from archgraph.ops.schema import op_schema
@@ -84,23 +85,35 @@ def _renorm_axes(eq: Equations) -> list[Dims]:
     return [x]
 
 
+def _extreme_backward(node: Node) -> Backward:
+    """Save where the extreme is, if that is a result, or else the operand to compare with."""
+    return saves(results=(1,)) if len(node.types) > 1 else _BOTH
+
+
 _reduction = Operator(_reduction_axes, zeros.first)
+_BOTH = saves("self", results=(0,))
 
 _REDUCTIONS = {
-    "sum": Operator(_sum_axes, zeros.first, growth=Growth()),
-    "nansum linalg_vector_norm norm": Operator(_sum_axes, zeros.first),
+    "sum": Operator(_sum_axes, zeros.first, growth=Growth(), backward=PASSES),
+    "nansum": Operator(_sum_axes, zeros.first, backward=INPUT),
+    "linalg_vector_norm norm": Operator(_sum_axes, zeros.first, backward=_BOTH),
     # Repeated positions change how many there are, not whether there are any.
-    "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any")),
-    "count_nonzero": Operator(_count_axes, zeros.first),
-    "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=_mean_type),
-    "amax amin max min": replace(_reduction, growth=Growth(repeats="any")),
-    "var std var_mean std_mean": replace(_reduction, growth=Growth(repeats=_spread)),
+    "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any"), backward=STOPS),
+    "count_nonzero": Operator(_count_axes, zeros.first, backward=STOPS),
+    "mean": replace(
+        _reduction, growth=Growth(repeats="uniform"), type=_mean_type, backward=NOTHING
+    ),
+    "amax amin max min": replace(
+        _reduction, growth=Growth(repeats="any"), backward=_extreme_backward
+    ),
+    "var var_mean": replace(_reduction, growth=Growth(repeats=_spread), backward=INPUT),
+    "std std_mean": replace(_reduction, growth=Growth(repeats=_spread), backward=_BOTH),
     "nanmean aminmax prod median nanmedian": _reduction,
     # Of zeros alone: log of their number, true, position 0.
-    "logsumexp": Operator(_reduction_axes),
-    "all": Operator(_reduction_axes, growth=Growth(repeats="any")),
+    "logsumexp": Operator(_reduction_axes, backward=_BOTH),
+    "all": Operator(_reduction_axes, growth=Growth(repeats="any"), backward=STOPS),
     "renorm": Operator(_renorm_axes, zeros.first),
-    "argmax argmin": Operator(_reduction_axes),
+    "argmax argmin": Operator(_reduction_axes, backward=STOPS),
 }
 
 
@@ -138,7 +151,7 @@ def _flip_spelling(*dims: int) -> Callable[[Spelling], Call]:
 
 
 _along = Operator(_along_axes, zeros.first)
-_moved = replace(_along, growth=MOVES)
+_moved = replace(_along, growth=MOVES, backward=NOTHING)
 
 
 # -- Fourier transforms ---------------------------------------------------------------------------
@@ -163,7 +176,8 @@ _FFT = tuple(
 )
 
 _IN_ORDER = {
-    "cumsum sort topk": replace(_along, growth=Growth()),
+    "cumsum": replace(_along, growth=Growth(), backward=NOTHING),
+    "sort topk": replace(_along, growth=Growth(), backward=saves(results=(1,))),
     "roll flip": _moved,
     "fliplr": Operator(spelling=_flip_spelling(1)),
     "flipud": Operator(spelling=_flip_spelling(0)),
@@ -171,7 +185,7 @@ _IN_ORDER = {
     # Of zeros: positions, logarithms of counts.
     "argsort logcumsumexp": Operator(_along_axes),
     "msort": Operator(_first_axes, zeros.first),
-    "kthvalue mode": Operator(_reduced_axes, zeros.first),
+    "kthvalue mode": Operator(_reduced_axes, zeros.first, backward=saves(results=(1,))),
     " ".join(_FFT): Operator(_transform_axes, zeros.first, growth=Growth(scales="all")),
     "fft_fftshift fft_ifftshift": Operator(
         _transform_axes, zeros.first, growth=Growth(scales="all", picks=True)

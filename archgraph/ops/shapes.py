@@ -12,6 +12,7 @@ from torch import nn
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, fixed_size, product
 from archgraph.ops import zeros
+from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, Backward
 from archgraph.ops.equations import PROJECT, Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, same_options
 from archgraph.ops.operands import shape_of
@@ -21,7 +22,7 @@ from archgraph.ops.starts import leafless_identity
 from archgraph.ops.types import Args, certain, listed, number, real
 
 # Every position of the operand, somewhere else: zeros go with it.
-_moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES)
+_moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES, backward=PASSES)
 
 
 # -- results of several ---------------------------------------------------------------------------
@@ -107,12 +108,13 @@ def _squeeze_axes(eq: Equations) -> list[Dims]:
 
 
 _VIEWS = {
-    "input": Operator(),
+    "input": Operator(backward=STOPS),
     "getitem": Operator(
         _getitem_axes,
         _getitem_zero,
         pointwise=True,
         growth=replace(MOVES, identity=leafless_identity),
+        backward=PASSES,
     ),
     "reshape": replace(_view, unchanged=True, overwritten=_reshape_write, layer=_reshape_layer),
     "view": _view,
@@ -267,13 +269,24 @@ def _interleave_axes(eq: Equations) -> list[Dims]:
 
 _CHANNELS_AND_COPIES = {
     "pixel_shuffle": Operator(
-        _pixel_shuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelShuffle)
+        _pixel_shuffle_axes,
+        zeros.first,
+        growth=MOVES,
+        layer=same_options(nn.PixelShuffle),
+        backward=NOTHING,
     ),
     "pixel_unshuffle": Operator(
-        _pixel_unshuffle_axes, zeros.first, growth=MOVES, layer=same_options(nn.PixelUnshuffle)
+        _pixel_unshuffle_axes,
+        zeros.first,
+        growth=MOVES,
+        layer=same_options(nn.PixelUnshuffle),
+        backward=NOTHING,
     ),
     "channel_shuffle native_channel_shuffle": Operator(
-        _channel_shuffle_axes, zeros.first, layer=same_options(nn.ChannelShuffle)
+        _channel_shuffle_axes,
+        zeros.first,
+        layer=same_options(nn.ChannelShuffle),
+        backward=NOTHING,
     ),
     "expand": Operator(
         _expand_axes,
@@ -282,13 +295,14 @@ _CHANNELS_AND_COPIES = {
         growth=ALIGNED,
         spelling=_expand_spelling,
         unchanged=True,
+        backward=NOTHING,
     ),
     "expand_as": Operator(spelling=_expand_spelling),
     "broadcast_to": Operator(alias="expand"),
-    "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED),
+    "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED, backward=NOTHING),
     "tile": Operator(spelling=_tile_spelling),
     # Copies of a position follow one another, so that positions are not its operand's.
-    "repeat_interleave": Operator(_interleave_axes, zeros.first, growth=COPIES),
+    "repeat_interleave": Operator(_interleave_axes, zeros.first, growth=COPIES, backward=NOTHING),
 }
 
 
@@ -313,13 +327,17 @@ _COMPLEX = {
         zeros.first,
         overwritten=_inverse_write("aten.view_as_real"),
         contiguous=("self",),
+        backward=PASSES,
     ),
     "view_as_real": Operator(
-        _complex_axes, zeros.first, overwritten=_inverse_write("aten.view_as_complex")
+        _complex_axes,
+        zeros.first,
+        overwritten=_inverse_write("aten.view_as_complex"),
+        backward=PASSES,
     ),
-    "real": replace(CURVE, overwritten=_component_write(0)),
-    "imag": replace(CURVE, overwritten=_component_write(1)),
-    "_conj _neg_view": replace(CURVE, overwritten=_inverse_write()),
+    "real": replace(CURVE, overwritten=_component_write(0), backward=NOTHING),
+    "imag": replace(CURVE, overwritten=_component_write(1), backward=NOTHING),
+    "_conj _neg_view": replace(CURVE, overwritten=_inverse_write(), backward=PASSES),
     "conj resolve_conj resolve_neg": CURVE,
 }
 
@@ -428,13 +446,15 @@ def _split_write(write: ViewWrite) -> Call | None:
 _divided = Operator(spelling=_split_spelling())
 
 _JOINED_AND_SPLIT = {
-    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type),
+    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type, backward=PASSES),
     "concat concatenate": Operator(alias="cat"),
     # Its new dimension shifts the operands' dimensions before it.
-    "stack": Operator(_stack_axes, zeros.every, growth=COPIES),
-    "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every),
+    "stack": Operator(_stack_axes, zeros.every, growth=COPIES, backward=PASSES),
+    "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every, backward=PASSES),
     "row_stack": Operator(alias="vstack"),
-    "split_with_sizes": Operator(_split_axes, zeros.first, growth=MOVES, overwritten=_split_write),
+    "split_with_sizes": Operator(
+        _split_axes, zeros.first, growth=MOVES, overwritten=_split_write, backward=NOTHING
+    ),
     "chunk unsafe_chunk split unsafe_split": _divided,
     "unsafe_split_with_sizes tensor_split": _divided,
     "hsplit": Operator(spelling=_split_spelling(1)),
@@ -480,12 +500,18 @@ def _pads_nothing(args: Mapping[str, Value]) -> bool:
     return isinstance(amounts, tuple) and all(a == 0 for a in amounts)
 
 
+def _pad_backward(node: Node) -> Backward:
+    """Save the input where the new positions are mirrored or repeat the border."""
+    return INPUT if node.arg("mode") in ("reflect", "replicate") else NOTHING
+
+
 _PADDED = {
     "pad constant_pad_nd": Operator(
         _pad_axes,
         zeros.first,  # new positions that are not zero are noted by the rule
         growth=replace(ALIGNED, picks=False),
         unchanged=_pads_nothing,
+        backward=_pad_backward,
     ),
 }
 

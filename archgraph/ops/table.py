@@ -25,6 +25,7 @@ from archgraph.ops import (
     reductions,
     shapes,
 )
+from archgraph.ops.backward import Backward
 from archgraph.ops.layers import TorchLayer
 from archgraph.ops.operands import Amount, Counted, nested
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
@@ -221,6 +222,21 @@ def macs(graph: ArchGraph, node: Node) -> int:
     count = counted_macs(Counted.of(graph, node))
     assert isinstance(count, int)  # its sizes are
     return count
+
+
+def backward(node: Node) -> Backward:
+    """Return what autograd does for an operator.
+
+    An operator of which nothing is known counts as if all its operands and results were saved.
+
+    >>> backward(Node("y", "aten.relu")).results, backward(Node("y", "aten.special_erfcx")).checked
+    ((0,), False)
+    """
+    known = row(node.op).backward
+    if known is None:
+        operands = {name: "" for name, _ in node.args}
+        return Backward(operands, tuple(range(len(node.types))), checked=False)
+    return known if isinstance(known, Backward) else known(node)
 
 
 def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:

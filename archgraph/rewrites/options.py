@@ -154,6 +154,13 @@ class FitOptions(Base):
     activations: BudgetValue = Field(
         default=None, description="budget of the bytes of all intermediate results of one example"
     )
+    memory: BudgetValue = Field(
+        default=None, description="budget of the bytes that a training step allocates at most"
+    )
+    batch: Count = Field(default=1, description="examples of that step")
+    optimizer: str = Field(
+        default="sgd", description="optimiser of that step: of torch.optim, or momentum"
+    )
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",
         description="free: use the budget best; nested: of two budgets one submodel lies within "

@@ -19,9 +19,10 @@ from tests.nets import FOREIGN, image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
 
+COUNTED = ["parameters", "macs", "bytes", "activations"]
 graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
 budgets = st.dictionaries(
-    st.sampled_from(list(MEASURES)), st.sampled_from([0.8, 0.5, 0.25, 0.1]), min_size=1, max_size=2
+    st.sampled_from(COUNTED), st.sampled_from([0.8, 0.5, 0.25, 0.1]), min_size=1, max_size=2
 )
 
 
@@ -96,7 +97,7 @@ def test_handmade_models(name):
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.full)])
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", COUNTED)
 def test_budgets_of_foreign_models_are_used(name, measure):
     foreign = FOREIGN[name]()
     graph = ag.trace(foreign.model, *foreign.args).graph
@@ -104,6 +105,15 @@ def test_budgets_of_foreign_models_are_used(name, measure):
         small = fitted(graph, **{measure: share}).graph
         used = getattr(ag.cost(small), measure) / getattr(ag.cost(graph), measure) / share
         assert 0.98 <= used <= 1
+
+
+@given(graphs, st.sampled_from([0.8, 0.5]), st.sampled_from(["momentum", "adam"]), st.booleans())
+@settings(max_examples=8)
+def test_a_training_step_stays_within_its_memory(graph, share, optimizer, depth):
+    skip = "*" if depth else ()
+    small = fitted(graph, memory=share, batch=16, optimizer=optimizer, skip=skip).graph
+    full, after = (ag.cost(g).training(16, optimizer).total for g in (graph, small))
+    assert after <= share * full
 
 
 # ------------------------------------------------------------------------------- closed forms

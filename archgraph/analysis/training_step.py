@@ -1,0 +1,459 @@
+"""A training step as a record of allocations: forward, backward, optimiser."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial, sizes_of_layouts
+from archgraph.analysis.presence import Needs, all_needs, any_needs, presence
+from archgraph.analysis.storages import Storage, storages
+from archgraph.analysis.training_memory import (
+    Allocation,
+    MemoryPolynomial,
+    TrainingMemory,
+)
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, refs
+from archgraph.graph.passes import specialise
+from archgraph.layout.polynomial import Polynomial
+from archgraph.ops.operands import Amount, Counted, numel
+from archgraph.ops.schema import torch_dtype
+from archgraph.ops.table import backward
+
+ALWAYS: Needs = frozenset()
+Optimizer: TypeAlias = "str | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """What an optimiser stores and allocates.
+
+    Attributes:
+        tensors: Tensors of a parameter's size that it keeps for each parameter.
+        bytes: What else it keeps for each parameter, in bytes: counters.
+        working: Tensors of a parameter's size that it makes while it updates one.
+    """
+
+    tensors: int
+    bytes: int
+    working: int
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> OptimizerState:
+        """Return what an optimiser stores, from a step that it takes with one small parameter.
+
+        Args:
+            optimizer: The name of one of ``torch.optim`` in any case, ``momentum`` for SGD with
+                momentum, or what makes an optimiser of parameters.
+
+        Raises:
+            GraphError: If there is no such optimiser, or what it keeps is not of the
+                parameter's size.
+
+        >>> [OptimizerState.of(name).tensors for name in ("sgd", "momentum", "adam", "AdamW")]
+        [0, 1, 2, 2]
+        """
+        parameter = torch.nn.Parameter(torch.zeros(3, 5))
+        steps = _factory(optimizer)([parameter])
+        parameter.grad = torch.ones_like(parameter)
+        steps.step()
+        tensors = [v for v in steps.state[parameter].values() if isinstance(v, torch.Tensor)]
+        large = [t for t in tensors if t.numel() > 1]
+        if any(t.shape != parameter.shape for t in large):
+            shapes = ", ".join(str(list(t.shape)) for t in large)
+            message = "optimiser keeps tensors that are not of the parameter's size"
+            raise GraphError(message, found=shapes, expected=str([3, 5]))
+        # What `torch.optim` makes for a parameter at a time: a denominator and its square root.
+        working = min(len(large), 2) if len(large) > 1 else 0
+        return cls(len(large), sum(t.nbytes for t in tensors if t.numel() == 1), working)
+
+
+def _factory(
+    optimizer: Optimizer,
+) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+    if not isinstance(optimizer, str):
+        return optimizer
+    if optimizer.lower() == "momentum":
+        return lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    kinds = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    }
+    if optimizer.lower() not in kinds:
+        known = ", ".join(sorted({"momentum", *kinds} - {"optimizer"}))
+        raise GraphError("unknown optimiser", found=optimizer, expected=known)
+    return kinds[optimizer.lower()]
+
+
+def training_memory(
+    graph: ArchGraph, batch: int, optimizer: Optimizer, dtype: str | None
+) -> TrainingMemory:
+    """Return the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
+    if batch < 1:
+        raise GraphError("a batch has at least one example", found=batch)
+    if dtype is not None and not torch_dtype(dtype).is_floating_point:
+        raise GraphError("not a type to train in", found=dtype, expected="float32")
+    return training_step(graph, batch, OptimizerState.of(optimizer), dtype).at()
+
+
+@per_graph
+def training_step(
+    graph: ArchGraph, batch: int, state: OptimizerState, dtype: str | None
+) -> MemoryPolynomial:
+    """Return every allocation of a training step.
+
+    Moments are the operators in order, the loss, the operators again from the last to the first,
+    and the parameters, which the optimiser updates one by one.
+
+    1. Weights, buffers, the batch and the optimiser's state are always there; so are constants.
+    2. A result is there until its last reader, or what saves it for backward, is done.
+    3. The loss saves as much as the outputs have and gives their gradients.
+    4. A gradient comes into being with the backward of the value's last reader and goes with that
+       of the value's own operator. Some operators pass their result's gradient on: it stays for
+       as long as any of these values needs it. Other readers add to it what they allocate.
+    5. A parameter's gradient stays until the end.
+    """
+    return _Record(specialise(graph, training=True), graph, batch, state, dtype).made()
+
+
+@dataclass
+class _Record:
+    """The allocations of a training step while they are listed."""
+
+    graph: ArchGraph
+    both: ArchGraph
+    batch: int
+    state: OptimizerState
+    dtype: str | None
+    allocations: list[Allocation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.solved = axes(self.both)
+        self.free = {axis.name for axis in self.solved.free}
+        self.presence = presence(self.both)
+        self.storages = storages(self.graph, self.batch)
+        self.exits: dict[Storage, list[str]] = defaultdict(list)
+        for name, ends in self.presence.stands_in.items():
+            if Ref(name) in self.storages.tensors:
+                ends = [end for end in ends if Ref(end) in self.storages.tensors]
+                self.exits[self.storages.of(Ref(name))] += ends
+        self.index = {node.name: number for number, node in enumerate(self.graph.nodes)}
+        self.loss = len(self.graph.nodes)
+        self.trained = [p for p in self.graph.params if p.trainable and self.users(p.name)]
+        self.end = 2 * self.loss + len(self.trained)
+        self.wants: dict[Ref | Leaf, bool] = {Leaf(p.name): True for p in self.trained}
+        for node in self.graph.nodes:
+            floating = any(torch_dtype(t.dtype).is_floating_point for t in node.types)
+            differentiable = floating and not backward(node).stops
+            wanted = any(self.wants.get(value, False) for value in node.operands())
+            self.wants[Ref(node.name)] = differentiable and wanted
+        self.outputs = [
+            name for name in dict.fromkeys(refs(self.graph.outputs)) if self.wants[Ref(name)]
+        ]
+
+    # -- sizes --------------------------------------------------------------------------------
+
+    def users(self, leaf: str) -> tuple[str, ...]:
+        """Return the operators that use a leaf."""
+        return self.graph.leaf_users[leaf]
+
+    def itemsize(self, dtype: str) -> int:
+        """Return the bytes of an element, floating ones in the type that is trained in."""
+        kind = torch_dtype(dtype)
+        if self.dtype is not None and kind.is_floating_point:
+            kind = torch_dtype(self.dtype)
+        return kind.itemsize
+
+    def sizes(self, value: Value) -> tuple[Amount, ...]:
+        """Return the sizes of a tensor."""
+        match value:
+            case Ref():
+                dims = self.solved.value[value.name][0]
+            case Leaf():
+                dims = self.solved.leaf[value.name]
+            case _:
+                return ()
+        return sizes_of_layouts(dims, self.free, self.batch)
+
+    def result(self, name: str, index: int) -> Polynomial:
+        """Return the bytes of a result."""
+        dims = self.solved.value[name][index]
+        dtype = self.graph.node[name].types[index].dtype
+        count = numel(sizes_of_layouts(dims, self.free, self.batch))
+        return Polynomial({}) + count * self.itemsize(dtype)
+
+    def leaf(self, name: str) -> Polynomial:
+        """Return the bytes of a leaf."""
+        count = numel(self.sizes(Leaf(name)))
+        return Polynomial({}) + count * self.itemsize(self.graph.param[name].dtype)
+
+    # -- moments ------------------------------------------------------------------------------
+
+    def back(self, name: str) -> int:
+        """Return the moment of an operator's backward."""
+        return 2 * self.loss - self.index[name]
+
+    def moments(self) -> Iterator[tuple[str, Needs]]:
+        """Yield what happens, and the blocks that it needs."""
+        there = self.presence.there
+        names = [node.name for node in self.graph.nodes]
+        yield from ((f"forward of %{name}", there[name]) for name in names)
+        yield "loss", ALWAYS
+        yield from ((f"backward of %{name}", there[name]) for name in reversed(names))
+        for param in self.trained:
+            yield f"update of {param.name}", any_needs(there[n] for n in self.users(param.name))
+
+    def add(
+        self,
+        kind: str,
+        size: Polynomial,
+        needs: Needs,
+        start: int,
+        end: int,
+        absent: frozenset[str] = frozenset(),
+        bound: Needs | None = ALWAYS,
+    ) -> None:
+        """Note an allocation; without blocks that are absent its bound is what it needs."""
+        if size.terms and start <= end:
+            bound = bound or needs if not absent else bound
+            part = CostPart(needs, size)
+            self.allocations.append(Allocation(kind, part, start, end, absent, bound))
+
+    def made(self) -> MemoryPolynomial:
+        """Return the record."""
+        self.standing()
+        self.forward()
+        self.backward()
+        costs = CostPolynomial.of(self.both, {})
+        return MemoryPolynomial(costs, tuple(self.allocations), tuple(self.moments()), self.loss)
+
+    # -- what is there all the time: 1, 5 -----------------------------------------------------
+
+    def standing(self) -> None:
+        """Note weights, buffers, inputs, the optimiser's state, and gradients of parameters."""
+        there = self.presence.there
+
+        def stays(kind: str, size: Polynomial, needs: Needs, start: int = 0) -> None:
+            self.add(kind, size, needs, start, self.end)
+
+        for param in self.both.params:
+            needs = any_needs(there[node] for node in self.both.leaf_users[param.name])
+            kind = "weights" if param.role == "parameter" else "buffers"
+            stays(kind, self.leaf(param.name), needs)
+        for number, param in enumerate(self.trained):
+            users, size = self.users(param.name), self.leaf(param.name)
+            needs = any_needs(there[node] for node in users)
+            stays("optimizer", self.state.tensors * size + self.state.bytes, needs)
+            last = max(users, key=self.index.__getitem__)
+            stays("gradients", size, needs, self.back(last))
+            update = 2 * self.loss + 1 + number
+            self.add("transient", self.state.working * size, needs, update, update)
+        for node in self.graph.nodes:
+            if node.op == "input":
+                stays("inputs", self.result(node.name, 0), ALWAYS)
+
+    # -- forward: 2, 3 ------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        """Note results, and what is saved for backward."""
+        read: dict[Storage, list[str]] = defaultdict(list)
+        saved: dict[Storage, set[str]] = defaultdict(set)
+        for node in self.graph.nodes:
+            for value in node.operands():
+                read[self.storages.of(value)].append(node.name)
+            if self.wants[Ref(node.name)]:
+                for storage in self.saved_by(node):
+                    saved[storage].add(node.name)
+        for name in refs(self.graph.outputs):
+            read[self.storages.of(Ref(name))].append("")
+        for node in self.graph.nodes:
+            for number in range(len(node.types)):
+                storage = (node.name, number)
+                if node.op != "input" and self.storages.of(Ref(node.name), number) == storage:
+                    self.result_of(node, number, read, saved)
+        for name in self.outputs:
+            self.add("transient", self.result(name, 0), ALWAYS, self.loss, self.loss)
+
+    def result_of(
+        self,
+        node: Node,
+        number: int,
+        read: Mapping[Storage, list[str]],
+        saved: Mapping[Storage, set[str]],
+    ) -> None:
+        """Note a result, and what it stands in for where blocks are left out."""
+        there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
+        index = {**self.index, "": self.loss}
+        storage, start = (node.name, number), self.index[node.name]
+        size = self.result(node.name, number)
+        later = list(self.stands_for(storage))
+        instead = [s for end, _ in later for s in saved.get(end, ())]
+        savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
+        if savers:
+            also = any_needs(there[s] for s in instead) if instead else None
+            self.keep(size, [(self.index[s], there[s]) for s in savers], inside, start, also)
+        else:
+            last = max((index[name] for name in read.get(storage, ())), default=start)
+            self.add("transient", size, there[node.name], start, last)
+        for end, absent in later:
+            users = sorted(saved.get(end, ()), key=self.index.__getitem__)
+            kind, last = "saved", self.back(users[0]) if users else start
+            if not users:
+                kind = "transient"
+                last = max((index[name] for name in read.get(end, ())), default=start)
+            stays = (s for s in savers if not any(b <= absent for b in there[s]))
+            if any(self.back(s) >= last for s in stays):
+                continue  # it is saved anyway, and for longer
+            needs = any_needs(there[s] for s in users) if users else there[node.name]
+            needs = all_needs(needs, inside)
+            self.add(kind, size, needs, start, last, absent, None if savers else needs)
+
+    def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
+        """Yield the memory that a result stands in for, and the blocks that are then absent."""
+        pending = [(storage, frozenset[str]())]
+        while pending:
+            entry, absent = pending.pop()
+            for end in self.exits.get(entry, ()):
+                blocks = absent.union(*self.presence.within.get(end, ALWAYS))
+                if blocks != absent:
+                    pending.append((self.storages.of(Ref(end)), blocks))
+                    yield pending[-1]
+
+    def saved_by(self, node: Node) -> Iterator[Storage]:
+        """Yield what an operator saves of its operands and results; note what it saves beside."""
+        known, there = backward(node), self.presence.there[node.name]
+        at = self.index[node.name]
+        for name, needed in known.operands.items():
+            wanting = any(
+                self.wants.get(v, False) for n in needed.split() for v in _tensors(node, n)
+            )
+            if needed and not wanting:
+                continue
+            for value in _tensors(node, name):
+                if name in known.matrices and (
+                    size := self.copied(node, value, known.matrices[name])
+                ):
+                    self.keep(size, [(at, there)], ALWAYS, at)
+                else:
+                    yield self.storages.of(value)
+        for number in known.results:
+            yield self.storages.of(Ref(node.name), number)
+        if known.extra is not None:
+            for count, dtype in known.extra(self.counted(node)):
+                size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
+                self.keep(size, [(at, there)], ALWAYS, at)
+
+    def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
+        """Return the bytes of the copy of an operand that is saved, where one must be made.
+
+        Its leading dimensions are repeated as another operand has them, and become one.
+        """
+        sizes, result = self.sizes(value), self.sizes(Ref(node.name))
+        repeated = trailing > 1 and len(sizes) > 2 and sizes[:-2] != result[:-2]
+        if not repeated and not self.storages.copied(value, trailing):
+            return None
+        count = numel([*(result if repeated else sizes)[:-trailing], *sizes[-trailing:]])
+        return Polynomial({}) + count * self.itemsize(_dtype(self.graph, value))
+
+    def keep(
+        self,
+        size: Polynomial,
+        savers: list[tuple[int, Needs]],
+        inside: Needs,
+        start: int,
+        instead: Needs | None = None,
+    ) -> None:
+        """Note a tensor that is saved until the backward of the first operator that saves it."""
+        first = start
+        for number in range(len(savers), 0, -1):
+            needs = any_needs(needs for _, needs in savers[:number])
+            bound = needs if instead is None else any_needs([needs, instead])
+            last = 2 * self.loss - savers[number - 1][0]
+            needs, bound = all_needs(needs, inside), all_needs(bound, inside)
+            self.allocations.append(
+                Allocation("saved", CostPart(needs, size), first, last, bound=bound)
+            )
+            first = last + 1
+
+    # -- backward: 4 --------------------------------------------------------------------------
+
+    def backward(self) -> None:
+        """Note the gradients of results."""
+        root: dict[str, str] = {}
+        start: dict[str, tuple[int, Needs]] = {}
+        end: dict[str, int] = {}
+        for node in reversed(self.graph.nodes):
+            if not self.wants[Ref(node.name)]:
+                continue
+            self.work(node)
+            users = [n for n in self.graph.users[node.name] if self.wants[Ref(n)]]
+            needs = self.presence.read[node.name]
+            last = users[-1] if users else ""
+            if node.name in self.outputs:
+                root[node.name], start[node.name] = node.name, (self.loss, ALWAYS)
+            elif not users:
+                continue
+            elif backward(self.graph.node[last]).passes and last in root:
+                root[node.name] = root[last]
+                first, others = start[root[last]]
+                start[root[last]] = first, any_needs([others, needs])
+            else:
+                root[node.name], start[node.name] = node.name, (self.back(last), needs)
+            for name in users if node.name in self.outputs else users[:-1]:
+                if not backward(self.graph.node[name]).passes:
+                    at = self.back(name)
+                    self.add("transient", self.gradient(node), self.presence.there[name], at, at)
+            own = node.arg("source") if node.op == "getitem" else Ref(node.name)
+            assert isinstance(own, Ref)
+            end[root[node.name]] = max(end.get(root[node.name], 0), self.back(own.name))
+        for name, (first, needs) in start.items():
+            self.add("transient", self.gradient(self.graph.node[name]), needs, first, end[name])
+
+    def work(self, node: Node) -> None:
+        """Note what the backward pass of an operator needs for itself."""
+        working, at = backward(node).working, self.back(node.name)
+        for count, dtype in working(self.counted(node)) if working is not None else ():
+            size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
+            self.add("transient", size, self.presence.there[node.name], at, at)
+
+    def counted(self, node: Node) -> Counted:
+        """Return an operator as its row counts it."""
+        stated = {
+            name: sizes_of_layouts([layout], self.free, self.batch)[0]
+            for name, value in node.args
+            if isinstance(value, int)
+            and not isinstance(layout := self.solved.attributes.get((node.name, name)), int)
+            and layout is not None
+            and not isinstance(layout, tuple)
+        }
+        return Counted(node, self.sizes, self.sizes(Ref(node.name)), stated)
+
+    def gradient(self, node: Node) -> Polynomial:
+        """Return the bytes of the gradients of a node's results."""
+        return sum(
+            (
+                self.result(node.name, number)
+                for number, type_ in enumerate(node.types)
+                if torch_dtype(type_.dtype).is_floating_point
+            ),
+            Polynomial({}),
+        )
+
+
+def _tensors(node: Node, name: str) -> Iterator[Ref | Leaf]:
+    """Yield the tensors of an argument."""
+    value = node.arg(name)
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, (Ref, Leaf)):
+            yield item
+
+
+def _dtype(graph: ArchGraph, value: Ref | Leaf) -> str:
+    return graph.node[value.name].dtype if isinstance(value, Ref) else graph.param[value.name].dtype
