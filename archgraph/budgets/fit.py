@@ -179,7 +179,7 @@ def _search(
     free = axes(graph).free
     limits = {name: limit for name, (limit, _) in budgeted.items()}
     measured = importance is not None and bool(importance.losses)
-    counted = dict(costs.parts) if measured else {}
+    counted: dict[str, Sequence[CostPart]] = dict(costs.parts) if measured else {}
     counted |= {name: parts for name, (_, parts) in budgeted.items()}
     tallies = {m: Tally(parts, costs.axes, costs.blocks) for m, parts in counted.items()}
     full = np.array([axis.size for axis in free], dtype=np.float64)
