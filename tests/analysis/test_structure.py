@@ -368,7 +368,7 @@ def test_resnet():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_vgg_has_a_section_per_width():
     graph = foreign("vgg16_bn")
     found = [
@@ -393,7 +393,7 @@ def test_dense_layers_are_removable_blocks():
     assert (block.kind, block.removable) == ("dense", True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_inception_modules():
     model = FOREIGN["googlenet"]()
     graph = ag.trace(model.model, *model.args, **model.kwargs).graph  # with its auxiliary outputs

@@ -768,6 +768,7 @@ class Causal(nn.Module):
         return self.decoder(x, y, tgt_mask=mask)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("held", [False, True], ids=["made", "held"])
 def test_causal_masks_of_torchs_layers(held):
     """A mask that forward makes is known; of one that is held in a buffer, a note says so."""

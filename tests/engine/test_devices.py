@@ -35,6 +35,7 @@ def found(case: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 def test_a_few_strategies_have_the_same_bits_in_processes_on_a_device() -> None:
     bits = found("few_strategies")
     assert len(bits) > 3 and all(bits.values())
@@ -63,6 +64,7 @@ def test_a_device_that_is_there_costs_clients_on_the_processor_nothing() -> None
     assert all(trained == [3, 3] for trained in runs.values())
 
 
+@pytest.mark.full
 def test_processes_are_started_on_a_device_that_was_used_before() -> None:
     case = found("used")
     assert case["trained"] == [3, 3]

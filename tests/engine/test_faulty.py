@@ -91,7 +91,7 @@ TAKEN = several([kind for kind in KINDS.values() if kind.verdict == "taken"], 4)
 OTHERS = several([kind for kind in KINDS.values() if kind.verdict != "taken"], 9)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_processes_every_kind_of_client_is_dealt_with_in_the_same_way(experiment, mean):
     """Several kinds at a time among ten clients, each of which has a process."""
     crowd = {"clients": CLIENTS, "sampled": None, "rounds": 1}

@@ -175,6 +175,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkeypatch):
     """Interrupted inside round 3 by something that no handler catches."""

@@ -145,6 +145,7 @@ SHAPE_PRESERVING = {
 }
 
 
+@pytest.mark.full
 @given(st.data(), st.integers(0, 1000))
 @settings(max_examples=20, phases=[Phase.explicit, Phase.generate])
 def test_rows_compose(data, seed):

@@ -217,6 +217,7 @@ def test_exit_codes(compared, tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- the papers' own
 
 
+@pytest.mark.full
 def test_published_figures_are_met_or_explained() -> None:
     found = figures([SPECS / "papers"], python=True)
     bad = [f"{f.where}: {f.what}: {f.published.text}: {f.verdict}" for f in found if not f.good]
