@@ -49,7 +49,7 @@ def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
 # -- laws --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(networks())
 def test_a_position_touches_what_its_cut_removes(net):
     graph = ag.trace(net, image()).graph
@@ -100,7 +100,7 @@ def test_a_position_without_weights_is_the_least_important(method, net, at):
     assert scores.max() > 0
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(networks(), st.sampled_from([0.25, 0.5, 0.75]))
 def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     graph, state = ag.trace(net, image())
