@@ -11,10 +11,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
 from archgraph.errors import GraphError
 from archgraph.hints import unknown
 from archgraph.plain import Json
+from archgraph.states.importance import Importance
 from archgraph.viewer.anatomy import Anatomy
 
 # Of an operator, or of an axis or a leaf as a whole; or of each of its positions.
@@ -75,6 +77,33 @@ def importance_overlay(
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", "amount", min(low, 0.0), high, figures)
+
+
+def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
+    """Build an overlay of the scores of blocks: a part has the mean of the blocks that it is of.
+
+    Args:
+        graphs: The graphs of a page.
+        scores: Scores with blocks; those that a graph does not have are left out.
+    """
+
+    def columns(parts: Anatomy) -> dict[str, Json]:
+        block_of = {
+            node: block.name
+            for block in structure(parts.graph).blocks
+            if block.name in scores.blocks
+            for node in block.nodes
+        }
+
+        def mean(nodes: Sequence[str]) -> float | None:
+            names = dict.fromkeys(block_of[node] for node in nodes if node in block_of)
+            return statistics.fmean(scores.blocks[name] for name in names) if names else None
+
+        return by_part(parts, mean)
+
+    name = "loss without a block" if scores.losses else "influence of blocks"
+    low, high = min(scores.blocks.values()), max(scores.blocks.values())
+    return Overlay(name, "amount", min(low, 0.0), high, tuple(map(columns, graphs)))
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:

@@ -25,7 +25,7 @@ from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.distinct import numbered
 from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
-from archgraph.viewer.overlays import Overlay, PartNumbers, importance_overlay
+from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
 
@@ -60,8 +60,8 @@ def view(
         path: Where to write the page; Default: it is not written.
         title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
-            one, or one for each position; or the scores of :func:`archgraph.importance`, by axis.
-            A part has the mean of all that it uses.
+            one, or one for each position; or the scores of :func:`archgraph.importance`, by axis
+            and by block. A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
             `NAME/CLIENT` for a client's own version: colours show how alike the weights of each
             part are to those of the first graph, as the cosine of what the transfer matches.
@@ -93,8 +93,11 @@ def view(
     overlays: dict[str, Overlay] = {}
     anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        numbers = importance.positions if isinstance(importance, Importance) else importance
-        overlays["importance"] = importance_overlay(anatomies, numbers)
+        if isinstance(importance, Importance):
+            if importance.blocks:
+                overlays["blocks"] = block_overlay(anatomies, importance)
+            importance = importance.positions
+        overlays["importance"] = importance_overlay(anatomies, importance)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
         overlays["similarity"] = similarity_overlay(

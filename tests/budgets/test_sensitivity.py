@@ -17,6 +17,11 @@ from tests.nets import image, networks
 DATA = [(image(6), torch.arange(6) % 5), (-image(6), (torch.arange(6) + 1) % 5)]
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def loss_of(graph, state) -> float:
     net = ag.build(graph, state).eval()
     with torch.no_grad():

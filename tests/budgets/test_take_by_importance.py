@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,15 @@ def test_a_page_takes_scores(graph, scores):
     page = decode_data(view(graph, importance=scores))
     assert page == decode_data(view(graph, importance=dict(scores.positions)))
     assert page["overlays"]["importance"][0] == "importance"
+
+
+def test_a_page_shows_scores_of_blocks(graph, scores):
+    blocks = {"stage1.0": 0.25, "stage2.1": 0.75}
+    page = decode_data(view(graph, importance=replace(scores, blocks=blocks)))
+    assert page["overlays"]["blocks"] == ["influence of blocks", "amount", 0.0, 0.75]
+    (shown,) = page["graphs"]
+    figures = shown["figures"]["blocks"]
+    assert figures["whole"] == 0.5
+    assert [f for f in figures["blocks"] if f is not None] == [0.25, 0.75]
+    # A page of which no block is scored has none.
+    assert [*decode_data(view(graph, importance=scores))["overlays"]] == ["importance"]

@@ -391,7 +391,7 @@ clients:
          "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
         ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
          "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
-         "expected one of shares, sizes, allow_nothing, positions"),
+         "expected one of shares, sizes, allow_nothing, positions, importance"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices"),
         ("name: b", "name: a",
