@@ -11,7 +11,7 @@ from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block, passes_on, structure
 from archgraph.errors import AxisError, GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, size_at, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, size_at, walk
 from archgraph.graph.passes import reachable, specialise
 from archgraph.hints import unknown
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
@@ -250,18 +250,104 @@ def _least(sets: Collection[frozenset[str]]) -> Needs:
     return frozenset(one for one in sets if not any(other < one for other in sets))
 
 
-def _sizes(layouts: Iterable[Layout], free: Collection[str]) -> tuple[Amount, ...]:
-    """Return the sizes of dimensions, for a batch of one."""
-    return tuple(_size(layout, free) for layout in layouts)
+def _sizes(layouts: Iterable[Layout], free: Collection[str], batch: int = 1) -> tuple[Amount, ...]:
+    """Return the sizes of dimensions, for a batch of one by default."""
+    return tuple(_size(layout, free, batch) for layout in layouts)
 
 
-def _size(layout: Layout, free: Collection[str]) -> Amount:
+def _size(layout: Layout, free: Collection[str], batch: int) -> Amount:
     match layout:
         case AxisRef() if layout.name in free:
             return Polynomial.of(layout.name)
         case Prod():
-            return numel(_sizes(layout.factors, free))
+            return numel(_sizes(layout.factors, free, batch))
         case Sum():
-            return sum(_sizes(layout.terms, free))
+            return sum(_sizes(layout.terms, free, batch))
         case _:
-            return size_at(layout.size, 1)
+            return size_at(layout.size, batch)
+
+
+# -- operator by operator ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSizes:
+    """What one operator reads, computes and writes in every submodel.
+
+    Attributes:
+        node: The operator, in one mode.
+        needs: It is there while of each of these sets of blocks one is.
+        read: Bytes of the results of other operators that it uses.
+        weights: Bytes of the leaves that it uses.
+        written: Bytes of its results.
+        macs: Multiply–accumulates.
+    """
+
+    node: Node
+    needs: Needs
+    read: Polynomial
+    weights: Polynomial
+    written: Polynomial
+    macs: Polynomial
+
+
+@takes_graph
+@per_graph
+def operator_sizes(
+    graph: ArchGraph, batch: int = 1, training: bool = False
+) -> tuple[OperatorSizes, ...]:
+    """Return what each operator of a graph reads, computes and writes, inputs left out.
+
+    Args:
+        graph: The architecture.
+        batch: The number of examples.
+        training: The mode; of training, the forward pass.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> graph = trace(torch.nn.Sequential(torch.nn.Linear(3, 8)), torch.zeros(1, 3)).graph
+        >>> (linear,) = operator_sizes(graph, 2)
+        >>> print(linear.read, linear.weights, linear.written, linear.macs)
+        24 128 64 48
+    """
+    solved, specialised = axes(graph), specialise(graph, training=training)
+    free = {axis.name for axis in solved.free}
+    needs = _needs(graph, [block for block in structure(graph).blocks if block.removable])
+
+    def operand(value: Value) -> tuple[Amount, ...]:
+        match value:
+            case Ref():
+                return _sizes(solved.value[value.name][0], free, batch)
+            case Leaf():
+                return _sizes(solved.leaf[value.name], free)
+            case _:
+                return ()
+
+    def size(layouts: Iterable[Layout], dtype: str) -> Polynomial:
+        return Polynomial({}) + numel(_sizes(layouts, free, batch)) * torch_dtype(dtype).itemsize
+
+    def results(node: Node) -> Polynomial:
+        pairs = zip(solved.value[node.name], node.types, strict=True)
+        return sum((size(dims, type_.dtype) for dims, type_ in pairs), Polynomial({}))
+
+    bytes_of = {node.name: results(node) for node in specialised.nodes}
+    leaf_bytes = {p.name: size(solved.leaf[p.name], p.dtype) for p in graph.params}
+    listed = []
+    for node in specialised.nodes:
+        if node.op == "input":
+            continue
+        counted = Counted(node, operand, _sizes(solved.value[node.name][0], free, batch))
+        read = (bytes_of[name] for name in dict.fromkeys(node.uses()))
+        weights = (leaf_bytes[name] for name in dict.fromkeys(node.leaves()))
+        listed.append(
+            OperatorSizes(
+                node,
+                needs[node.name],
+                sum(read, Polynomial({})),
+                sum(weights, Polynomial({})),
+                bytes_of[node.name],
+                Polynomial({}) + counted_macs(counted),
+            )
+        )
+    return tuple(listed)
