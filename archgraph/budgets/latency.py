@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from archgraph.analysis.axes import Axes, axes
+from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import (
     CostPart,
@@ -20,12 +20,13 @@ from archgraph.analysis.cost_polynomial import (
     OperatorSizes,
     operator_sizes,
 )
+from archgraph.analysis.positions import axis_refs
 from archgraph.errors import GraphError, RunError, SpecError
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
-from archgraph.graph.ir import ArchGraph, Leaf, Node, show, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, per_graph, show, walk
+from archgraph.graph.passes import specialise
 from archgraph.hints import nearest
-from archgraph.layout.layouts import Fixed
 from archgraph.layout.polynomial import Polynomial
 from archgraph.limits import LIMITS
 from archgraph.machine import processor
@@ -135,6 +136,11 @@ class DeviceProfile:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
 
+    def __post_init__(self) -> None:
+        for name, number in (("batch", self.batch), ("threads", self.threads)):
+            if number < 1:
+                raise SpecError("is too small", where=name, found=number, expected="1 or more")
+
     def milliseconds(self, graph: GraphLike) -> float:
         """Return how long a network takes, in milliseconds.
 
@@ -154,8 +160,10 @@ class DeviceProfile:
         """
         graph = graph_of(graph)
         parts: dict[Needs, Polynomial] = defaultdict(lambda: Polynomial({}))
+        names = signatures(graph, self.training)
         for sizes in operator_sizes(graph, self.batch, self.training):
-            parts[sizes.needs] += self._coefficients(graph, sizes.node).of(sizes)
+            known = self._coefficients(names[sizes.node.name], sizes.node)
+            parts[sizes.needs] += known.of(sizes)
         timed = tuple(CostPart(needs, p) for needs, p in parts.items() if p.terms)
         return dataclasses.replace(cost(graph).polynomial, parts={ATTOSECONDS: timed})
 
@@ -202,8 +210,8 @@ class DeviceProfile:
         mean = sum(error.mean * error.submodels for error in self.errors) / max(count, 1)
         return f"{len(self.operators)} signatures, held-out error {mean:.1%}"
 
-    def _coefficients(self, graph: ArchGraph, node: Node) -> Coefficients:
-        known = self.operators.get(signature(graph, node)) or self.operators.get(node.op)
+    def _coefficients(self, name: str, node: Node) -> Coefficients:
+        known = self.operators.get(name) or self.operators.get(node.op)
         if known is None:
             raise GraphError(
                 "operator was not timed",
@@ -215,35 +223,42 @@ class DeviceProfile:
         return known
 
 
-def signature(graph: ArchGraph, node: Node) -> str:
-    """Return an operator with the arguments that no cut changes: what it is timed as.
+@per_graph
+def signatures(graph: ArchGraph, training: bool = False) -> Mapping[str, str]:
+    """Return what the operators of a mode are timed as, by name.
 
-    Without numbers that follow from sizes, and without fractions, on which no time depends; of a
-    leaf, the dimensions behind the second, such as a kernel's.
+    An operator with the arguments that no cut changes: without numbers that follow from sizes, and
+    without fractions, on which no time depends; of a leaf, the dimensions behind the second, such
+    as a kernel's.
 
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> graph = trace(torch.nn.Conv2d(3, 8, 5, stride=2), torch.zeros(1, 3, 9, 9)).graph
-        >>> signature(graph, graph.nodes[-1])
+        >>> signatures(graph)["conv2d"]
         'aten.conv2d float32 input weight[5, 5] bias stride=(2, 2)'
     """
-    solved, words = axes(graph), [node.op, node.dtype]
-    for name, value in node.args:
-        if (word := _word(solved, node, name, value)) is not None:
-            words.append(word)
-    return " ".join(words)
+    solved = axes(graph)
+    free = {axis.name for axis in solved.free}
 
+    def word(node: Node, name: str, value: Any) -> str | None:
+        if isinstance(value, Leaf) and (behind := solved.leaf[value.name][2:]):
+            cut = (any(ref.name in free for ref in axis_refs(layout)) for layout in behind)
+            sizes = ("*" if c else str(d.size) for c, d in zip(cut, behind, strict=True))
+            return f"{name}[{', '.join(sizes)}]"
+        scalars = list(walk(value))
+        if any(isinstance(item, float) for item in scalars):
+            return None
+        plain = all(isinstance(item, bool | int | str | None) for item in scalars)
+        stated = (node.name, name) in solved.attributes
+        return f"{name}={show(value)}" if plain and not stated else name
 
-def _word(solved: Axes, node: Node, name: str, value: Any) -> str | None:
-    if isinstance(value, Leaf) and (behind := solved.leaf[value.name][2:]):
-        sizes = (str(d.size) if isinstance(d, Fixed) or d.size == 1 else "*" for d in behind)
-        return f"{name}[{', '.join(sizes)}]"
-    scalars = list(walk(value))
-    if any(isinstance(item, float) for item in scalars):
-        return None
-    plain = all(isinstance(item, bool | int | str | None) for item in scalars)
-    return f"{name}={show(value)}" if plain and (node.name, name) not in solved.attributes else name
+    return {
+        node.name: " ".join(
+            filter(None, (node.op, node.dtype, *(word(node, k, v) for k, v in node.args)))
+        )
+        for node in specialise(graph, training=training).nodes
+    }
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -313,7 +328,9 @@ def profile(
         timer = _timer(runtime, batch, threads, training, device, seconds)
     drawn = [[graph, *_submodels(graph, submodels, Random(seed))] for graph in listed]
     timings = iter(timer([graph for of_model in drawn for graph in of_model]))
-    rows = [[Row.of(g, next(timings), batch, training) for g in of_model] for of_model in drawn]
+    rows = [
+        [TimedNetwork.of(g, next(timings), batch, training) for g in of_model] for of_model in drawn
+    ]
     return DeviceProfile(
         _fitted(row for of_model in rows for row in of_model),
         _held_out(rows),
@@ -343,7 +360,7 @@ class TimedOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimedNetwork:
     """One submodel that was timed."""
 
     model: str
@@ -351,20 +368,20 @@ class Row:
     total: float
 
     @staticmethod
-    def of(graph: ArchGraph, timing: Timing, batch: int, training: bool) -> Row:
+    def of(graph: ArchGraph, timing: Timing, batch: int, training: bool) -> TimedNetwork:
         """Return a submodel with its times."""
         full = {axis.name: axis.size for axis in axes(graph).free}
-        operators = []
+        names, operators = signatures(graph, training), []
         for sizes in operator_sizes(graph, batch, training):
             amounts = (sizes.read, sizes.weights, sizes.written, sizes.macs)
             operators.append(
                 TimedOperator(
-                    (signature(graph, sizes.node), sizes.node.op),
+                    (names[sizes.node.name], sizes.node.op),
                     (1, *(amount.value(full) for amount in amounts)),
                     timing.operators.get(sizes.node.name, 0.0),
                 )
             )
-        return Row(graph.name, tuple(operators), timing.total)
+        return TimedNetwork(graph.name, tuple(operators), timing.total)
 
 
 def _submodels(graph: ArchGraph, count: int, random: Random) -> Iterator[ArchGraph]:
@@ -373,19 +390,19 @@ def _submodels(graph: ArchGraph, count: int, random: Random) -> Iterator[ArchGra
     removable = [name for name in costs.blocks if name not in costs.equal]
     for _ in range(count):
         share = random.uniform(0.25, 1)
-        kept = {
+        chosen = {
             name: range(max(1, round(size * min(1.0, max(0.1, share + random.uniform(-0.2, 0.2))))))
             for name, size in costs.axes.items()
         }
         rate = random.choice((0.0, 0.0, 0.3))
         skipped = [name for name in removable if random.random() < rate]
         gone = {name for block in skipped for name in costs.blocks[block]}
-        cut = {k: v for k, v in kept.items() if len(v) < costs.axes[k] and k not in gone}
+        cut = {k: v for k, v in chosen.items() if len(v) < costs.axes[k] and k not in gone}
         narrow = take(graph, positions=cut)
         yield (narrow >> skip(narrow.graph, skipped)).graph if skipped else narrow.graph
 
 
-def _held_out(rows: Sequence[Sequence[Row]]) -> tuple[ModelError, ...]:
+def _held_out(rows: Sequence[Sequence[TimedNetwork]]) -> tuple[ModelError, ...]:
     """Return the errors on every fourth submodel, with a fit to the others."""
     seen = [row for of_model in rows for n, row in enumerate(of_model) if (n + 1) % HELD_OUT]
     coefficients = _fitted(seen)
@@ -403,12 +420,14 @@ def _held_out(rows: Sequence[Sequence[Row]]) -> tuple[ModelError, ...]:
     return tuple(errors)
 
 
-def _predicted(row: Row, coefficients: Mapping[str, Coefficients]) -> float:
+def _predicted(row: TimedNetwork, coefficients: Mapping[str, Coefficients]) -> float:
     """Return the seconds of a submodel."""
     return sum(map(sum, _shares(row, coefficients)))
 
 
-def _shares(row: Row, coefficients: Mapping[str, Coefficients]) -> Iterator[tuple[float, float]]:
+def _shares(
+    row: TimedNetwork, coefficients: Mapping[str, Coefficients]
+) -> Iterator[tuple[float, float]]:
     """Yield what calls take, and what work takes, of each operator in seconds."""
     for operator in row.operators:
         name, alone = operator.names
@@ -417,7 +436,7 @@ def _shares(row: Row, coefficients: Mapping[str, Coefficients]) -> Iterator[tupl
         yield products[0], sum(products[1:])
 
 
-def _fitted(rows: Iterable[Row]) -> dict[str, Coefficients]:
+def _fitted(rows: Iterable[TimedNetwork]) -> dict[str, Coefficients]:
     """Return the coefficients by signature and operator, stretched to the times of networks."""
     import numpy as np
     from scipy.optimize import nnls
@@ -472,7 +491,7 @@ def _timer(
     if training or device != "cpu":
         wrong = "a training step" if training else f"device {device}"
         raise RunError("onnxruntime is timed in evaluation on the processor", found=wrong)
-    from archgraph.onnx.timing import OnnxTimer
+    from archgraph.budgets.onnx_timing import OnnxTimer
 
     return OnnxTimer(batch, threads, seconds)
 

@@ -78,7 +78,15 @@ class TorchTimer:
             raise RunError("cannot be used", where=f"device {self.device}", found=reason) from error
 
     def __call__(self, graphs: Sequence[ArchGraph]) -> list[Timing]:
-        """Time some networks in turns.
+        """Return the medians of some networks.
+
+        Raises:
+            GraphError: If one cannot run with this batch size and mode.
+        """
+        return [run.timing() for run in self.runs(graphs)]
+
+    def runs(self, graphs: Sequence[ArchGraph]) -> list[NetworkRun]:
+        """Run some networks in turns, and return what each round took.
 
         Raises:
             GraphError: If one cannot run with this batch size and mode.
@@ -99,7 +107,7 @@ class TorchTimer:
                             found=reason,
                         ) from error
                 rounds += 1
-        return [run.timing() for run in runs]
+        return runs
 
     def now(self) -> float:
         """Return the time in seconds, once the device has done what it was asked for."""
@@ -132,8 +140,8 @@ class NetworkRun:
         timer = self.timer
         self.module = build(self.graph, seed=0).train(timer.training).to(timer.device)
         tensors = self.module.named_parameters(remove_duplicate=False)
-        named: dict[str, Tensor] = dict([*tensors, *self.module.named_buffers()])
-        self.leaves = {param.name: named[param.name] for param in self.graph.params}
+        by_name: dict[str, Tensor] = dict([*tensors, *self.module.named_buffers()])
+        self.leaves = {param.name: by_name[param.name] for param in self.graph.params}
         self.inputs = pytree.tree_map_only(
             Tensor, lambda t: t.to(timer.device), random_inputs(self.graph, timer.batch)
         )
