@@ -10,7 +10,7 @@ from .analysis.roles import layer_weights as layer_weights
 from .analysis.roles import with_features as with_features
 from .analysis.structure import structure as structure
 from .budgets.latency import DeviceProfile as DeviceProfile
-from .budgets.latency import profile as profile
+from .budgets.profiling import profile as profile
 from .capture.trace import trace as trace
 from .display import draw as draw
 from .display import explain as explain

@@ -23,7 +23,8 @@ import torch
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
-from archgraph.budgets.latency import HELD_OUT, Runtime
+from archgraph.budgets.latency import Runtime
+from archgraph.budgets.profiling import HELD_OUT
 from archgraph.budgets.timing import WARM_UP, Timing, TorchTimer
 from archgraph.graph.ir import ArchGraph
 from tests.zoo.collection import entry

@@ -71,11 +71,14 @@ class TorchTimer:
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        where, expected = f"device {self.device}", "cpu, cuda or cuda:N"
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise RunError("cannot be used", where=where, expected=expected)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # a CPU build asserts
             reason = str(error).split("\n")[0][:200]
-            raise RunError("cannot be used", where=f"device {self.device}", found=reason) from error
+            raise RunError("cannot be used", where=where, found=reason) from error
 
     def __call__(self, graphs: Sequence[ArchGraph]) -> list[Timing]:
         """Return the medians of some networks.

@@ -47,7 +47,7 @@ def profile(
     written tells the milliseconds of any submodel (`ag.DeviceProfile.load`); what is printed is the
     error on submodels that the fit did not see. Of a family its global model is timed.
     """
-    from archgraph.budgets.latency import profile as profiled
+    from archgraph.budgets.profiling import profile as profiled
 
     measured = profiled(
         [graph for model in models for graph in models_of(model)],

@@ -328,3 +328,16 @@ def test_the_operators_compute_what_the_network_computes(training):
     work = ag.build(graph).train(training)
     assert run.operators.keys() == {n.name for n in run.work.nodes if n.op != "input"}
     assert work.training is training
+
+
+def test_a_timing_is_the_median_of_the_rounds_after_the_first(resnet):
+    run = NetworkRun(resnet, TorchTimer())
+    run.totals = [9.0, 3.0, 1.0, 2.0]
+    run.operators["conv2d"] = [9.0, 1.0, 2.0, 6.0]
+    assert run.timing() == Timing({"conv2d": 2.0}, 2.0)
+
+
+def test_the_threads_are_what_they_were_before(resnet):
+    threads = torch.get_num_threads()
+    ag.profile(resnet, threads=threads + 1, seconds=0, submodels=4)
+    assert torch.get_num_threads() == threads
