@@ -246,6 +246,7 @@ def signatures(graph: ArchGraph, training: bool = False) -> Mapping[str, str]:
             filter(None, (node.op, node.dtype, *(word(node, k, v) for k, v in node.args)))
         )
         for node in specialise(graph, training=training).nodes
+        if node.op != "input"
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -21,9 +21,8 @@ from archgraph.budgets.latency import ATTOSECONDS, Coefficients, DeviceProfile, 
 from archgraph.budgets.timing import NetworkRun, Timing, TorchTimer
 from archgraph.errors import GraphError, RunError, SpecError
 from tests.nets import Residual, image, networks
-from tests.structures import PreAct, graph_of, models
+from tests.structures import PreAct, graph_of
 
-graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
 # Nanoseconds that depend on nothing but what an operator reads, writes and computes.
 NEGATIVE = dict.fromkeys(("call", "read", "weights", "written", "macs"), -1.0)
 KNOWN = Coefficients(call=2000.0, read=0.5, weights=0.25, written=1.0, macs=0.125)
@@ -84,14 +83,13 @@ def profile(resnet: ag.ArchGraph) -> DeviceProfile:
 # -- laws ----------------------------------------------------------------------------------------
 
 
-@given(graphs, st.randoms(use_true_random=False))
-@settings(max_examples=3)
-def test_a_submodel_has_the_milliseconds_of_its_graph(graph, random):
+@given(networks(), st.randoms(use_true_random=False))
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
+def test_a_submodel_has_the_milliseconds_of_its_graph(net, random):
+    graph = graph_of(net, image())
     profile = ag.profile(graph, timer=clockwork(by_operator), submodels=4)
     axes = {axis.name: axis.size for axis in ag.axes(graph).free}
-    sizes = {
-        name: random.randint(max(size // 2, 2), size) for name, size in axes.items() if size > 3
-    }
+    sizes = {k: random.randint(max(n // 2, 2), n) for k, n in axes.items() if n > 3}
     narrow = ag.take(graph, positions={k: range(n) for k, n in sizes.items()}) if sizes else graph
     # A size of 1 may be another operator.
     assume({*signatures(narrow_graph(narrow)).values()} <= profile.operators.keys())
@@ -119,7 +117,7 @@ def test_a_submodel_without_blocks_has_the_milliseconds_of_its_graph(resnet, pro
 
 
 @given(networks())
-@settings(max_examples=4)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
 def test_times_that_are_sums_of_features_are_predicted_exactly(net):
     graph = graph_of(net, image())
     profile = ag.profile(graph, timer=clockwork(), submodels=4)
