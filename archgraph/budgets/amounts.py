@@ -20,7 +20,9 @@ _BYTES = {
     **{unit + "B": factor for unit, factor in _SUFFIX.items() if unit != "B"},
     **{unit + "iB": 2**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
 }
-_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
+# Attoseconds: as the polynomials of a device's profile.
+_TIMES = {"": 10**15, "us": 10**12, "µs": 10**12, "ms": 10**15, "s": 10**18}
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-zµ%]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ class BudgetMeasure:
         text: What it counts, for messages and tables.
         units: What one of each unit is worth.
         example: How it is written.
+        unit: The unit of tables, behind its multiples.
     """
 
     name: str
     text: str
     units: Mapping[str, int]
     example: str
+    unit: str = ""
 
 
 MEASURES: Mapping[str, BudgetMeasure] = {
@@ -45,9 +49,12 @@ MEASURES: Mapping[str, BudgetMeasure] = {
     for measure in (
         BudgetMeasure("parameters", "parameters", _SUFFIX, "2M"),
         BudgetMeasure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
-        BudgetMeasure("bytes", "bytes of the state", _BYTES, "50MB"),
-        BudgetMeasure("activations", "bytes of intermediate results of one example", _BYTES, "8MB"),
-        BudgetMeasure("memory", "bytes that a training step allocates at most", _BYTES, "50MB"),
+        BudgetMeasure("bytes", "bytes of the state", _BYTES, "50MB", "B"),
+        BudgetMeasure(
+            "activations", "bytes of intermediate results of one example", _BYTES, "8MB", "B"
+        ),
+        BudgetMeasure("memory", "bytes of a training step at most", _BYTES, "50MB", "B"),
+        BudgetMeasure("milliseconds", "attoseconds of a call", _TIMES, "8ms", " ms"),
     )
 }
 
@@ -99,4 +106,6 @@ def written(measure: BudgetMeasure, amount: float) -> str:
     >>> written(MEASURES["bytes"], 1_500_000), written(MEASURES["macs"], 1_500_000)
     ('1.5MB', '1.5M')
     """
-    return count(amount) + ("B" if measure.units is _BYTES else "")
+    if measure.units is _TIMES:
+        return f"{amount / _TIMES['ms']:.3g}{measure.unit}"
+    return count(amount) + measure.unit

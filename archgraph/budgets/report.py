@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.cost import cost
+from archgraph.analysis.cost import Cost, cost
 from archgraph.analysis.structure import structure
 from archgraph.budgets.amounts import MEASURES, limit_of, written
+from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
 from archgraph.tables import Table
@@ -31,14 +32,12 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     """
     before, after = cost(graph), cost(small)
     rows = []
+    profile = None if options.device is None else DeviceProfile.load(options.device)
     for name, measure in MEASURES.items():
-        if name == "memory":
-            full, left = (
-                c.training(options.batch, options.optimizer).total for c in (before, after)
-            )
-        else:
-            full, left = getattr(before, name), getattr(after, name)
         budget = getattr(options, name)
+        if name in ("memory", "milliseconds") and budget is None:
+            continue
+        full, left = (_amount(name, of, options, profile) for of in (before, after))
         limit = None if budget is None else limit_of(measure, budget, full)
         rows.append(
             (
@@ -63,3 +62,13 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     return costs, Table(
         "Axes", ("axis", "whole", "submodel"), narrower, frozenset({1, 2}), note=note
     )
+
+
+def _amount(name: str, of: Cost, options: FitOptions, profile: DeviceProfile | None) -> int:
+    if name == "memory":
+        return of.training(options.batch, options.optimizer).total
+    if name == "milliseconds" and profile is not None:
+        times = profile.polynomial(of.graph)
+        return times.polynomial(ATTOSECONDS).value(times.axes)
+    amount: int = getattr(of, name)
+    return amount

@@ -232,8 +232,10 @@ class Search:
         sizes = self.sizes(point.at)
         while losses:
             block = min(losses, key=lambda name: densities.get(name, 0.0))
-            if block in counted or densities.get(block, 0.0) >= bound:
-                return block if densities[block] < bound else None
+            if densities.get(block, 0.0) >= bound:
+                return None
+            if block in counted:
+                return block
             saved = sum(
                 value
                 * (tally.value(sizes, point.skipped) - tally.value(sizes, point.skipped | {block}))

@@ -104,6 +104,11 @@ def fit(
     bytes: Budgeted = None,
     activations: Budgeted = None,
     memory: Budgeted = None,
+    milliseconds: Budgeted = None,
+    device: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `archgraph profile` wrote, for --milliseconds."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Of a training step, for --memory.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a training step, for --memory.")
@@ -144,6 +149,7 @@ def fit(
     graph = read_graph(file, choose)
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
+        "milliseconds": milliseconds, "device": None if device is None else str(device),
         "memory": memory, "batch": batch, "optimizer": optimizer,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
         "importance": None if importance is None else str(importance),

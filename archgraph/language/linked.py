@@ -178,12 +178,12 @@ def _family(document: Document) -> FamilySpec:
         return anchored(model, Path(document.file).parent.absolute())
 
     def scored(rewrites: R, loc: Place) -> R:
-        for key in ("take", "fit"):
+        for key, field in (("take", "importance"), ("fit", "importance"), ("fit", "device")):
             options = getattr(rewrites, key)
-            name = getattr(options, "importance", None)
+            name = getattr(options, field, None)
             if isinstance(name, str):
-                file = str(beside(document, name, (*loc, key, "importance")))
-                other = options.model_copy(update={"importance": file})
+                file = str(beside(document, name, (*loc, key, field)))
+                other = options.model_copy(update={field: file})
                 rewrites = rewrites.model_copy(update={key: other})
         return rewrites
 

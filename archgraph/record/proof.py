@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from archgraph.errors import RunError
+from archgraph.machine import processor
 from archgraph.plain import Json, differences, digest
 
 
@@ -86,18 +85,9 @@ def environment(device: str = "cpu") -> dict[str, Json]:
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if gpu else device,
-        "processor": _processor(),
+        "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _processor() -> str:
-    """Name of the processor, as far as the system tells it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:

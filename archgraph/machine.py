@@ -1,0 +1,16 @@
+"""The machine that a program runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from pathlib import Path
+
+
+def processor() -> str:
+    """Return the name of the processor, as far as the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
