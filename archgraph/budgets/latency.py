@@ -15,11 +15,11 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import (
     CostPart,
     CostPolynomial,
-    Needs,
     OperatorSizes,
     operator_sizes,
 )
 from archgraph.analysis.positions import axis_refs
+from archgraph.analysis.presence import Needs
 from archgraph.errors import GraphError, RunError, SpecError
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of

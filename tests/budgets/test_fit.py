@@ -245,7 +245,7 @@ def test_a_call_stays_within_its_time(tmp_path):
     )
     (client,) = ag.resolve(ag.load_family(tmp_path / "family.yaml")).clients
     assert client.transfer == small.transfer
-    with pytest.raises(RewriteError, match="^milliseconds: no device to take them on"):
+    with pytest.raises(RewriteError, match=r"^milliseconds: no device to take them on"):
         ag.fit(graph, milliseconds=1)
 
 
