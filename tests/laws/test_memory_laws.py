@@ -147,6 +147,8 @@ def test_what_does_not_exist():
         costs.training(4, "adamm")
     with pytest.raises(GraphError, match="keeps tensors that are not of the parameter's size"):
         costs.training(4, torch.optim.Adafactor)
+    with pytest.raises(GraphError, match="takes no step from gradients alone"):
+        costs.training(4, "lbfgs")
     with pytest.raises(GraphError, match="at least one example"):
         costs.training(0)
     with pytest.raises(GraphError, match="not a type to train in"):
