@@ -132,7 +132,7 @@ COMPOSED = set(
 )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_save_what_they_say(example):
     net = Net(example)
