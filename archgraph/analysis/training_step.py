@@ -62,7 +62,11 @@ class OptimizerState:
         parameter = torch.nn.Parameter(torch.zeros(3, 5))
         steps = _factory(optimizer)([parameter])
         parameter.grad = torch.ones_like(parameter)
-        steps.step()
+        try:
+            steps.step()
+        except (RuntimeError, TypeError) as error:  # sparse gradients, a closure
+            message = "optimiser takes no step from gradients alone"
+            raise GraphError(message, where=type(steps).__name__, found=str(error)) from error
         tensors = [v for v in steps.state[parameter].values() if isinstance(v, torch.Tensor)]
         large = [t for t in tensors if t.numel() > 1]
         if any(t.shape != parameter.shape for t in large):
@@ -152,8 +156,8 @@ class _Record:
         for node in self.graph.nodes:
             floating = any(torch_dtype(t.dtype).is_floating_point for t in node.types)
             differentiable = floating and not backward(node).stops
-            wanted = any(self.wants.get(value, False) for value in node.operands())
-            self.wants[Ref(node.name)] = differentiable and wanted
+            trained = any(self.wants.get(value, False) for value in node.operands())
+            self.wants[Ref(node.name)] = differentiable and trained
         self.outputs = [
             name for name in dict.fromkeys(refs(self.graph.outputs)) if self.wants[Ref(name)]
         ]
@@ -218,12 +222,11 @@ class _Record:
         start: int,
         end: int,
         absent: frozenset[str] = frozenset(),
-        bound: Needs | None = ALWAYS,
+        bound: Needs | None = None,
     ) -> None:
-        """Note an allocation; without blocks that are absent its bound is what it needs."""
+        """Note an allocation; its bound is what it needs, unless it stands in for another one."""
         if size.terms and start <= end:
-            bound = bound or needs if not absent else bound
-            part = CostPart(needs, size)
+            part, bound = CostPart(needs, size), bound if absent else needs
             self.allocations.append(Allocation(kind, part, start, end, absent, bound))
 
     def made(self) -> MemoryPolynomial:
@@ -288,7 +291,14 @@ class _Record:
         read: Mapping[Storage, list[str]],
         saved: Mapping[Storage, set[str]],
     ) -> None:
-        """Note a result, and what it stands in for where blocks are left out."""
+        """Note a result, and what it stands in for where blocks are left out.
+
+        1. It is there until the backward of the first operator that saves it, or else its last
+           reader.
+        2. Where blocks are left out, what they give is this result: it is there for those that
+           save or read that, unless it is saved for longer anyway.
+        3. A bound needs only one of both: it counts the first for what either needs.
+        """
         there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
         index = {**self.index, "": self.loss}
         storage, start = (node.name, number), self.index[node.name]
@@ -296,13 +306,13 @@ class _Record:
         later = list(self.stands_for(storage))
         instead = [s for end, _ in later for s in saved.get(end, ())]
         savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
-        if savers:
+        if savers:  # 1, 3
             also = any_needs(there[s] for s in instead) if instead else None
             self.keep(size, [(self.index[s], there[s]) for s in savers], inside, start, also)
         else:
             last = max((index[name] for name in read.get(storage, ())), default=start)
             self.add("transient", size, there[node.name], start, last)
-        for end, absent in later:
+        for end, absent in later:  # 2
             users = sorted(saved.get(end, ()), key=self.index.__getitem__)
             kind, last = "saved", self.back(users[0]) if users else start
             if not users:
@@ -310,10 +320,10 @@ class _Record:
                 last = max((index[name] for name in read.get(end, ())), default=start)
             stays = (s for s in savers if not any(b <= absent for b in there[s]))
             if any(self.back(s) >= last for s in stays):
-                continue  # it is saved anyway, and for longer
+                continue
             needs = any_needs(there[s] for s in users) if users else there[node.name]
             needs = all_needs(needs, inside)
-            self.add(kind, size, needs, start, last, absent, None if savers else needs)
+            self.add(kind, size, needs, start, last, absent, None if savers else needs)  # 3
 
     def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
         """Yield the memory that a result stands in for, and the blocks that are then absent."""
@@ -327,10 +337,15 @@ class _Record:
                     yield pending[-1]
 
     def saved_by(self, node: Node) -> Iterator[Storage]:
-        """Yield what an operator saves of its operands and results; note what it saves beside."""
+        """Yield what an operator saves of its operands and results; note what it saves beside.
+
+        1. Operands, where a gradient that needs them is wanted, or copies of them.
+        2. Results.
+        3. Further tensors.
+        """
         known, there = backward(node), self.presence.there[node.name]
         at = self.index[node.name]
-        for name, needed in known.operands.items():
+        for name, needed in known.operands.items():  # 1
             wanting = any(
                 self.wants.get(v, False) for n in needed.split() for v in _tensors(node, n)
             )
@@ -343,9 +358,9 @@ class _Record:
                     self.keep(size, [(at, there)], ALWAYS, at)
                 else:
                     yield self.storages.of(value)
-        for number in known.results:
+        for number in known.results:  # 2
             yield self.storages.of(Ref(node.name), number)
-        if known.extra is not None:
+        if known.extra is not None:  # 3
             for count, dtype in known.extra(self.counted(node)):
                 size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
                 self.keep(size, [(at, there)], ALWAYS, at)
@@ -385,7 +400,16 @@ class _Record:
     # -- backward: 4 --------------------------------------------------------------------------
 
     def backward(self) -> None:
-        """Note the gradients of results."""
+        """Note the gradients of results.
+
+        From the last operator to the first:
+
+        1. The loss gives gradients of outputs. Another result has that of its last reader, if that
+           passes it on, or a new one from its last reader's backward on.
+        2. Other readers allocate what they add to it.
+        3. It stays until the backward of the operator whose result it is, the first of those that
+           share it.
+        """
         root: dict[str, str] = {}
         start: dict[str, tuple[int, Needs]] = {}
         end: dict[str, int] = {}
@@ -396,7 +420,7 @@ class _Record:
             users = [n for n in self.graph.users[node.name] if self.wants[Ref(n)]]
             needs = self.presence.read[node.name]
             last = users[-1] if users else ""
-            if node.name in self.outputs:
+            if node.name in self.outputs:  # 1
                 root[node.name], start[node.name] = node.name, (self.loss, ALWAYS)
             elif not users:
                 continue
@@ -406,13 +430,13 @@ class _Record:
                 start[root[last]] = first, any_needs([others, needs])
             else:
                 root[node.name], start[node.name] = node.name, (self.back(last), needs)
-            for name in users if node.name in self.outputs else users[:-1]:
+            for name in users if node.name in self.outputs else users[:-1]:  # 2
                 if not backward(self.graph.node[name]).passes:
                     at = self.back(name)
                     self.add("transient", self.gradient(node), self.presence.there[name], at, at)
-            own = node.arg("source") if node.op == "getitem" else Ref(node.name)
-            assert isinstance(own, Ref)
-            end[root[node.name]] = max(end.get(root[node.name], 0), self.back(own.name))
+            maker = node.arg("source") if node.op == "getitem" else Ref(node.name)
+            assert isinstance(maker, Ref)  # 3
+            end[root[node.name]] = max(end.get(root[node.name], 0), self.back(maker.name))
         for name, (first, needs) in start.items():
             self.add("transient", self.gradient(self.graph.node[name]), needs, first, end[name])
 

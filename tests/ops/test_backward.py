@@ -53,7 +53,7 @@ def calls(graph: ArchGraph) -> Iterator[tuple[Node, int, int]]:
         if node.op == "input":
             values[Ref(node.name)] = new(tuple(size_at(s, 2) for s in node.shape), node.dtype)
             continue
-        operands = {value: values[value] for value in node.operands()}
+        operands: dict[Any, Any] = {value: values[value] for value in node.operands()}
         if node.op == "getitem":
             values[Ref(node.name)] = operands[node.arg("source")][node.arg("index")]
             continue
@@ -132,7 +132,7 @@ COMPOSED = set(
 )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_save_what_they_say(example):
     net = Net(example)
