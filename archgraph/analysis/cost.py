@@ -125,9 +125,9 @@ class Cost:
             >>> cost(graph).traffic(private=["bias"])
             Traffic(down=24, up=24)
         """
-        from archgraph.analysis.traffic import traffic  # solves the axes
+        from archgraph.analysis.traffic import round_traffic  # solves the axes
 
-        return traffic(self.graph, frozenset(private), trained)
+        return round_traffic(self.graph, frozenset(private), trained)
 
     def __repr__(self) -> str:
         measures = ("parameters", "macs", "bytes", "activations")

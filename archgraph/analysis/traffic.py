@@ -31,7 +31,7 @@ class Traffic:
 
 
 @per_graph
-def traffic(graph: ArchGraph, private: frozenset[str], trained: bool) -> Traffic:
+def round_traffic(graph: ArchGraph, private: frozenset[str], trained: bool) -> Traffic:
     """Return the bytes that a client receives and sends: of its state, without what is private."""
     if strange := sorted(private - set(graph.state_names)):
         known = unknown(strange[0], graph.state_names)

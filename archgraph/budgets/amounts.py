@@ -33,7 +33,7 @@ class BudgetMeasure:
         name: The keyword.
         text: What it counts, for messages and tables.
         units: What one of each unit is worth.
-        example: How it is written.
+        example: How it is amount_text.
         unit: The unit of tables, behind its multiples.
     """
 
@@ -100,10 +100,10 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     return math.floor(number * (full if unit == "share" else measure.units.get(unit, 1)))
 
 
-def written(measure: BudgetMeasure, amount: float) -> str:
+def amount_text(measure: BudgetMeasure, amount: float) -> str:
     """Render an amount with the measure's unit.
 
-    >>> written(MEASURES["bytes"], 1_500_000), written(MEASURES["macs"], 1_500_000)
+    >>> amount_text(MEASURES["bytes"], 1_500_000), amount_text(MEASURES["macs"], 1_500_000)
     ('1.5MB', '1.5M')
     """
     if measure.units is _TIMES:

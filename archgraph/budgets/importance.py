@@ -19,6 +19,7 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Ref, TensorType, per_graph
 from archgraph.graph.passes import specialise
 from archgraph.module.build import build
+from archgraph.module.calls import BatchPair, called
 from archgraph.states import State
 from archgraph.states.importance import Importance
 from archgraph.states.pieces import pieces, position_sums, sums_of_piece
@@ -26,8 +27,6 @@ from archgraph.states.pieces import pieces, position_sums, sums_of_piece
 _ROUNDING = 1e-12  # of a variance, relative to the mean of squares
 _LEAST = 1e-300  # of a length
 
-# Inputs of the network (one, a list of them, or a mapping by name) and its targets.
-BatchPair: TypeAlias = tuple[Any, Any]
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
 
@@ -96,13 +95,6 @@ def importance(
     blocks = {name: max(total / count, 0.0) for name, (total, count) in measured.turns.items()}
     scores = _norms(graph, state) if method == "weights" else measured.scores()
     return Importance(_listed(scores), blocks, method=method)
-
-
-def called(net: nn.Module, inputs: Any) -> Any:
-    """Call a network with the inputs of a batch."""
-    if isinstance(inputs, Mapping):
-        return net(**inputs)
-    return net(*inputs) if isinstance(inputs, list | tuple) else net(inputs)
 
 
 def _listed(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:

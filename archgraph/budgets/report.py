@@ -5,7 +5,7 @@ from __future__ import annotations
 from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import Cost, cost
 from archgraph.analysis.structure import structure
-from archgraph.budgets.amounts import MEASURES, limit_of, written
+from archgraph.budgets.amounts import MEASURES, amount_text, limit_of
 from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
@@ -42,9 +42,9 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
         rows.append(
             (
                 name,
-                written(measure, full),
-                "" if limit is None else written(measure, limit),
-                written(measure, left),
+                amount_text(measure, full),
+                "" if limit is None else amount_text(measure, limit),
+                amount_text(measure, left),
                 "" if not limit else f"{100 * left / limit:.1f} %",
             )
         )

@@ -12,12 +12,13 @@ from torch import nn
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
-from archgraph.budgets.importance import BatchPair, LossFunction, called, importance
+from archgraph.budgets.importance import LossFunction, importance
 from archgraph.errors import DataError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import specialise
 from archgraph.module.build import build
+from archgraph.module.calls import BatchPair, called
 from archgraph.ops.table import row, statistics
 from archgraph.rewrites.skip import skip
 from archgraph.rewrites.take import take

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.axes import axes
-from archgraph.budgets.importance import BatchPair, called
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Ref
 from archgraph.graph.passes import specialise
 from archgraph.hints import unknown
 from archgraph.module.build import build
+from archgraph.module.calls import BatchPair, called
 from archgraph.ops.constants import constant_tensor
 from archgraph.rewrites.take import take
 from archgraph.states import State, Transfer

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.analysis.axes import axes
-from archgraph.budgets.importance import BatchPair, called
 from archgraph.errors import DataError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, per_graph
 from archgraph.graph.passes import specialise
 from archgraph.module.build import build
+from archgraph.module.calls import BatchPair, called
 from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row, statistics
 from archgraph.states import State
