@@ -34,6 +34,8 @@ import torch
 import archgraph as ag
 from archgraph import federation as fl
 
+LEAST = 30  # per cent; the published code tries no narrower ones behind a start
+
 
 class Member(NamedTuple):
     """A submodel of the pool.
@@ -80,7 +82,7 @@ def pool(
     for level, most in levels:
         # Where even the narrowest is too large behind every start, all axes are narrow.
         deep = sorted(starts, reverse=True)
-        fitting = [s for s in deep if member(level, s, 1).parameters <= most] or [0.0]
+        fitting = [s for s in deep if member(level, s, LEAST).parameters <= most] or [0.0]
         sizes = [member(level, fitting[0], percent).parameters for percent in range(1, 101)]
         percent = max(bisect.bisect_right(sizes, most), 1)
         for start in fitting:

@@ -46,7 +46,8 @@ def threshold(weights: Iterable[Tensor], share: float) -> float:
         3.0
     """
     sizes = torch.cat([weight.abs().flatten() for weight in weights])
-    return float(sizes.topk(max(int(share * len(sizes)), 1)).values[-1])
+    count = int(round(share * len(sizes), 6))  # 10 / 18 · 18 may be below 10
+    return float(sizes.topk(max(count, 1)).values[-1])
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,10 @@ class FIARSE(fl.Weighted, fl.Masking):
         """Return a tier with the whole network, or with the most important positions of axes."""
         best = {}
         if self.structured:
-            scores, count = ag.importance(world.graph, weights), ag.widths(world.graph, tier.transfer)
+            scores, count = (
+                ag.importance(world.graph, weights),
+                ag.widths(world.graph, tier.transfer),
+            )
             best = {a: scores.best(a, n) for a, n in count.items() if ag.axes(world.graph)[a].free}
         chosen = ag.take(world.graph, positions=best, allow_nothing=True)
         return replace(tier, graph=chosen.graph, transfer=chosen.transfer)
