@@ -18,7 +18,7 @@ counts with four bytes for each position, what comes back without: the server kn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -94,31 +94,21 @@ class FIARSE(fl.Weighted, fl.Masking):
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``x_0``; refuse (RunError) a structured tier that is not only narrower."""
-        state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers if self.structured else ():
             if self._part(world, world.state, tier).transfer.target != tier.transfer.target:
                 message, where = "structured FIARSE only narrows", f"tier {tier.name}"
                 hint = "without `structured` a tier only says how many weights are trained"
                 raise ag.RunError(message, where=where, expected="`take` alone", hint=hint)
-        return self.begin(world, state, 1, ())
-
-    def begin(
-        self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
-    ) -> fl.ServerState:
-        """Compute θ of every tier and tensor; none where a client trains everything."""
-        return state.with_values(limits={tier.name: self._limits(world, state, tier)
-                                         for tier in world.tiers})  # fmt: skip
+        return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the weights above θ_i, with their positions."""
-        tier, limits = world.tier_of(client), state.values["limits"][world.clients[client].name]
-        chosen = self._part(world, state.group("global"), tier)
-        weights = _masked(chosen.transfer.pull(state.group("global"), copy=False), limits)
+        tier, limits = self._masked(world, state, world.tier_of(client))
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
         program = TrainMasked(objective) if limits else fl.Train(objective)
-        task = fl.part(world, state, client, tier=chosen, program=program, norm=self.norm,
-                       weights=weights)  # fmt: skip
-        return replace(task, values={"limits": limits}, indexed=frozenset(limits))
+        task = fl.part(world, state, client, tier=tier, program=program, norm=self.norm)
+        task = replace(task, state=_above(task.state, limits), values={"limits": limits})
+        return replace(task, indexed=frozenset(limits))
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -137,46 +127,51 @@ class FIARSE(fl.Weighted, fl.Masking):
                     covered[name] += mask
                 yield replace(one, unmerged=one.unmerged | masked)
 
-        after = fl.covered_mean(world, state, unmasked(), weights=self.weights).group("global")
+        after = fl.covered_mean(world, state, unmasked(), weights=self.weights)
         means = {k: torch.where(covered[k] > 0, sums[k] / covered[k], old[k]) for k in masked}
-        return state.with_group("global", {**after, **means})
+        after = after.with_group("global", {**after.group("global"), **means})
+        return self._with_limits(world, after)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each tier's part of it by the weights of now."""
-        now = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
-            chosen = self._part(world, now, tier)
-            weights = chosen.transfer.pull(now, copy=False)
-            return fl.Model(chosen.graph, _masked(weights, self._limits(world, state, tier)))
+            tier, limits = self._masked(world, state, tier)
+            weights = tier.transfer.pull(state.group("global"), copy=False)
+            return fl.Model(tier.graph, _above(weights, limits))
 
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
-    def _limits(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> dict[str, float]:
-        """Return θ of every tensor that is masked: trained, and no part of a norm."""
-        share = ag.cost(tier.graph).parameters / ag.cost(world.graph).parameters
-        if self.structured or share >= 1:
-            return {}
+    def _with_limits(self, world: fl.World, state: fl.ServerState) -> fl.ServerState:
+        """Compute θ by tier and tensor: of what is trained and no norm, where not all is sent."""
         norms = fl.NormPolicy("per_submodel").unmerged(world.graph)
         names = [p.name for p in world.graph.params if p.trainable and p.name not in norms]
         tensors = {name: state.group("global")[name] for name in names}
-        if self.by == "tensor":
-            return {name: threshold([tensor], share) for name, tensor in tensors.items()}
-        return dict.fromkeys(names, threshold(tensors.values(), share))
+        groups = [[name] for name in names] if self.by == "tensor" else [names]
+        limits: dict[str, dict[str, float]] = {tier.name: {} for tier in world.tiers}
+        for tier in world.tiers:
+            share = ag.cost(tier.graph).parameters / ag.cost(world.graph).parameters
+            for group in groups if share < 1 and not self.structured else ():
+                limit = threshold([tensors[name] for name in group], share)
+                limits[tier.name] |= dict.fromkeys(group, limit)
+        return state.with_values(limits=limits)
+
+    def _masked(
+        self, world: fl.World, state: fl.ServerState, tier: fl.Tier
+    ) -> tuple[fl.Tier, Mapping[str, float]]:
+        """Return what a tier trains, with its thresholds."""
+        return self._part(world, state.group("global"), tier), state.values["limits"][tier.name]
 
     def _part(self, world: fl.World, weights: fl.State, tier: fl.Tier) -> fl.Tier:
         """Return a tier with the whole network, or with the most important positions of axes."""
         best = {}
         if self.structured:
-            scores, count = (
-                ag.importance(world.graph, weights),
-                ag.widths(world.graph, tier.transfer),
-            )
-            best = {a: scores.best(a, n) for a, n in count.items() if ag.axes(world.graph)[a].free}
+            scores = ag.importance(world.graph, weights)
+            counts = ag.widths(world.graph, tier.transfer).items()
+            best = {a: scores.best(a, n) for a, n in counts if ag.axes(world.graph)[a].free}
         chosen = ag.take(world.graph, positions=best, allow_nothing=True)
         return replace(tier, graph=chosen.graph, transfer=chosen.transfer)
 
 
-def _masked(weights: fl.State, limits: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return the weights with 0 for those below their threshold."""
+def _above(weights: fl.State, limits: Mapping[str, float]) -> dict[str, Tensor]:
     return {k: v * (v.abs() >= limits[k]) if k in limits else v for k, v in weights.items()}

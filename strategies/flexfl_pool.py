@@ -37,11 +37,7 @@ from archgraph import federation as fl
 
 
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
-    """Return the rate of every free axis before it is scaled to a size.
-
-    Args:
-        graph: The global architecture.
-        apoz: Share of zeros by axis.
+    """Return the rate of every free axis, from its share of zeros.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 2))
@@ -83,14 +79,7 @@ def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[st
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """Training of a submodel that also learns what the smaller ones inside it say.
-
-    Attributes:
-        smaller: Architectures of the pool, each with its transfer from the client's model.
-        weight: λ.
-        temperature: τ.
-        objective: What is minimised beside.
-    """
+    """Training that also learns what smaller submodels say, each with its transfer from here."""
 
     smaller: tuple[tuple[ag.ArchGraph, ag.Transfer], ...]
     weight: float
@@ -133,7 +122,6 @@ class SelfDistillation:
 
 @functools.lru_cache(maxsize=64)
 def _taken(graph: ag.ArchGraph, sizes: tuple[tuple[str, int], ...]) -> ag.Rewritten:
-    """Cut the axes to their first positions."""
     return ag.take(graph, sizes=dict(sizes), allow_nothing=True)
 
 
@@ -152,9 +140,7 @@ class FlexFLPool(fl.Averaging, fl.Masking):
         3.0
     """
 
-    paper = "FlexFL"
-    year = 2024
-    serves = ("width",)
+    paper, year, serves = "FlexFL", 2024, ("width",)
 
     apoz: Mapping[str, float] = field(default_factory=dict)
     distil: float = fl.option(10.0, least=0)
@@ -162,12 +148,7 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     norm: Literal["averaged", "local", "static"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Make the pool.
-
-        Raises:
-            RunError: If a tier is smaller than the narrowest submodel; or answers are not classes
-                that can be distilled.
-        """
+        """Make the pool; refuse (RunError) smaller tiers, and answers that cannot be distilled."""
         if self.distil and world.learning.form != "classes":
             message = f"distillation compares probabilities of classes, not {world.learning.name}"
             raise ag.RunError(message, where="strategy.flexfl_pool.distil", expected="distil: 0")

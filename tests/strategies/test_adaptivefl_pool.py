@@ -25,28 +25,24 @@ def deep(lab):
 def test_a_level_has_one_share_behind_each_start(deep):
     world = deep("small")
     # 30 + 11 · 4 + 2 · 5 = 84 parameters behind ten units: 40 % of the second layer.
-    small = Member("small", (10, 4), 84)
-    narrow = Member("small", (4, 4), 12 + 20 + 10)
-    whole = Member("large", (10, 10), 162)
+    small = Member(84, (10, 4))
+    narrow = Member(12 + 20 + 10, (4, 4))
+    whole = Member(162, (10, 10))
     assert AdaptiveFLPool(starts=(0.5, 0.0)).pool(world) == (narrow, small, whole)
     # Where ten units are too many behind every start, both layers are narrow.
-    (one,) = pool(world.graph, (("tiny", 42),), (0.5,))
-    assert one == narrow._replace(level="tiny")
+    assert pool(world.graph, (42,), (0.5,)) == (narrow,)
 
 
 def test_no_member_has_more_parameters_than_its_level(lab):
-    tiers = {f"{p}": ag.take(lab.graph, p / 100) for p in (20, 35, 50, 80)}
-    levels = tuple((name, ag.cost(r.graph).parameters) for name, r in tiers.items())
-    members = pool(lab.graph, levels, (0.5, 0.375, 0.25))
+    levels = [ag.cost(ag.take(lab.graph, p).graph).parameters for p in (0.2, 0.35, 0.5, 0.8)]
+    members = pool(lab.graph, tuple(levels), (0.5, 0.375, 0.25))
     assert len(members) > len(levels)
-    for level, most in levels:
-        own = [m for m in members if m.level == level]
-        assert own and max(m.parameters for m in own) <= most
-        named = [dict(zip([a.name for a in ag.axes(lab.graph).free], m.sizes, strict=True))
-                 for m in own]  # fmt: skip
-        assert [ag.cost(ag.take(lab.graph, sizes=n).graph).parameters for n in named] == [
-            m.parameters for m in own
-        ]
+    names = [axis.name for axis in ag.axes(lab.graph).free]
+    for most in levels:
+        assert all(m.parameters <= most for m in pool(lab.graph, (most,), (0.5, 0.375, 0.25)))
+    for member in members:
+        cut = ag.take(lab.graph, sizes=dict(zip(names, member.sizes, strict=True)))
+        assert ag.cost(cut.graph).parameters == member.parameters
 
 
 def test_a_client_trains_the_largest_part_of_what_is_drawn_that_fits_it(deep):
@@ -84,8 +80,6 @@ def test_tiers_are_tested_with_the_largest_member_that_fits(deep):
 def test_what_cannot_be_is_refused(deep, lab):
     with pytest.raises(ag.SpecError, match=r"starts: out of range"):
         AdaptiveFLPool(starts=(1.0,))
-    with pytest.raises(ag.SpecError, match=r"width of its last submodel"):
-        AdaptiveFLPool(norm="local")
     world = deep("small")
     tier = lab.replace(world.tiers[0], graph=ag.trace(nn.Linear(2, 2), torch.zeros(1, 2)).graph)
     tiny = lab.replace(world, tiers=(tier,))

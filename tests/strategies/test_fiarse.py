@@ -141,11 +141,14 @@ def test_a_shallower_tier_says_how_many_weights_but_not_which_positions(lab):
         FIARSE(structured=True).init(world)
 
 
-def test_a_tier_is_tested_on_its_part_of_the_weights_of_now(small):
-    world, strategy = small("half"), FIARSE()
+def test_a_tier_is_tested_on_its_part_of_the_weights_after_the_round(small):
+    world, strategy = small("full"), FIARSE()
     state = strategy.init(world)
     grown = {k: v.sign() * (19 - v.abs()) for k, v in world.state.items()}
-    models = {m.name: m for m in strategy.evaluated(world, state.with_group("global", grown))}
+    result = strategy.send(world, state, 0, 1).result(Outcome(grown), 1)
+    models = {
+        m.name: m for m in strategy.evaluated(world, strategy.receive(world, state, [result], 1))
+    }
     assert torch.equal(models["global"].state["0.weight"], grown["0.weight"])
     for name, value in models["half"].state.items():
         assert torch.equal(value, torch.where(grown[name].abs() >= 9, grown[name], 0.0))
