@@ -82,8 +82,8 @@ def pool(
 
 @functools.lru_cache(maxsize=64)
 def _taken(graph: ag.ArchGraph, sizes: tuple[int, ...]) -> ag.Rewritten:
-    named = {axis.name: size for axis, size in zip(ag.axes(graph).free, sizes, strict=True)}
-    return ag.take(graph, sizes=named, allow_nothing=True)
+    by_name = {axis.name: size for axis, size in zip(ag.axes(graph).free, sizes, strict=True)}
+    return ag.take(graph, sizes=by_name, allow_nothing=True)
 
 
 @dataclass(frozen=True)
@@ -163,5 +163,5 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         return (parts or fitting[:1])[-1]
 
     def _tier(self, world: fl.World, tier: fl.Tier, member: Member) -> fl.Tier:
-        taken = _taken(world.graph, member.sizes)
-        return replace(tier, graph=taken.graph, transfer=taken.transfer)
+        cut = _taken(world.graph, member.sizes)
+        return replace(tier, graph=cut.graph, transfer=cut.transfer)

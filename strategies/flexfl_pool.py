@@ -106,13 +106,13 @@ class SelfDistillation:
             executed += macs * len(examples.ids)
             outputs = module(*examples.inputs)
             total = self.objective(outputs, examples, work)
-            own = soft(outputs)
+            answers = soft(outputs)
             for transfer, teacher in teachers:
                 with torch.no_grad():
                     sliced = transfer.pull(parameters, copy=False, partial=True)
                     taught = soft(functional_call(teacher.train(), sliced, examples.inputs))
                 # The published code takes the mean over examples and classes.
-                divergence = (taught.exp() * (taught - own)).mean()
+                divergence = (taught.exp() * (taught - answers)).mean()
                 total = total + self.weight * self.temperature**2 * divergence / len(teachers)
             return total
 
@@ -197,5 +197,5 @@ class FlexFLPool(fl.Averaging, fl.Masking):
 
     def _tier(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.Tier:
         """Return a tier with the widths of its submodel."""
-        taken = _taken(world.graph, tuple(state.values["sizes"][tier.name].items()))
-        return replace(tier, graph=taken.graph, transfer=taken.transfer)
+        cut = _taken(world.graph, tuple(state.values["sizes"][tier.name].items()))
+        return replace(tier, graph=cut.graph, transfer=cut.transfer)

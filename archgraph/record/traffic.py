@@ -32,8 +32,8 @@ def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
     >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)
     24
     """
-    whole = {name: t for name, t in state.items() if name not in indexed}
-    return size(whole) + sum(
+    dense = {name: t for name, t in state.items() if name not in indexed}
+    return size(dense) + sum(
         int(state[name].count_nonzero()) * (state[name].element_size() + index)
         for name in indexed & state.keys()
     )

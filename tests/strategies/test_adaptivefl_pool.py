@@ -33,6 +33,12 @@ def test_a_level_has_one_share_behind_each_start(deep):
     assert pool(world.graph, (42,), (0.5,)) == (narrow,)
 
 
+def test_the_share_is_the_largest_percentage_that_fits():
+    net = nn.Sequential(nn.Linear(2, 100), nn.Linear(100, 2))
+    graph = ag.trace(net, torch.zeros(1, 2)).graph  # 5 n + 2 parameters
+    assert [pool(graph, (most,), (0.0,))[0].sizes for most in (252, 251)] == [(50,), (49,)]
+
+
 def test_no_member_has_more_parameters_than_its_level(lab):
     levels = [ag.cost(ag.take(lab.graph, p).graph).parameters for p in (0.2, 0.35, 0.5, 0.8)]
     members = pool(lab.graph, tuple(levels), (0.5, 0.375, 0.25))
@@ -58,7 +64,7 @@ def test_a_client_trains_the_largest_part_of_what_is_drawn_that_fits_it(deep):
 
 
 def test_a_merge_by_hand(deep, lab):
-    world = deep("small", "small", "large", examples=[10, 20, 10])
+    world = deep("small", "small", "large", examples=[10, 20, 30])
     strategy = AdaptiveFLPool(starts=(0.5,), choice="largest")
     after, tasks = lab.one_round(
         strategy,
@@ -66,8 +72,9 @@ def test_a_merge_by_hand(deep, lab):
         lambda task: {k: torch.full_like(v, float(task.client)) for k, v in task.state.items()},
     )
     assert tasks[0].state["2.weight"].shape == (4, 10) and tasks[2].graph == world.graph
-    assert after["0.bias"].tolist() == [1.0] * 10  # (0 · 10 + 1 · 20 + 2 · 10) / 40
-    assert after["2.bias"].tolist() == [1.0] * 4 + [2.0] * 6
+    mean = pytest.approx((0 * 10 + 1 * 20 + 2 * 30) / 60)
+    assert after["0.bias"].tolist() == [mean] * 10
+    assert after["2.bias"].tolist() == [mean] * 4 + [2.0] * 6
 
 
 def test_tiers_are_tested_with_the_largest_member_that_fits(deep):

@@ -105,6 +105,21 @@ def test_a_step_of_self_distillation_by_hand(deep, lab, mask):
     assert outcome.metrics["macs"] == 10 * executed
 
 
+def test_several_smaller_submodels_share_the_weight_of_the_distillation(deep, lab):
+    """Two equal teachers teach what one does."""
+    world = deep("half", "full")
+    strategy = FlexFLPool()
+    task = strategy.send(world, strategy.init(world), 1, 1)
+    assert isinstance(task.program, SelfDistillation)
+    twice = lab.replace(task.program, smaller=task.program.smaller * 2)
+    local = LocalOptions(batch=10, lr=0.5)
+    one, two = (
+        program(lab.work_of(task, lab.toy(0, 10), local)).state for program in (task.program, twice)
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], rtol=1e-5, atol=1e-6)
+
+
 def test_without_distillation_every_client_trains_alike(deep):
     world, strategy = deep("half", "full"), FlexFLPool(distil=0.0)
     state = strategy.init(world)
