@@ -172,6 +172,8 @@ class Task:
             are not held for a client, since nothing changes them: every task brings them.
         unmerged: Further entries that the server does not merge: they come back, and are left out.
         transfer: Linear map from the global state to this model's; it comes back on the result.
+        indexed: Entries that are 0 where a mask leaves them out: bytes count their other numbers,
+            on the way to the client with four bytes for the position of each.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
@@ -189,6 +191,7 @@ class Task:
     tier: str = ""
     unmerged: frozenset[str] = frozenset()
     transfer: Transfer | None = None
+    indexed: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int) -> Result:
         """Return the part of an outcome that the server sees: private entries are left out."""
@@ -202,6 +205,7 @@ class Task:
             tier=self.tier,
             unmerged=self.private | self.unmerged,  # what did not come back cannot be merged
             transfer=self.transfer,
+            indexed=self.indexed,
         )
 
 
@@ -220,6 +224,7 @@ class Result:
         tier: Tier of the task.
         unmerged: Entries that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Transfer of the task.
+        indexed: Entries of the task of which only the numbers that are not 0 count as sent.
         findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
     """
 
@@ -232,6 +237,7 @@ class Result:
     tier: str = ""
     unmerged: frozenset[str] = frozenset()
     transfer: Transfer | None = None
+    indexed: frozenset[str] = frozenset()
     findings: State = field(default_factory=dict)
 
     def weight(self, weights: Weights) -> float:

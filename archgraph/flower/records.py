@@ -70,6 +70,7 @@ def task_record(task: Task, round: int, private: ClientState | None, confirmed: 
         "extras": task.extras,
         "values": task.values,
         "tier": task.tier,
+        "indexed": sorted(task.indexed),
     }
     said = ConfigRecord({"format": FORMAT, "client": task.client})
     return RecordDict({"task": said, "body": as_record(body)})
@@ -92,6 +93,7 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
         extras=body["extras"],
         values=body["values"],
         tier=body["tier"],
+        indexed=frozenset(body["indexed"]),
     )
     state = body["client_state"]
     private = None if state is None else ClientState.from_flat(state)

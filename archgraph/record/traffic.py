@@ -11,6 +11,9 @@ from archgraph.record.client import ClientState
 DOWN, UP = "bytes_down", "bytes_up"
 """The keys of both in a client's row."""
 
+POSITION = 4
+"""Bytes of the position of a number in a tensor of which some are sent."""
+
 
 def size(*states: State) -> int:
     """Bytes of all tensors, each at the width of its type.
@@ -22,6 +25,20 @@ def size(*states: State) -> int:
     return sum(t.numel() * t.element_size() for state in states for t in state.values())
 
 
+def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
+    """Bytes of a state of whose ``indexed`` entries only the numbers that are not 0 travel.
+
+    >>> import torch
+    >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)
+    24
+    """
+    dense = {name: t for name, t in state.items() if name not in indexed}
+    return size(dense) + sum(
+        int(state[name].count_nonzero()) * (state[name].element_size() + index)
+        for name in indexed & state.keys()
+    )
+
+
 def sent(task: Task, private: ClientState) -> int:
     """Bytes that a task brings: all of its tensors but those that the client has itself.
 
@@ -29,12 +46,14 @@ def sent(task: Task, private: ClientState) -> int:
     """
     state = private.over(task.state, task.private)
     brought = {name: t for name, t in task.state.items() if state[name] is t}
-    return size(brought, task.extras, *(model.state for model in task.others.values()))
+    others = size(task.extras, *(model.state for model in task.others.values()))
+    return masked_size(brought, task.indexed, POSITION) + others
 
 
 def back(result: Result) -> int:
     """Bytes of what came back: all tensors but those that stay with the client."""
-    return size(result.state, result.extras, *result.others.values())
+    others = size(result.extras, *result.others.values())
+    return masked_size(result.state, result.indexed) + others
 
 
 def traffic(line: Mapping[str, Any]) -> dict[str, int]:

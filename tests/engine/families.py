@@ -23,6 +23,7 @@ EXITS = (
 EDGE = "clients: [{name: edge, count: 2, ends_after: {section: stage1, head: 10}}]"
 # Of each strategy its clients and its options; running statistics stay with clients where they can.
 STRATEGIES = {
+    "adaptivefl_pool": (WIDTHS, "{}"),
     "allsmall": (WIDTHS, "{norm: local}"),
     "clusteredfl": (ONE, "{after: 1}"),
     "depthfl": (EXITS, "{}"),
@@ -34,6 +35,8 @@ STRATEGIES = {
     "fedin": (DEPTHS, "{}"),
     "fedrolex": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),
+    "fiarse": (WIDTHS, "{}"),
+    "flexfl_pool": (WIDTHS, "{}"),
     "flexifed": (DEPTHS, "{}"),
     "heterofl": (WIDTHS, "{norm: local, scaler: false}"),
     "inclusivefl": (DEPTHS, "{}"),

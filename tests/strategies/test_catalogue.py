@@ -17,8 +17,8 @@ REWRITES = {
     "width": lambda graph: ag.take(graph, 0.5),
     "depth": lambda graph: ag.shorten(graph, {"layer1": 2}),
 }
-# The paper has none, and nothing is in the way of it.
-MORE = {("heterofl", "depth")}
+# The paper has none, and nothing is in the way of it: the last three take parameters from a tier.
+MORE = {(name, "depth") for name in ("heterofl", "fiarse", "adaptivefl_pool", "flexfl_pool")}
 
 
 @pytest.mark.parametrize("kind", sorted(REWRITES))

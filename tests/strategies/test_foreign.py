@@ -28,11 +28,14 @@ MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")
 
 # Methods that run on some of them here, to save time.
 SOME: Mapping[str, tuple[str, ...]] = {
+    "adaptivefl_pool": ("mobilenet_v2", "bert"),
     "clusteredfl": ("vit",),
     "depthfl": ("mobilenet_v2", "vit"),
     "fedgkt": ("mobilenet_v2",),
     "fedrolex": ("mobilenet_v2", "vit"),
+    "fiarse": ("mobilenet_v2", "vit"),
     "fjord": ("vit", "bert"),
+    "flexfl_pool": ("mobilenet_v2", "bert"),
     "inclusivefl": ("vit", "bert"),
     "matched": ("mobilenet_v2", "vit"),
     "scalefl": ("mobilenet_v2", "vit"),

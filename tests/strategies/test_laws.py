@@ -22,15 +22,21 @@ from archgraph.federation import (
     part,
 )
 from archgraph.states import Entry
+from archgraph.strategies.adaptivefl_pool import AdaptiveFLPool
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA
+from archgraph.strategies.fiarse import FIARSE
+from archgraph.strategies.flexfl_pool import FlexFLPool
 from archgraph.strategies.heterofl import HeteroFL
 from archgraph.strategies.nefl import NeFL
 
 NORMS = ("averaged", "static", "local")
 # Clients keep to their own submodel: the laws say who trains what.
 Fixed = functools.partial(NeFL, spread=0)
+# They make submodels of their own from what tiers have.
+OWN = (FIARSE, AdaptiveFLPool, FlexFLPool)
+Structured = functools.partial(FIARSE, structured=True)
 
 
 def plain(norm: str) -> list[Strategy]:
@@ -74,6 +80,17 @@ def test_equal_architectures_and_data_sizes_give_bit_equal_globals(
         assert all(torch.equal(other[k], v) for k, v in globals_[0].items())
 
 
+@pytest.mark.parametrize("norm", ["averaged", "static"])
+@pytest.mark.parametrize("make", [*OWN, Structured])
+def test_clients_that_train_everything_are_fedavg_bit_for_bit(lab, make, norm):
+    world = lab.uniform(3, examples=[7] * 3)
+    after, expected = (
+        lab.one_round(strategy, world, lambda t: lab.random_state(t.state, t.client))[0]
+        for strategy in (make(norm=norm), FedAvg(norm=norm))
+    )
+    assert all(torch.equal(after[name], value) for name, value in expected.items())
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_client_that_runs_everything_is_the_global(lab, norm):
     """FedAvg of one client is that client, except what its norm policy holds back."""
@@ -88,7 +105,7 @@ def test_one_client_that_runs_everything_is_the_global(lab, norm):
             torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA, Fixed])
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA, Fixed, *OWN])
 def test_identical_round_trip_keeps_the_global(lab, mixed, make):
     """Clients that return what they were sent change nothing."""
     if make is FedAvg:
@@ -126,7 +143,7 @@ def test_uncovered_entries_keep_their_old_value_bit_for_bit(lab, mixed, make, ti
     assert untouched > 0 or "flat" in tiers
 
 
-@pytest.mark.parametrize("make", [HeteroFL, FedADP, FedFA, Fixed])
+@pytest.mark.parametrize("make", [HeteroFL, FedADP, FedFA, Fixed, *OWN])
 def test_the_order_of_clients_does_not_matter(lab, mixed, make):
     world = lab.make_world(lab.graph, lab.state, mixed, list(mixed), examples=[3, 50, 7, 20])
     runs = [
@@ -138,7 +155,7 @@ def test_the_order_of_clients_does_not_matter(lab, mixed, make):
             torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed])
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed, *OWN])
 def test_a_round_without_results_changes_nothing(lab, make):
     world = lab.uniform(2)
     strategy = make()
@@ -148,7 +165,7 @@ def test_a_round_without_results_changes_nothing(lab, make):
     assert all(torch.equal(after.tensors[k], v) for k, v in state.tensors.items())
 
 
-@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed])
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed, *OWN])
 def test_results_are_taken_one_at_a_time(lab, make):
     """The server holds one update at a time: a result is asked for when the last one is merged."""
     world, strategy = lab.uniform(3), make()
@@ -178,7 +195,7 @@ def test_local_statistics_never_leave_the_client(lab, make):
     assert all(e.private for e in strategy.evaluated(world, strategy.init(world)) if e.clients)
 
 
-@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed])
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedADP, FedFA, Fixed, *OWN])
 def test_every_client_is_evaluated_in_exactly_one_model(lab, mixed, make):
     world = (
         lab.uniform(3)

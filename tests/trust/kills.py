@@ -53,6 +53,7 @@ STRATEGIES = {
     "fedadp": (MIXED, "{approximate: true}"),
     "fedin": (DEPTHS, "{}"),
     "fedrolex": (WIDTHS, "{}"),
+    "fiarse": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),
     "inclusivefl": (DEPTHS, "{}"),
     "fedgkt": (EDGE, "{after: stage1, server_epochs: 1}"),

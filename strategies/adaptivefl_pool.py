@@ -1,0 +1,167 @@
+"""AdaptiveFL's pool: submodels of several levels, narrow from some layer on, averaged by coverage.
+
+Jia, Hu, Chen, Yang, Xie, Liu, Chen: *AdaptiveFL: Adaptive Heterogeneous Federated Learning for
+Resource-Constrained AIoT Systems*, DAC 2024.
+
+======================  =========================================================================
+symbol                  here
+======================  =========================================================================
+levels S, M, L          the family's tiers, of whose parameters a member has no more
+``I`` (p values)        ``starts``: this share of the axes, in their order, keeps its full size
+``r_w``                 one share for all other axes of a level: the largest with which the member
+                        of the largest ``I`` fits the level
+pool of 2p + 1 models   :func:`pool`; the whole network is a level with one member
+local pruning           :meth:`AdaptiveFLPool.member`: of what is drawn, the largest part that fits
+aggregation             ``covered_mean``, weighted by examples
+======================  =========================================================================
+
+Left out: the agent that learns which clients to choose; the experiment draws them uniformly.
+Devices' resources do not change between rounds, and what is drawn is pruned before it is sent.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+
+import archgraph as ag
+from archgraph import federation as fl
+
+LEAST = 30  # per cent; the published code tries no narrower ones behind a start
+
+
+class Member(NamedTuple):
+    """A submodel of the pool: its parameters, and the positions of each free axis in order."""
+
+    parameters: int
+    sizes: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=16)
+def pool(
+    graph: ag.ArchGraph, levels: tuple[int, ...], starts: tuple[float, ...]
+) -> tuple[Member, ...]:
+    """Return the submodels of all levels, from the smallest to the largest.
+
+    Args:
+        graph: The global architecture.
+        levels: The parameters that a member may have, by level.
+        starts: Shares of the axes that keep their sizes.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 10))
+        >>> net = torch.nn.Sequential(net, torch.nn.Linear(10, 2))
+        >>> graph = ag.trace(net, torch.zeros(1, 2)).graph  # 162 parameters
+        >>> [tuple(member) for member in pool(graph, (90, 162), (0.5, 0.0))]
+        [(42, (4, 4)), (84, (10, 4)), (162, (10, 10))]
+    """
+    axes, costs = ag.axes(graph).free, ag.cost(graph).polynomial
+
+    def member(start: float, percent: int) -> Member:
+        first = math.ceil(start * len(axes))
+        sizes = {a.name: a.size for a in axes[:first]}
+        sizes |= {a.name: -(-percent * a.size // 100) for a in axes[first:]}
+        return Member(costs.at(sizes).parameters, tuple(sizes.values()))
+
+    members: set[Member] = set()
+    for most in levels:
+        # Where even the narrowest is too large behind every start, all axes are narrow.
+        deep = sorted(starts, reverse=True)
+        fitting = [s for s in deep if member(s, LEAST).parameters <= most] or [0.0]
+        steps = [member(fitting[0], percent).parameters for percent in range(1, 101)]
+        percent = max(bisect.bisect_right(steps, most), 1)
+        members |= {member(start, percent) for start in fitting}
+    return tuple(sorted(members))
+
+
+@functools.lru_cache(maxsize=64)
+def _taken(graph: ag.ArchGraph, sizes: tuple[int, ...]) -> ag.Rewritten:
+    by_name = {axis.name: size for axis, size in zip(ag.axes(graph).free, sizes, strict=True)}
+    return ag.take(graph, sizes=by_name, allow_nothing=True)
+
+
+@dataclass(frozen=True)
+class AdaptiveFLPool(fl.Averaging, fl.Masking):
+    """Options of AdaptiveFL's pool.
+
+    Attributes:
+        starts: Shares of the axes, in their order, that members of a level keep whole.
+        choice: ``drawn``: a client trains the largest part that fits of a member drawn in each
+            round. ``largest``: always the largest that fits.
+        norm: What becomes of running statistics. They cannot stay with a client: its width changes.
+
+    Example:
+        >>> AdaptiveFLPool(choice="largest").starts
+        (0.5, 0.375, 0.25)
+    """
+
+    paper, year, serves = "AdaptiveFL", 2024, ("width",)
+
+    starts: tuple[float, ...] = (0.5, 0.375, 0.25)  # of VGG-16's 16 layers 8, 6 and 4
+    choice: Literal["drawn", "largest"] = "drawn"
+    norm: Literal["static", "averaged"] = "static"
+
+    def __post_init__(self) -> None:
+        """Check that starts are shares."""
+        if not self.starts or not all(0 <= start < 1 for start in self.starts):
+            expected = "shares of 0 or more, below 1"
+            raise ag.SpecError("out of range", where="starts", found=self.starts, expected=expected)
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start from the whole network; refuse (RunError) a tier smaller than any submodel."""
+        for tier in world.tiers:
+            if not self.fitting(world, tier):
+                least = f"at least {self.pool(world)[0].parameters} parameters"
+                raise ag.RunError("no submodel is as small", where=tier.name, expected=least)
+        return fl.ServerState().with_group("global", world.state)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send a member of the pool that fits the client's tier."""
+        tier = self._tier(world, world.tier_of(client), self.member(world, client, round))
+        mask = self.mask_absent
+        return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average every entry over the clients that cover it."""
+        return fl.covered_mean(world, state, results, weights=self.weights)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model, and for each tier the largest member that fits it."""
+
+        def model(tier: fl.Tier) -> fl.Model:
+            part = self._tier(world, tier, self.fitting(world, tier)[-1])
+            return fl.Model(part.graph, part.transfer.pull(state.group("global"), copy=False))
+
+        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+
+    def pool(self, world: fl.World) -> tuple[Member, ...]:
+        """Return the members of all levels."""
+        levels = tuple(ag.cost(tier.graph).parameters for tier in world.tiers)
+        return pool(world.graph, levels, self.starts)
+
+    def fitting(self, world: fl.World, tier: fl.Tier) -> list[Member]:
+        """Return the members that have no more parameters than a tier."""
+        most = ag.cost(tier.graph).parameters
+        return [one for one in self.pool(world) if one.parameters <= most]
+
+    def member(self, world: fl.World, client: int, round: int) -> Member:
+        """Return what a client trains in a round."""
+        fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
+        if self.choice == "largest":
+            return fitting[-1]
+        generator = fl.seeded(world.seed, "adaptivefl", round, client)
+        drawn = members[int(torch.randint(len(members), (), generator=generator))]
+        parts = [m for m in fitting if all(map(int.__le__, m.sizes, drawn.sizes))]
+        return (parts or fitting[:1])[-1]
+
+    def _tier(self, world: fl.World, tier: fl.Tier, member: Member) -> fl.Tier:
+        cut = _taken(world.graph, member.sizes)
+        return replace(tier, graph=cut.graph, transfer=cut.transfer)

@@ -1,0 +1,177 @@
+"""FIARSE: every client trains the weights of largest magnitude, as many as its tier has.
+
+Wu, Wang, Wang, Liu, Su, Gao: *FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware
+Submodel Extraction*, NeurIPS 2024.
+
+=====================  ==========================================================================
+``x``                  group ``global`` of the server state
+``γ_i``                the share of the parameters that client i's tier has
+``θ_i``                :func:`threshold`: a share γ_i of the weights is at least as large
+``M(x) = 1{|x| ≥ θ}``  :func:`important`: the mask of every forward pass; norms are not masked
+``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: the old value where no mask covers
+=====================  ==========================================================================
+
+A mask by entry saves bytes and no multiply-accumulates: the network has its full size. What is sent
+counts with four bytes for each position, what comes back without: the server knows the masks.
+``structured`` is not in the paper: the most important positions of every axis, a narrow network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+def important(x: Tensor, limit: float) -> Tensor:
+    """Return ``x M(x)``, with gradient ``M (1 + 2θ|x| / (|x| + θ)²)``: 3/2 at θ, 1 far above it."""
+    size = x.detach().abs()
+    mask, ratio = size >= limit, size / (size + limit).clamp(min=1e-30)
+    # The second term has the value 0 and the gradient of the mask.
+    return x * mask + 2 * ratio * (1 - ratio) * mask * (x - x.detach())
+
+
+def threshold(weights: Iterable[Tensor], share: float) -> float:
+    """Return the magnitude of the last of the largest weights that make up a share.
+
+    Example:
+        >>> threshold([torch.tensor([1.0, -4.0]), torch.tensor([3.0, 2.0])], 0.5)
+        3.0
+    """
+    sizes = torch.cat([weight.abs().flatten() for weight in weights])
+    count = int(round(share * len(sizes), 6))  # 10 / 18 · 18 may be below 10
+    return float(sizes.topk(max(count, 1)).values[-1])
+
+
+@dataclass(frozen=True)
+class TrainMasked:
+    """Training of the weights above ``Work.values["limits"]``; what falls below is masked, too."""
+
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Train, and return the state."""
+        module = fl.module_of(work).train()
+        parameters = dict(module.named_parameters())
+
+        def loss(examples: fl.Examples) -> Tensor:
+            limits: Mapping[str, float] = work.values["limits"]
+            masked = {name: important(parameters[name], limits[name]) for name in limits}
+            return self.objective(functional_call(module, masked, examples.inputs), examples, work)
+
+        metrics = fl.descend(work, parameters, loss)
+        return fl.Outcome(state=ag.state_of(module), keep=work.keep, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class FIARSE(fl.Weighted, fl.Masking):
+    """Options of FIARSE.
+
+    Attributes:
+        by: Whether θ is one for the whole ``model`` or one for each ``tensor``.
+        structured: Keep the most important positions of every axis, as many as the tier has.
+        norm: What becomes of running statistics. They cannot stay with a client: its mask changes.
+
+    Example:
+        >>> FIARSE(structured=True).by
+        'model'
+    """
+
+    paper, year, serves = "FIARSE", 2024, ("width",)
+    averages = False  # a mean by entry: the rules of `aggregate` know no masks
+
+    by: Literal["model", "tensor"] = "model"
+    structured: bool = False
+    weights: fl.Weights = "uniform"
+    norm: Literal["static", "averaged"] = "static"
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start from ``x_0``; refuse (RunError) a structured tier that is not only narrower."""
+        for tier in world.tiers if self.structured else ():
+            if self._part(world, world.state, tier).transfer.target != tier.transfer.target:
+                message, where = "structured FIARSE only narrows", f"tier {tier.name}"
+                hint = "without `structured` a tier only says how many weights are trained"
+                raise ag.RunError(message, where=where, expected="`take` alone", hint=hint)
+        return self._with_limits(world, fl.ServerState().with_group("global", world.state))
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send the weights above θ_i, with their positions."""
+        tier, limits = self._masked(world, state, world.tier_of(client))
+        objective = fl.TaskLoss(mask_absent=self.mask_absent)
+        program = TrainMasked(objective) if limits else fl.Train(objective)
+        task = fl.part(world, state, client, tier=tier, program=program, norm=self.norm)
+        task = replace(task, state=_above(task.state, limits), values={"limits": limits})
+        return replace(task, indexed=frozenset(limits))
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average every entry over the clients whose masks cover it."""
+        old, limits = state.group("global"), state.values["limits"]
+        masked = frozenset(name for tier in limits.values() for name in tier)
+        sums, covered = ({k: torch.zeros_like(old[k]) for k in masked} for _ in range(2))
+
+        def unmasked() -> Iterator[fl.Result]:
+            for one in results:
+                theirs = limits[world.clients[one.client].name]
+                for name in masked:
+                    mask = (old[name].abs() >= theirs.get(name, 0.0)) * one.weight(self.weights)
+                    sums[name] += one.state[name] * mask
+                    covered[name] += mask
+                yield replace(one, unmerged=one.unmerged | masked)
+
+        after = fl.covered_mean(world, state, unmasked(), weights=self.weights)
+        means = {k: torch.where(covered[k] > 0, sums[k] / covered[k], old[k]) for k in masked}
+        after = after.with_group("global", {**after.group("global"), **means})
+        return self._with_limits(world, after)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model, and each tier's part of it by the weights of now."""
+
+        def model(tier: fl.Tier) -> fl.Model:
+            tier, limits = self._masked(world, state, tier)
+            weights = tier.transfer.pull(state.group("global"), copy=False)
+            return fl.Model(tier.graph, _above(weights, limits))
+
+        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+
+    def _with_limits(self, world: fl.World, state: fl.ServerState) -> fl.ServerState:
+        """Compute θ by tier and tensor: of what is trained and no norm, where not all is sent."""
+        norms = fl.NormPolicy("per_submodel").unmerged(world.graph)
+        names = [p.name for p in world.graph.params if p.trainable and p.name not in norms]
+        tensors = {name: state.group("global")[name] for name in names}
+        groups = [[name] for name in names] if self.by == "tensor" else [names]
+        limits: dict[str, dict[str, float]] = {tier.name: {} for tier in world.tiers}
+        for tier in world.tiers:
+            share = ag.cost(tier.graph).parameters / ag.cost(world.graph).parameters
+            for group in groups if share < 1 and not self.structured else ():
+                limit = threshold([tensors[name] for name in group], share)
+                limits[tier.name] |= dict.fromkeys(group, limit)
+        return state.with_values(limits=limits)
+
+    def _masked(
+        self, world: fl.World, state: fl.ServerState, tier: fl.Tier
+    ) -> tuple[fl.Tier, Mapping[str, float]]:
+        """Return what a tier trains, with its thresholds."""
+        return self._part(world, state.group("global"), tier), state.values["limits"][tier.name]
+
+    def _part(self, world: fl.World, weights: fl.State, tier: fl.Tier) -> fl.Tier:
+        """Return a tier with the whole network, or with the most important positions of axes."""
+        best = {}
+        if self.structured:
+            scores = ag.importance(world.graph, weights)
+            counts = ag.widths(world.graph, tier.transfer).items()
+            best = {a: scores.best(a, n) for a, n in counts if ag.axes(world.graph)[a].free}
+        chosen = ag.take(world.graph, positions=best, allow_nothing=True)
+        return replace(tier, graph=chosen.graph, transfer=chosen.transfer)
+
+
+def _above(weights: fl.State, limits: Mapping[str, float]) -> dict[str, Tensor]:
+    return {k: v * (v.abs() >= limits[k]) if k in limits else v for k, v in weights.items()}

@@ -1,0 +1,201 @@
+"""FlexFL's pool: layers with many zeros are narrowed most; large submodels learn from small ones.
+
+Chen, Jia, Hu, Xie, Li, Chen: *FlexFL: Heterogeneous Federated Learning via APoZ-Guided Flexible
+Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
+
+==========================  ======================================================================
+symbol                      here
+==========================  ======================================================================
+``APoZ_l``                  ``apoz``: share of zeros among what an axis carries, per axis
+``1 - APoZ_l ln P_l / max``  :func:`rates`, with P_l the parameters that an axis touches
+pool L, M, S                :func:`widths`: of each tier, rates times the largest factor that fits
+self-KD, λ, τ               ``distil``, ``temperature``: :class:`SelfDistillation`
+aggregation                 ``covered_mean``, weighted by examples
+==========================  ======================================================================
+
+The paper measures APoZ on proxy data at the server after it has trained there; a server has no data
+here. ``apoz`` takes what you measured; without it, APoZ is replaced by how unequal the positions of
+an axis are in the weights of the start, which says something of trained weights alone. Left out:
+pruning by devices whose resources shrink between rounds. Clients train their tier's submodel.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
+    """Return the rate of every free axis, from its share of zeros.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 2))
+        >>> rates(ag.trace(net, torch.zeros(1, 2)).graph, {"0.out": 0.75})
+        {'0.out': 0.25}
+    """
+    costs, free = ag.cost(graph).polynomial, ag.axes(graph).free
+    full = costs.at().parameters
+    touched = {a.name: max(full - costs.at({a.name: a.size - 1}).parameters, 1) * a.size
+               for a in free if a.size > 1}  # fmt: skip
+    largest = max(map(math.log, touched.values()), default=1.0)
+    return {a.name: 1 - apoz[a.name] * math.log(touched.get(a.name, 1)) / largest for a in free}
+
+
+def inequality(scores: Iterable[float]) -> float:
+    """Return 0 for equal scores, towards 1 where few positions have all: ``1 - (Σs)²/(n Σs²)``.
+
+    Example:
+        >>> inequality([2.0, 2.0]), inequality([1.0, 0.0, 0.0, 0.0])
+        (0.0, 0.75)
+    """
+    values = torch.tensor(list(scores), dtype=torch.float64)
+    squares = len(values) * float((values**2).sum())
+    return max(1 - float(values.sum()) ** 2 / squares, 0.0) if squares else 0.0
+
+
+def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
+    """Return sizes of the axes: rates times the largest factor with at most so many parameters."""
+    costs, free = ag.cost(graph).polynomial, ag.axes(graph).free
+
+    def sizes(factor: int) -> dict[str, int]:
+        shares = {a.name: min(max(rate[a.name] * factor / 1000, 0.01), 1.0) for a in free}
+        return {a.name: math.ceil(round(shares[a.name] * a.size, 9)) for a in free}
+
+    factors = range(1, 100_001)  # to 100: the least rate, 0.01, times it is 1
+    count = bisect.bisect_right(factors, most, key=lambda f: costs.at(sizes(f)).parameters)
+    return sizes(max(count, 1))
+
+
+@dataclass(frozen=True)
+class SelfDistillation:
+    """Training that also learns what smaller submodels say, each with its transfer from here."""
+
+    smaller: tuple[tuple[ag.ArchGraph, ag.Transfer], ...]
+    weight: float
+    temperature: float
+    objective: fl.Objective = field(default_factory=fl.TaskLoss)
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Minimise ``L + λ τ² mean_i KL(p_i^τ ‖ p^τ)``, with no gradient through the p_i."""
+        module = fl.module_of(work).train()
+        parameters = dict(module.named_parameters())
+        teachers = [
+            (transfer, fl.module_of(fl.Model(graph, transfer.pull(work.state)), work.device))
+            for graph, transfer in self.smaller
+        ]
+        macs = sum(ag.cost(graph).macs for graph, _ in ((work.graph, None), *self.smaller))
+        executed = 0
+
+        def soft(outputs: object) -> Tensor:
+            logits = work.learning.predictions(outputs).flatten(0, -2)
+            return (logits / self.temperature).log_softmax(-1)
+
+        def loss(examples: fl.Examples) -> Tensor:
+            nonlocal executed
+            executed += macs * len(examples.ids)
+            outputs = module(*examples.inputs)
+            total = self.objective(outputs, examples, work)
+            answers = soft(outputs)
+            for transfer, teacher in teachers:
+                with torch.no_grad():
+                    sliced = transfer.pull(parameters, copy=False, partial=True)
+                    taught = soft(functional_call(teacher.train(), sliced, examples.inputs))
+                # The published code takes the mean over examples and classes.
+                divergence = (taught.exp() * (taught - answers)).mean()
+                total = total + self.weight * self.temperature**2 * divergence / len(teachers)
+            return total
+
+        metrics = {**fl.descend(work, parameters, loss), "macs": float(executed)}
+        return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)
+
+
+@functools.lru_cache(maxsize=64)
+def _taken(graph: ag.ArchGraph, sizes: tuple[tuple[str, int], ...]) -> ag.Rewritten:
+    return ag.take(graph, sizes=dict(sizes), allow_nothing=True)
+
+
+@dataclass(frozen=True)
+class FlexFLPool(fl.Averaging, fl.Masking):
+    """Options of FlexFL's pool.
+
+    Attributes:
+        apoz: Share of zeros in what axes carry, by name, role or pattern. Default: how unequal
+            the positions of an axis are in the first weights.
+        distil: Weight λ of what smaller submodels say; 0: clients train on the task's loss alone.
+        temperature: Of the distillation.
+
+    Example:
+        >>> FlexFLPool(distil=0.0).temperature
+        3.0
+    """
+
+    paper, year, serves = "FlexFL", 2024, ("width",)
+
+    apoz: Mapping[str, float] = field(default_factory=dict)
+    distil: float = fl.option(10.0, least=0)
+    temperature: float = fl.option(3.0, above=0)
+    norm: Literal["averaged", "local", "static"] = "static"
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Make the pool; refuse (RunError) smaller tiers, and answers that cannot be distilled."""
+        if self.distil and world.learning.form != "classes":
+            message = f"distillation compares probabilities of classes, not {world.learning.name}"
+            raise ag.RunError(message, where="strategy.flexfl_pool.distil", expected="distil: 0")
+        axes, scores = ag.axes(world.graph), ag.importance(world.graph, world.state)
+        apoz = {axis.name: inequality(scores.of(axis).tolist()) for axis in axes.free}
+        for pattern, value in self.apoz.items():
+            apoz |= dict.fromkeys((axis.name for axis in axes.match(pattern)), value)
+        rate, sizes = rates(world.graph, apoz), {}
+        for tier in world.tiers:
+            most = ag.cost(tier.graph).parameters
+            sizes[tier.name] = widths(world.graph, rate, most)
+            if (least := ag.cost(world.graph).polynomial.at(sizes[tier.name]).parameters) > most:
+                where, expected = f"tier {tier.name}", f"at least {least} parameters"
+                raise ag.RunError("no submodel is as small", where=where, expected=expected)
+        return fl.ServerState().with_group("global", world.state).with_values(sizes=sizes)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send the submodel of the client's tier; its program knows the smaller ones."""
+        tier = self._tier(world, state, world.tier_of(client))
+        objective, cost = fl.TaskLoss(mask_absent=self.mask_absent), ag.cost(tier.graph).parameters
+        pool = {one.graph: one for one in (self._tier(world, state, t) for t in world.by_size)}
+        smaller = tuple(
+            (one.graph, ag.nested(tier.transfer, one.transfer))
+            for one in pool.values()
+            if self.distil and ag.cost(one.graph).parameters < cost
+        )
+        program: fl.Program = fl.Train(objective)
+        if smaller:
+            program = SelfDistillation(smaller, self.distil, self.temperature, objective)
+        return fl.part(world, state, client, tier=tier, program=program, norm=self.norm)
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average every entry over the clients that cover it."""
+        return fl.covered_mean(world, state, results, weights=self.weights)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model, and the submodel of each tier."""
+
+        def model(tier: fl.Tier) -> fl.Model:
+            part = self._tier(world, state, tier)
+            return fl.Model(part.graph, part.transfer.pull(state.group("global"), copy=False))
+
+        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+
+    def _tier(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.Tier:
+        """Return a tier with the widths of its submodel."""
+        cut = _taken(world.graph, tuple(state.values["sizes"][tier.name].items()))
+        return replace(tier, graph=cut.graph, transfer=cut.transfer)
