@@ -135,7 +135,8 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
-        "Keep the submodel for a budget: of parameters, multiply–accumulates, bytes.",
+        "Keep the submodel for a budget: parameters, multiply–accumulates, bytes, memory, "
+        "milliseconds.",
         "{macs: 0.5}", "never above the budget; the laws of take and skip",
     ),
     RewriteRow(
