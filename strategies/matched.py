@@ -33,13 +33,30 @@ class Matched(fl.Averaging, fl.Masking):
         'own'
     """
 
+    paper = "Git Re-Basin"
+    year = 2023
     serves = ("one", "width")
+    averages = False  # it looks at single clients
     reports = ("moved",)
 
     start: Literal["own", "global"] = "own"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the global model."""
+        """Start from the global model.
+
+        Raises:
+            RunError: If a tier is more than narrower.
+        """
+        for tier in world.tiers:
+            sizes = ag.widths(world.graph, tier.transfer)
+            counts = {a: sizes[a.name] for a in ag.axes(world.graph).free if a.name in sizes}
+            narrow = ag.take(world.graph, sizes=counts, allow_nothing=True)
+            if narrow.transfer.target != tier.transfer.target:
+                raise ag.RunError(
+                    "Matched orders the positions of axes, not layers",
+                    where=f"tier {tier.name}",
+                    expected="a tier with `take` or `fit` alone",
+                )
         return fl.ServerState().with_group("global", world.state).with_values(moved=0)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from archgraph.analysis.axes import axes
 from archgraph.errors import RewriteError
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Ref
 from archgraph.graph.passes import specialise
 from archgraph.hints import unknown
@@ -81,7 +81,7 @@ def match(
     a: State,
     b: State,
     *,
-    other: ArchGraph | None = None,
+    other: GraphLike | None = None,
     data: Iterable[BatchPair] | None = None,
     restarts: int = 1,
     seed: int = 0,
@@ -124,7 +124,7 @@ def match(
         >>> bool((found.order.pull(shuffled)["0.weight"] == state["0.weight"]).all())
         True
     """
-    second = graph if other is None else other
+    second = graph if other is None else graph_of(other)
     names = _matched_axes(graph, second)
     sizes = {axis.name: axis.size for axis in axes(second).free if axis.name in names}
     pairs = _weights(graph, second, a, b, names)

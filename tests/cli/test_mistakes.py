@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from archgraph.hints import listed
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
 
 
@@ -97,7 +98,7 @@ def changed(text: str, old: str, new: str) -> str:
 
 
 # Packages beside this one may bring more.
-STRATEGIES = ", ".join(sorted(one.name for one in entry_points(group="archgraph.strategies")))
+STRATEGIES = listed(sorted(one.name for one in entry_points(group="archgraph.strategies")), most=20)
 RUN = "run experiment.yaml --out out"
 ROWS = "{table: rows.csv, target: y}"
 

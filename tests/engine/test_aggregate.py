@@ -41,6 +41,7 @@ from archgraph.states.clipping import change
 
 AVERAGING = (
     *("allsmall", "exclusivefl", "fedadp", "fedavg", "fedfa", "fedin", "flexifed", "heterofl"),
+    *("adaptivefl_pool", "flexfl_pool"),
     *("clusteredfl", "depthfl", "fedrolex", "fjord", "inclusivefl", "nefl", "scalefl"),
 )
 
