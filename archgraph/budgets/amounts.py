@@ -65,7 +65,7 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     Args:
         measure: What it is of.
         budget: A share of the whole in (0, 1], a larger number, or text: a number with a unit of
-            the measure, or with ``%``.
+            the measure, or with ``%``. Of milliseconds a number is always milliseconds.
         full: What the whole network costs.
 
     Raises:
@@ -78,6 +78,7 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         1572864
     """
     expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
+    shares = measure.units is not _TIMES
     parts = _FORM.fullmatch(budget.strip()) if isinstance(budget, str) else None
     if parts is not None:
         # As digits: 0.1 is a tenth, not the nearest double.
@@ -90,9 +91,9 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         if unit == "%":
             number, unit = number / 100, "share"
         elif not unit:
-            unit = "share" if number <= 1 else ""
+            unit = "share" if shares and number <= 1 else ""
     elif isinstance(budget, int | float) and not isinstance(budget, bool) and budget < math.inf:
-        number, unit = Fraction(str(budget)), "share" if budget <= 1 else ""
+        number, unit = Fraction(str(budget)), "share" if shares and budget <= 1 else ""
     else:
         raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
     if number <= 0 or (unit == "share" and number > 1):

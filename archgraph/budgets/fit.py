@@ -14,7 +14,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
-from archgraph.budgets.amounts import MEASURES, Budget, limit_of
+from archgraph.budgets.amounts import MEASURES, Budget, amount_text, limit_of
 from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.budgets.search import Floats, Search, Tally
 from archgraph.errors import AxisError, RewriteError
@@ -41,7 +41,7 @@ def fit(
     activations: Budget | None = None,
     memory: Budget | None = None,
     milliseconds: Budget | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     optimizer: Optimizer = "sgd",
     device: DeviceProfile | str | os.PathLike[str] | None = None,
     shape: FitShape = "free",
@@ -59,28 +59,33 @@ def fit(
     Args:
         graph: The architecture.
         parameters: Budget of parameters. Every budget is a share of the whole, ``0.5`` or
-            ``"50%"``, or an amount, ``2_000_000`` or ``"2M"``; several hold at once.
+            ``"50%"``, or an amount, ``2_000_000`` or ``"2M"``: numbers up to 1 are shares, larger
+            ones amounts. Several budgets hold at once.
         macs: Budget of multiply–accumulates of one example in evaluation.
         bytes: Budget of the state's bytes, ``"50MB"``.
         activations: Budget of the bytes of all intermediate results of one example.
         memory: Budget of the bytes that a training step allocates at most, as
             ``cost(graph).training(batch, optimizer)`` counts them.
-        milliseconds: Budget of the time of a call, as the profile of `device` says.
-        batch: Examples of the training step, for `memory`.
+        milliseconds: Budget of the time of a call, as the profile of `device` says; a number is
+            always an amount.
+        batch: Examples of the training step, which `memory` needs.
         optimizer: Its optimiser, by its name in ``torch.optim``, or ``momentum``.
         device: What :func:`archgraph.profile` measured, or the file of it, for `milliseconds`.
         shape: ``uniform``: the largest single share of every axis (HeteroFL), and of the depth of
             every section of which blocks may be left out. ``nested``: as many axes as fit have the
             next larger share, too; of two budgets of one graph, whatever they are of, one submodel
-            lies within the other. ``free``: axes are then widened until none could be wider.
+            lies within the other. ``free``: axes are then widened until none could be wider; under
+            a budget of memory nearly so, since a bound up to 5 % above the total is searched.
         importance: Scores, or the file of some. The best positions of each axis stay instead of the
             first; of ``nested`` and ``free`` submodels the share is one of the scores. With losses
             that were measured (:func:`archgraph.sensitivity`), the cuts are made that lose least
             for what they save. Blocks that may be left out go in the order of their scores.
         multiple: Sizes are multiples of it, as hardware likes; heads, axes of fewer than two
             multiples and axes that are not cut are not.
-        keep: Axes and blocks that stay whole, by name, role or pattern.
-        skip: Blocks that may be left out, by name or pattern; ``"*"`` stands for all.
+        keep: Axes that stay whole, by name, role or pattern, and blocks that stay; a block's name
+            stands for the axes inside it, too, not for the width between blocks.
+        skip: Blocks that may be left out (not: that are), by name or pattern; ``"*"`` stands for
+            all that can be. What is kept stays.
         verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
 
     Raises:
@@ -147,7 +152,7 @@ def _budgeted(
     graph: ArchGraph,
     costs: CostPolynomial,
     budgets: Mapping[str, Budget],
-    batch: int,
+    batch: int | None,
     optimizer: Optimizer,
     device: DeviceProfile | str | os.PathLike[str] | None,
 ) -> dict[str, tuple[int, Sequence[CostPart]]]:
@@ -158,6 +163,9 @@ def _budgeted(
     budgeted: dict[str, tuple[int, Sequence[CostPart]]] = {}
     for name, budget in budgets.items():
         if name == "memory":
+            if batch is None:
+                hint = "batch=32 says how many"
+                raise RewriteError("a training step of how many examples", where=name, hint=hint)
             step = cost(graph).training(batch, optimizer)
             limit = limit_of(MEASURES[name], budget, step.total)
             for number, parts in enumerate(step.polynomial.bounds(), 1):
@@ -265,6 +273,11 @@ def _named_blocks(
     """
     parts = structure(graph)
     stay = {b.name for b in parts.blocks if any(_is(b.name, pattern) for pattern in keep)}
+    for name in [skip] if isinstance(skip, str) else skip:
+        block = next((b for b in parts.blocks if b.name == name), None)
+        if block is not None and not block.removable:
+            message = "block cannot be left out"
+            raise RewriteError(message, where=f"skip: {name}", found=block.reason)
     chosen = {b.name for b in parts.matching(skip)}
     return (chosen & costs.blocks.keys()) - costs.equal.keys() - stay
 
@@ -293,7 +306,11 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
     one = len(amounts) == 1
 
     def listed(values: Mapping[str, int]) -> str:
-        return ", ".join(f"{values[m]:,}" + ("" if one else f" {m}") for m in amounts)
+        texts = {
+            m: amount_text(MEASURES[m], values[m]) if m == "milliseconds" else f"{values[m]:,}"
+            for m in amounts
+        }
+        return ", ".join(text if one else f"{text} {m}" for m, text in texts.items())
 
     more = set(costs.blocks) - least.skipped
     raise RewriteError(

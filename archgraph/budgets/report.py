@@ -41,7 +41,7 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
         limit = None if budget is None else limit_of(measure, budget, full)
         rows.append(
             (
-                name,
+                name if name != "memory" else f"memory ({options.batch}, {options.optimizer})",
                 amount_text(measure, full),
                 "" if limit is None else amount_text(measure, limit),
                 amount_text(measure, left),
@@ -66,7 +66,7 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
 
 def _amount(name: str, of: Cost, options: FitOptions, profile: DeviceProfile | None) -> int:
     if name == "memory":
-        return of.training(options.batch, options.optimizer).total
+        return of.training(options.batch or 1, options.optimizer).total
     if name == "milliseconds" and profile is not None:
         times = profile.polynomial(of.graph)
         return times.polynomial(ATTOSECONDS).value(times.axes)

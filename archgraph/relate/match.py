@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.axes import axes
-from archgraph.errors import RewriteError
+from archgraph.errors import DataError, RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Ref
 from archgraph.graph.passes import specialise
@@ -25,6 +25,7 @@ from archgraph.rewrites.take import take
 from archgraph.states import State, Transfer
 from archgraph.states.pieces import NamedPiece, pieces
 from archgraph.states.state import first_difference, signature
+from archgraph.states.updates import check_update
 from archgraph.tables import Table
 
 Order: TypeAlias = npt.NDArray[np.int64]
@@ -112,6 +113,8 @@ def match(
 
     Raises:
         RewriteError: If the second architecture has another form, or is wider.
+        RejectedUpdate: If a state is not one of its architecture, or not finite.
+        DataError: If there are no batches.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -125,6 +128,8 @@ def match(
         True
     """
     second = graph if other is None else graph_of(other)
+    check_update(graph, a)
+    check_update(second, b)
     names = _matched_axes(graph, second)
     sizes = {axis.name: axis.size for axis in axes(second).free if axis.name in names}
     pairs = _weights(graph, second, a, b, names)
@@ -241,8 +246,10 @@ def _activations(
         build(probe.replace(outputs=tuple(map(Ref, shared))), state).eval()
         for probe, state in probes
     ]
-    pairs = list[Pair]()
-    for inputs, _ in data:
+    pairs, batches = list[Pair](), [inputs for inputs, _ in data]
+    if not batches:
+        raise DataError("match needs batches", hint="pass pairs of inputs and targets")
+    for inputs in batches:
         with torch.no_grad():
             results = zip(shared, *(called(net, inputs) for net in nets), strict=True)
         for name, x, y in results:

@@ -160,7 +160,9 @@ class FitOptions(Base):
     milliseconds: BudgetValue = Field(
         default=None, description="budget of the time of a call, by the profile of `device`"
     )
-    batch: Count = Field(default=1, description="examples of the training step, for memory")
+    batch: Count | None = Field(
+        default=None, description="examples of the training step, which memory needs"
+    )
     optimizer: str = Field(
         default="sgd", description="its optimiser: of torch.optim by name, or momentum"
     )
@@ -181,7 +183,7 @@ class FitOptions(Base):
         examples=["scores.safetensors"],
     )
     multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
-    keep: BlockNames = Field(default=(), description="axes and blocks that stay whole")
+    keep: BlockNames = Field(default=(), description="axes that stay whole; blocks that stay")
     skip: BlockNames = Field(default=(), description='blocks that may be left out; "*": all')
 
 

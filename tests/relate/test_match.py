@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import RewriteError
+from archgraph.errors import DataError, RejectedUpdate, RewriteError
 from tests.nets import FOREIGN
 from tests.zoo.handmade import HANDMADE
 
@@ -183,3 +183,13 @@ def test_other_forms_are_refused():
     )
     with pytest.raises(RewriteError, match=r"^2\.weight: the two networks are of different forms"):
         ag.match(graph, state, last, other=classes)
+
+
+def test_states_and_data_are_checked():
+    graph, state = perceptron(6)
+    with pytest.raises(DataError, match="match needs batches"):
+        ag.match(graph, state, state, data=[])
+    with pytest.raises(RejectedUpdate, match=r"0\.bias"):
+        ag.match(graph, state, {k: v for k, v in state.items() if k != "0.bias"})
+    with pytest.raises(RejectedUpdate, match=r"0\.weight"):
+        ag.match(graph, perceptron(8).state, state)
