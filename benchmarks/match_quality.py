@@ -83,8 +83,8 @@ def line(name: str, seed: int) -> dict[str, object]:
         merged = mean(wide, a, b, seen.transfer)
         repaired = None
         if wide == other:
-            ends = (a, seen.order.pull(b))
-            repaired = tested(wide, ag.repair(wide, merged, batches, ends=ends))
+            ordered = (a, seen.order.pull(b))
+            repaired = tested(wide, ag.repair(wide, merged, batches, ends=ordered))
         record[setting] = {
             "ends": ends,
             "as it is": tested(wide, mean(wide, a, b, prefix)),

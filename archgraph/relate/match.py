@@ -161,8 +161,8 @@ def match(
 def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
     """Return the axes that are free in both, and have no order of their own.
 
-    A constant that varies along an axis (the angles of rotary embeddings) gives it one: another
-    order would be another architecture.
+    A constant or a buffer whose recorded value varies along an axis (the angles of rotary
+    embeddings, a table of positions) gives it one: another order would be another architecture.
 
     Raises:
         RewriteError: If the second is wider along one of them.
@@ -176,7 +176,7 @@ def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
         name
         for g in (graph, second)
         for param in g.params
-        if param.role == "constant" and param.value is not None
+        if param.value is not None
         for piece, names in pieces(constant_tensor(param.value), axes(g).leaf[param.name])
         for dim, name in enumerate(names)
         if name is not None and not bool((piece == piece.narrow(dim, 0, 1)).all())

@@ -507,6 +507,29 @@ def test_the_ending_of_a_file_decides_what_export_writes(here: Path):
         assert not Path(name).exists()
 
 
+def test_match_writes_the_weights_in_the_order_of_the_first(here: Path):
+    from safetensors.torch import load_file, save_file
+
+    graph = archgraph.load("model.yaml")
+    state = archgraph.initial_state(graph, 0)
+    orders = {a.name: [*range(a.size)][::-1] for a in archgraph.axes(graph).free}
+    moved = dict(archgraph.take(graph, positions=orders).transfer.pull(state))
+    for name, weights in (("a", state), ("b", moved)):
+        save_file({k: v.contiguous() for k, v in weights.items()}, f"{name}.safetensors")
+    pair = ("model.yaml", "model.yaml", "--state", "a.safetensors", "--state", "b.safetensors")
+    result = call("match", *pair, "-o", "c.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "→ 1.000" in result.output
+    for axis, order in orders.items():
+        assert any(
+            line.split() == [axis, str(len(order)), str(len(order))]
+            for line in result.output.splitlines()
+        )
+    written = load_file("c.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in state.items())
+    refused(call("match", *pair, "-o", "c.pt"), "c.pt", ".safetensors")
+
+
 def test_trace_says_what_cannot_be_captured(here: Path):
     (here / "made_here.py").write_text(MODULE)
     given = ["--input", "x=2,3", "-o", "net.yaml"]

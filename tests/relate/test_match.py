@@ -88,6 +88,35 @@ def test_hidden_orders_of_handmade_models_are_found(name):
     check(graph)
 
 
+SINGLE = {"experts_top_two", "gru_cell_loop", "mixed_precision_weights", "slices_filled"}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", [name for name in HANDMADE if name not in SINGLE])
+def test_an_order_keeps_function_and_graph(name):
+    """In double precision; a few models compute in one precision alone."""
+    made = HANDMADE[name]()
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor,
+        lambda t: t.double() if t.is_floating_point() else t,
+        (made.args, made.kwargs),
+    )
+    graph = ag.trace(made.model.double(), *args, **kwargs).graph
+    state = without_symmetry(graph, 0)
+    orders = hidden_orders(graph, state)
+    other = ag.take(graph, positions=orders, allow_nothing=True)
+    assert other.graph == graph
+    results = []
+    for weights in (state, other.transfer.pull(state)):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            results.append(pytree.tree_leaves(ag.build(graph, weights).eval()(*args, **kwargs)))
+    for a, b in zip(*results, strict=True):
+        if isinstance(a, torch.Tensor):
+            largest = float(a.abs().max()) if a.is_floating_point() and a.numel() else 0.0
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * largest)
+
+
 @pytest.mark.parametrize(
     "name",
     ["bert", *(pytest.param(n, marks=pytest.mark.full) for n in ("mobilenet_v2", "resnet18"))],
@@ -165,6 +194,18 @@ def test_an_axis_with_an_order_of_its_own_is_held():
     graph, state = ag.trace(Turned(), torch.zeros(1, 4))
     assert "a.out" in {axis.name for axis in ag.axes(graph).free}
     assert ag.match(graph, state, state).positions == {}
+
+
+def test_a_table_of_positions_in_a_buffer_holds_its_axes():
+    made = HANDMADE["positions_learned_and_fixed"]()
+    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
+    assert graph.param["wave"].role == "buffer" and graph.param["wave"].value is not None
+    held = {
+        axis.name for axis in ag.axes(graph).free if axis.name in str(ag.axes(graph).leaf["wave"])
+    }
+    assert held
+    state = without_symmetry(graph, 0)
+    assert held.isdisjoint(ag.match(graph, state, state).positions)
 
 
 def test_other_forms_are_refused():
