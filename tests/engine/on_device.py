@@ -190,7 +190,10 @@ def descendants(pid: int) -> list[int]:
 def alive(pid: int) -> bool:
     """Whether a process is there, and has not ended without anybody asking how."""
     file = Path(f"/proc/{pid}/stat")
-    return file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return file.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end while it is looked at
+        return False
 
 
 def failing(folder: Path) -> dict[str, Any]:
