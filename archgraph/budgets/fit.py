@@ -16,7 +16,7 @@ from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
 from archgraph.budgets.amounts import MEASURES, Budget, amount_text, limit_of
 from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
-from archgraph.budgets.search import Floats, Search, Tally
+from archgraph.budgets.search import Floats, Search, Submodel, Tally
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -124,7 +124,7 @@ def fit(
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
     best = None if importance is None else scores_of(importance)
-    costs, free = cost(graph).polynomial, axes(graph).free
+    costs = cost(graph).polynomial
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
     budgeted = _budgeted(graph, costs, budgets, batch, optimizer, device)
@@ -139,13 +139,39 @@ def fit(
             point = search.by_share(uniform=shape == "uniform")
         if shape == "free":
             point = search.filled(point)
-    gone = {name for block in point.skipped for name in costs.blocks[block]}
-    sizes = {axis: int(g[i]) for axis, g, i in zip(free, search.grids, point.at, strict=True)}
-    cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
-    small = take(graph, sizes=cut, importance=best, verify=verify)
+    small = _taken(graph, costs, search, point, best, verify)
     if point.skipped:
         small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
     return small
+
+
+def _taken(
+    graph: ArchGraph,
+    costs: CostPolynomial,
+    search: Search,
+    point: Submodel,
+    importance: Importance | None,
+    verify: bool,
+) -> Rewritten:
+    """Return the submodel, one axis a step narrower where an operator cannot run at the sizes.
+
+    An LSTM's projection, for one, may have any size but that of what it projects.
+    """
+    free = axes(graph).free
+    gone = {name for block in point.skipped for name in costs.blocks[block]}
+    refused: RewriteError | None = None
+    for step in np.vstack([np.zeros(len(free), dtype=np.int64), np.eye(len(free), dtype=np.int64)]):
+        numbers = np.maximum(point.at - step, 0)
+        sizes = {a: int(g[i]) for a, g, i in zip(free, search.grids, numbers, strict=True)}
+        cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
+        try:
+            small = take(graph, sizes=cut, importance=importance)
+        except RewriteError as error:
+            refused = refused or error
+        else:
+            return take(graph, sizes=cut, importance=importance, verify=True) if verify else small
+    assert refused is not None
+    raise refused
 
 
 def _budgeted(

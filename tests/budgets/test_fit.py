@@ -86,6 +86,15 @@ def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape)
     assert larger.transfer >> nested(larger.transfer, smaller.transfer) == smaller.transfer
 
 
+def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
+    made = HANDMADE["lstm_projected"]()
+    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
+    for number in range(20, 100, 4):  # at .52 and .56 both sizes would be five
+        small = fitted(graph, parameters=number / 100).graph
+        assert sizes(small)["lstm.cell"] != sizes(small)["lstm.hidden"]
+        assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
+
+
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models(name):
