@@ -89,10 +89,10 @@ def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape)
 def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
     made = HANDMADE["lstm_projected"]()
     graph = ag.trace(made.model, *made.args, **made.kwargs).graph
-    for number in range(20, 100, 4):  # at .52 and .56 both sizes would be five
-        small = fitted(graph, parameters=number / 100).graph
-        _, cell, hidden, _ = sizes(small).values()
-        assert cell != hidden
+    with pytest.raises(RewriteError, match="a projection of 5 units to as many"):
+        ag.take(graph, sizes={"lstm.cell": 5, "lstm.hidden": 5})
+    for number in range(20, 100, 4):  # .6 leads through these sizes
+        small = ag.fit(graph, parameters=number / 100).graph
         assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
 
 
