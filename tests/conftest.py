@@ -54,7 +54,7 @@ if importlib.util.find_spec("torchvision") is not None and torch.version.cuda is
 hypothesis.settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=50, print_blob=True
 )
-hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=8)
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=3)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

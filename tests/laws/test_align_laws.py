@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.cut import cut_axes
+from tests.examples import at_most
 from tests.nets import image, networks, renamed
 
 SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -52,7 +53,7 @@ stacks = st.builds(
 
 
 @given(networks(), st.randoms(use_true_random=False))
-@settings(max_examples=8)
+@at_most(8)
 def test_names_and_order_of_definition_do_not_matter(net, random):
     graph, state = ag.trace(net, image(), train=False)
     other = renamed(graph, random)
@@ -64,7 +65,7 @@ def test_names_and_order_of_definition_do_not_matter(net, random):
 
 
 @given(stacks, stacks)
-@settings(max_examples=6)
+@at_most(6)
 def test_the_join_is_the_least_that_contains_both(a, b):
     joined = ag.join([a, b])
     one, other = ({p.name: p.shape for p in g.params} for g in (a, b))
@@ -90,7 +91,7 @@ def _widths(graph: ArchGraph) -> list[int]:
 
 
 @given(stacks, stacks)
-@settings(max_examples=5)
+@at_most(5)
 def test_the_meet_is_the_greatest_that_both_contain(a, b):
     met = ag.meet([a, b])
     thin = [min(x, y) for x, y in zip(_widths(a), _widths(b), strict=True)]
@@ -101,7 +102,7 @@ def test_the_meet_is_the_greatest_that_both_contain(a, b):
 
 
 @given(stacks, stacks)
-@settings(max_examples=4)
+@at_most(4)
 def test_join_and_meet_absorb_one_another(a, b):
     assert ag.join([a]).graph == a == ag.join([a, a]).graph
     assert ag.meet([a]).graph == a == ag.meet([a, a]).graph
@@ -110,7 +111,7 @@ def test_join_and_meet_absorb_one_another(a, b):
 
 
 @given(stacks, stacks, stacks)
-@settings(max_examples=4)
+@at_most(4)
 def test_the_order_does_not_matter(a, b, c):
     once = ag.join([a, b, c])
     assert shapes(ag.join([c, a, b]).graph) == shapes(once.graph)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,6 +20,7 @@ from archgraph.relate.correspond import correspond
 from archgraph.relate.correspondence import Correspondence
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, Transfer
+from tests.examples import at_most
 from tests.nets import image, networks, renamed
 
 
@@ -57,7 +58,7 @@ def everything_once(found: Correspondence) -> None:
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@settings(max_examples=6)
+@at_most(6)
 def test_it_says_what_the_transfer_says(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     small = rewritten(graph, seed)
@@ -89,7 +90,7 @@ def test_it_says_what_the_transfer_says(net, seed):
 
 
 @given(networks(stages=2), st.randoms(use_true_random=False))
-@settings(max_examples=4)
+@at_most(4)
 def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
     graph = ag.trace(net, image(), train=False).graph
     for other, way in ((graph, Transfer.identity(graph)), (renamed(graph, random), None)):
@@ -99,7 +100,7 @@ def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
 
 
 @given(networks(stages=2), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-@settings(max_examples=4)
+@at_most(4)
 def test_two_clients_correspond_through_what_both_come_from(net, one, two):
     graph = ag.trace(net, image(), train=False).graph
     a, b = rewritten(graph, one), rewritten(graph, two)

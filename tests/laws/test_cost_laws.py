@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -12,6 +12,7 @@ import archgraph as ag
 from archgraph.analysis.cost_polynomial import MEASURES, CostPolynomial
 from archgraph.errors import ArchGraphError, AxisError, GraphError
 from archgraph.layout.polynomial import Polynomial
+from tests.examples import at_most
 from tests.nets import FOREIGN, image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
@@ -58,7 +59,7 @@ def agree(graph: ag.ArchGraph, costs: CostPolynomial, data: st.DataObject) -> bo
 
 
 @given(graphs, st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_random_submodels_of_random_networks(graph, data):
     costs, whole = ag.cost(graph).polynomial, ag.cost(graph)
     assert [getattr(costs.at(), m) for m in MEASURES] == [getattr(whole, m) for m in MEASURES]
@@ -68,7 +69,7 @@ def test_random_submodels_of_random_networks(graph, data):
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", HANDMADE)
 @given(data=st.data())
-@settings(max_examples=2)
+@at_most(2)
 def test_random_submodels_of_handmade_models(name, data):
     made = HANDMADE[name]()
     graph = ag.trace(made.model, *made.args, **made.kwargs).graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
@@ -10,6 +10,7 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.ops.infer import infer
+from tests.examples import at_most
 from tests.nets import image, networks
 from tests.structures import graph_of, models, parts
 
@@ -21,7 +22,7 @@ def _leaves(graph: ArchGraph, nodes) -> set[str]:
 
 
 @given(graphs)
-@settings(max_examples=12)
+@at_most(12)
 def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
     found = structure(graph)
     members = [name for b in found.blocks for name in b.nodes]
@@ -46,7 +47,7 @@ def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
 
 
 @given(graphs, st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, data):
     found = structure(graph)
     removable = [b.name for b in found.blocks if b.removable]
@@ -82,7 +83,7 @@ def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, da
 
 
 @given(graphs)
-@settings(max_examples=8)
+@at_most(8)
 def test_skipping_nothing_is_the_identity(graph):
     nothing = ag.skip(graph, [])
     assert nothing.graph is graph
@@ -115,7 +116,7 @@ def _section(graph: ArchGraph, leaf: str) -> str:
 
 
 @given(models().map(graph_of), st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_grafting_restores_what_shallow_left_out(graph, data):
     depths, full = {}, {}
     for section in structure(graph).sections:
@@ -137,7 +138,7 @@ def test_grafting_restores_what_shallow_left_out(graph, data):
 
 
 @given(models().map(graph_of), st.integers(1, 3))
-@settings(max_examples=10)
+@at_most(10)
 def test_grafting_adds_blocks_that_can_be_left_out_again(graph, more):
     for section in structure(graph).sections:
         depth = len(section.blocks) + more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from archgraph.analysis.training_memory import KINDS, MemoryPolynomial
 from archgraph.errors import ArchGraphError, GraphError
 from archgraph.layout.polynomial import Polynomial
 from benchmarks.bench_memory import rows
+from tests.examples import at_most
 from tests.nets import image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
@@ -83,7 +84,7 @@ def agree(graph: ag.ArchGraph, data: st.DataObject) -> None:
 
 
 @given(graphs, st.data())
-@settings(max_examples=4)
+@at_most(4)
 def test_random_submodels_of_random_networks(graph, data):
     agree(graph, data)
 
@@ -91,14 +92,14 @@ def test_random_submodels_of_random_networks(graph, data):
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 @given(data=st.data())
-@settings(max_examples=2)
+@at_most(2)
 def test_random_submodels_of_handmade_models(name, data):
     made = HANDMADE[name]()
     agree(ag.trace(made.model, *made.args, **made.kwargs).graph, data)
 
 
 @given(networks())
-@settings(max_examples=4)
+@at_most(4)
 def test_random_networks_save_what_torch_saves(net):
     graph = graph_of(net, image())
     saved = saved_by_torch(ag.build(graph), torch.rand(2, 3, 6, 6))
@@ -158,7 +159,7 @@ def test_what_does_not_exist():
 
 
 @given(networks())
-@settings(max_examples=5)
+@at_most(5)
 def test_traffic_is_that_of_the_state(net):
     graph = graph_of(net, image())
     size = sum(t.numel() * t.element_size() for t in ag.build(graph).state_dict().values())

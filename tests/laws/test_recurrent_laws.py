@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -40,6 +40,7 @@ CELLS = {
     "relu": (nn.RNNCell, {"nonlinearity": "relu"}),
 }
 STEPS, WIDTH, UNITS = 3, 5, 6
+from tests.examples import at_most
 
 
 class Sequence(nn.Module):
@@ -141,7 +142,7 @@ def some(graph, seed):
 
 
 @given(recurrent(), st.booleans())
-@settings(max_examples=8)
+@at_most(8)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, example())
     assert graph.notes == ()
@@ -164,7 +165,7 @@ def test_build_inverts_trace(net, training):
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@at_most(15)
 def test_mask_equals_take(net, seed):
     graph = graph_of(net)
     kept = some(graph, seed)
@@ -178,7 +179,7 @@ def test_mask_equals_take(net, seed):
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
-@settings(max_examples=8)
+@at_most(8)
 def test_copied_units_keep_the_function_and_merge_again(net, seed):
     graph = graph_of(net)
     rng = np.random.default_rng(seed)

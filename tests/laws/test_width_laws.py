@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,11 +20,12 @@ from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
+from tests.examples import at_most
 from tests.nets import image, networks
 
 
 @given(networks(), st.booleans())
-@settings(max_examples=15)
+@at_most(15)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, image())
     built = ag.build(graph, state)
@@ -49,7 +50,7 @@ def test_build_inverts_trace(net, training):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@settings(max_examples=25)
+@at_most(25)
 def test_mask_equals_take(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
@@ -66,7 +67,7 @@ def test_mask_equals_take(net, seed):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@settings(max_examples=10)
+@at_most(10)
 def test_each_axis_alone(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
@@ -85,7 +86,7 @@ def test_each_axis_alone(net, seed):
 
 
 @given(networks())
-@settings(max_examples=10)
+@at_most(10)
 def test_taking_everything_is_the_identity(net):
     graph, state = ag.trace(net, image(), train=False)
     whole = ag.take(graph, 1.0)
@@ -96,7 +97,7 @@ def test_taking_everything_is_the_identity(net):
 
 
 @given(networks(), st.floats(0.2, 0.9), st.floats(0.2, 0.9))
-@settings(max_examples=10)
+@at_most(10)
 def test_prefixes_compose(net, first, second):
     graph, state = ag.trace(net, image(), train=False)
     once = ag.take(graph, first, allow_nothing=True)  # 0.9 of four channels are four
@@ -108,7 +109,7 @@ def test_prefixes_compose(net, first, second):
 
 
 @given(networks())
-@settings(max_examples=10)
+@at_most(10)
 def test_scaler_changes_training_only(net):
     graph, state = ag.trace(net, image())
     scaled = ag.add_scaler(graph, 0.5, verify=True)
@@ -119,7 +120,7 @@ def test_scaler_changes_training_only(net):
 
 
 @given(networks())
-@settings(max_examples=10)
+@at_most(10)
 def test_alignment_of_a_cut_is_its_transfer(net):
     graph, state = ag.trace(net, image(), train=False)
     small = ag.take(graph, 0.5)
