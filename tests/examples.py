@@ -7,4 +7,4 @@ from hypothesis import settings
 
 def at_most(number: int) -> settings:
     """Return settings for so many examples, or for fewer where the profile asks for fewer."""
-    return settings(max_examples=min(number, settings.default.max_examples))
+    return settings(max_examples=min(number, settings().max_examples))

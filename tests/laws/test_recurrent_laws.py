@@ -21,6 +21,7 @@ from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
+from tests.examples import at_most
 
 pytestmark = [
     # PyTorch has no fast path for projections.
@@ -40,7 +41,6 @@ CELLS = {
     "relu": (nn.RNNCell, {"nonlinearity": "relu"}),
 }
 STEPS, WIDTH, UNITS = 3, 5, 6
-from tests.examples import at_most
 
 
 class Sequence(nn.Module):
