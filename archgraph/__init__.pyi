@@ -57,6 +57,8 @@ from .rewrites.deepen import deepen as deepen
 from .rewrites.ends_after import ends_after as ends_after
 from .rewrites.exits import add_exits as add_exits
 from .rewrites.graft import graft as graft
+from .rewrites.lora import add_lora as add_lora
+from .rewrites.lora import cut_rank as cut_rank
 from .rewrites.narrow import narrow as narrow
 from .rewrites.scaler import add_scaler as add_scaler
 from .rewrites.shorten import shorten as shorten
