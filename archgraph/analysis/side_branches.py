@@ -6,6 +6,8 @@ result. Both are known by their form, whoever wrote them: PEFT's are found in a 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph
@@ -132,3 +134,21 @@ def _is_operand(graph: ArchGraph, total: Node) -> bool:
             return False
         users = graph.users[user.name]
     return False
+
+
+def without(
+    graph: ArchGraph, branches: Iterable[SideBranch]
+) -> tuple[ArchGraph, dict[str, list[str]]]:
+    """Return a graph without some adapters, and by sum the operators that are gone.
+
+    Each sum is the operator beside which its branch stands, so that it keeps its name.
+    """
+    gone: dict[str, list[str]] = {}
+    nodes = dict(graph.node)
+    for branch in branches:
+        nodes[branch.total] = dataclasses.replace(nodes.pop(branch.base), name=branch.total)
+        inner = gone.pop(branch.base, [])  # an adapter of a layer that has another one
+        gone[branch.total] = [*inner, branch.base, *branch.nodes]
+        for name in branch.nodes:
+            del nodes[name]
+    return (graph.replace(nodes=tuple(nodes.values())) if gone else graph), gone

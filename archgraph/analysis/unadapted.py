@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from archgraph.analysis.blocks import Drafts
-from archgraph.analysis.side_branches import side_branches
+from archgraph.analysis.side_branches import side_branches, without
 from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph
 
@@ -21,16 +21,7 @@ class Unadapted:
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
-        self._gone: dict[str, list[str]] = {}  # by sum: what is not in the plain graph
-        nodes = dict(graph.node)
-        for branch in side_branches(graph):
-            base = nodes.pop(branch.base)
-            nodes[branch.total] = dataclasses.replace(base, name=branch.total)
-            inner = self._gone.pop(branch.base, [])  # an adapter of a layer that has another one
-            self._gone[branch.total] = [*inner, branch.base, *branch.nodes]
-            for name in branch.nodes:
-                del nodes[name]
-        self.plain = graph.replace(nodes=tuple(nodes.values())) if self._gone else graph
+        self.plain, self._gone = without(graph, side_branches(graph))
 
     def restore(self, drafts: Drafts) -> None:
         """Put the adapters into the blocks of the layers that they belong to."""

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
+import numpy as np
+
 from archgraph.analysis.axes import axes
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.argument import takes_graph
@@ -16,9 +18,9 @@ from archgraph.hints import nearest
 from archgraph.ops.check import check
 from archgraph.ops.operator import LinearMap
 from archgraph.ops.table import row
+from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.insert import fresh, initialised, with_leaves
-from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.take import take
+from archgraph.rewrites.laws import mask_equals_take, same_function
 from archgraph.states import Rewritten
 
 Scaling = Literal["alpha_over_r", "rsqrt"]
@@ -169,15 +171,17 @@ def _adapted(
     down = Param(f"{path}.down.weight", TensorType((rank, inside, *kernel), param.dtype))
     up = Param(f"{path}.up.weight", TensorType((outside, rank, *(1 for _ in kernel)), param.dtype))
 
-    def layer(stem: str, value: Value, leaf: Param, type_: TensorType, steps: Iterable[str]) -> Node:
-        given = tuple((k, v) for k, v in node.args if k in steps)
-        args = (("input", value), ("weight", Leaf(leaf.name)), *given)
+    def layer(
+        stem: str, value: Value, leaf: Param, type_: TensorType, *steps: tuple[str, Value]
+    ) -> Node:
+        args = (("input", value), ("weight", Leaf(leaf.name)), *steps)
         return Node(fresh(names, f"lora_{stem}"), op, args, type_, f"{path}.{stem}", node.source)
 
+    steps = [(k, v) for k, v in node.args if k in fact.steps]
     plain = dataclasses.replace(node, name=fresh(names, f"{node.name}_plain"))
-    first = layer("down", node.arg(fact.input), down, middle, fact.steps)
+    first = layer("down", node.arg(fact.input), down, middle, *steps)
     assert not isinstance(node.type, tuple)
-    second = layer("up", Ref(first.name), up, node.type, ())
+    second = layer("up", Ref(first.name), up, node.type)
     factor = (("alpha", scale),) if scale != 1 else ()
     args = (("self", Ref(plain.name)), ("other", Ref(second.name)), *factor)
     total = Node(node.name, "aten.add.Tensor", args, node.type, path, node.source)
@@ -212,7 +216,8 @@ def cut_rank(
     """
     if type(rank) is not int or rank < 1:
         raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
-    wider = {a.name: rank for a in axes(graph).free if a.role == "rank" and a.size > rank}
+    first = np.arange(rank)
+    wider = {a.name: first for a in axes(graph).free if a.role == "rank" and a.size > rank}
     if not wider and not allow_nothing:
         ranks = sorted({a.size for a in axes(graph).all if a.role == "rank"})
         raise RewriteError(
@@ -221,4 +226,7 @@ def cut_rank(
             hint="add_lora gives a model its adapters; allow_nothing: true (in Python "
             "allow_nothing=True) where the whole model is meant",
         )
-    return take(graph, sizes=wider, verify=verify) if wider else Rewritten.identity(graph)
+    rewritten = cut_axes(graph, wider)
+    if verify:
+        mask_equals_take(graph, rewritten, wider)
+    return rewritten
