@@ -189,8 +189,8 @@ def _adapted(
 
 
 @takes_graph
-def cut_rank(
-    graph: ArchGraph, rank: int, *, allow_nothing: bool = False, verify: bool = False
+def rank(
+    graph: ArchGraph, size: int, *, allow_nothing: bool = False, verify: bool = False
 ) -> Rewritten:
     """Keep the first positions of the rank of every low-rank adapter.
 
@@ -199,7 +199,7 @@ def cut_rank(
 
     Args:
         graph: An architecture with low-rank adapters.
-        rank: The rank that stays.
+        size: The rank that stays.
         allow_nothing: Accept a model whose ranks are all this small, or that has no adapters.
         verify: Run the law mask ≡ take on random weights (three forwards in float64).
 
@@ -211,13 +211,13 @@ def cut_rank(
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> graph = add_lora(trace(torch.nn.Linear(8, 6), torch.zeros(1, 8)).graph, 4).graph
-        >>> [p.shape for p in cut_rank(graph, 2).graph.params if "lora" in p.name]
+        >>> [p.shape for p in rank(graph, 2).graph.params if "lora" in p.name]
         [(2, 8), (6, 2)]
     """
-    if type(rank) is not int or rank < 1:
-        raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
-    first = np.arange(rank)
-    wider = {a.name: first for a in axes(graph).free if a.role == "rank" and a.size > rank}
+    if type(size) is not int or size < 1:
+        raise RewriteError("rank out of range", found=size, expected="a whole number from 1")
+    first = np.arange(size)
+    wider = {a.name: first for a in axes(graph).free if a.role == "rank" and a.size > size}
     if not wider and not allow_nothing:
         ranks = sorted({a.size for a in axes(graph).all if a.role == "rank"})
         raise RewriteError(

@@ -167,10 +167,10 @@ SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "add_lora", "archgraph.rewrites.lora:add_lora", "Lora",
         "Give linear maps and convolutions a low-rank adapter that starts at zero.",
-        "{rank: 8, where: '*.query'}", "same function",
+        "8", "same function",
     ),
     RewriteRow(
-        "rank", "archgraph.rewrites.lora:cut_rank", "Count",
+        "rank", "archgraph.rewrites.lora:rank", "Count",
         "Keep the first positions of the rank of every low-rank adapter.",
         "4", "mask ≡ take, at the model's own scale",
     ),
