@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.side_branches import side_branches, without
@@ -21,7 +21,12 @@ class Unadapted:
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
-        self.plain, self._gone = without(graph, side_branches(graph))
+        self.plain = graph
+        self._gone: dict[str, list[str]] = {}  # by sum: the operators of its adapter
+        while branches := side_branches(self.plain):  # the layers of an adapter may have some
+            self.plain, gone = without(self.plain, branches)
+            for total, names in gone.items():
+                self._gone[total] = [*self._gone.get(total, ()), *names]
 
     def restore(self, drafts: Drafts) -> None:
         """Put the adapters into the blocks of the layers that they belong to."""
@@ -30,8 +35,13 @@ class Unadapted:
         drafts.graph, drafts.node = self.graph, self.graph.node
         drafts.order = {n.name: i for i, n in enumerate(self.graph.nodes)}
 
+        def with_gone(name: str) -> Iterator[str]:
+            yield name
+            for other in self._gone.get(name, ()):
+                yield from with_gone(other)
+
         def all_of(names: Iterable[str]) -> list[str]:
-            every = [n for name in names for n in (*self._gone.get(name, ()), name)]
+            every = {n for name in names for n in with_gone(name)}
             return sorted(every, key=drafts.order.__getitem__)
 
         changed: dict[Piece, Piece] = {}

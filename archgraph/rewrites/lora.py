@@ -91,7 +91,8 @@ def add_lora(
         if fact is None or not isinstance(weight, Leaf) or weight.name not in weights:
             nodes.append(node)
             continue
-        new, params = _adapted(graph, node, fact, rank, scale, names)
+        path = _path(weight.name, weights)
+        new, params = _adapted(graph, node, fact, path, rank, scale, names)
         nodes += new
         last = list(node.leaves())[-1]
         known = {param.name for _, param in added}  # a layer that is called again has one adapter
@@ -154,8 +155,21 @@ def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str
     return ""
 
 
+def _path(weight: str, weights: set[str]) -> str:
+    """Return the module path of an adapter: by its layer, or by its weight where that has more."""
+    prefix, dot, last = weight.rpartition(".")
+    alone = sum(name.rpartition(".")[0] == prefix for name in weights) == 1
+    return f"{prefix}{dot}lora" if alone else f"{prefix}{dot}{last}_lora"
+
+
 def _adapted(
-    graph: ArchGraph, node: Node, fact: LinearMap, rank: int, scale: float, names: set[str]
+    graph: ArchGraph,
+    node: Node,
+    fact: LinearMap,
+    path: str,
+    rank: int,
+    scale: float,
+    names: set[str],
 ) -> tuple[tuple[Node, ...], tuple[Param, Param]]:
     """Return a layer with its adapter, the last operator of which has the layer's name."""
     weight = node.arg(fact.weight)
@@ -163,8 +177,6 @@ def _adapted(
     param = graph.param[weight.name]
     outside, inside = param.shape[:2][:: -1 if fact.transposed else 1]
     kernel = param.shape[2:]
-    prefix, _, _ = weight.name.rpartition(".")
-    path = f"{prefix}.lora" if prefix else "lora"
     op = node.op if kernel else "aten.linear"
     channel = len(node.shape) - 1 - len(kernel)
     middle = TensorType((*node.shape[:channel], rank, *node.shape[channel + 1 :]), node.dtype)
