@@ -7,8 +7,11 @@ result. Both are known by their form, whoever wrote them: PEFT's are found in a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph
 from archgraph.ops.table import row
@@ -27,6 +30,9 @@ class SideBranch:
         up: Weight of the second layer.
         scale: What their result is multiplied by.
         low_rank: Whether nothing stands between them, and they have the base's input.
+        weight: Of a low-rank branch, the base's weight, to which their product is a change; empty
+            where it is computed.
+        transposed: Whether that weight is [in, out].
     """
 
     total: str
@@ -37,6 +43,8 @@ class SideBranch:
     up: str
     scale: float
     low_rank: bool
+    weight: str = ""
+    transposed: bool = False
 
 
 @per_graph
@@ -118,9 +126,13 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
         return None
     first = row(maps[1].op).linear_map
     dim = 1 if first is not None and first.transposed else 0
-    return SideBranch(
+    result = SideBranch(
         total.name, base.name, names, down[0].name, dim, up[0].name, float(scale), low_rank
     )
+    weight = layer.arg(fact.weight) if fact else None
+    if not low_rank or fact is None or not isinstance(weight, Leaf):
+        return result
+    return dataclasses.replace(result, weight=weight.name, transposed=fact.transposed)
 
 
 def _is_operand(graph: ArchGraph, total: Node) -> bool:
@@ -134,6 +146,19 @@ def _is_operand(graph: ArchGraph, total: Node) -> bool:
             return False
         users = graph.users[user.name]
     return False
+
+
+def change(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return what ``up @ down`` changes a weight of some shape by, before the scale.
+
+    Args:
+        branch: The low-rank branch that has the weight.
+        up: Second weight, [out, rank, 1…], of whatever rank.
+        down: First weight, [rank, in, kernel…].
+        shape: Of the weight.
+    """
+    product = torch.tensordot(up.flatten(1), down, dims=([1], [branch.rank_dim]))
+    return (product.movedim(0, -1) if branch.transposed else product).reshape(tuple(shape))
 
 
 def without(

@@ -17,6 +17,7 @@ SERVES: Mapping[str, str] = {
     "exits": "the network up to one of its exits (`add_exits`, `ends_after`)",
     "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
     "(`ends_after` with a head)",
+    "rank": "smaller ranks of low-rank adapters (`rank`)",
     "any": "any architectures, also without a global model",
 }
 

@@ -21,7 +21,7 @@ from archgraph.tables import plural
 T = TypeVar("T")
 
 # What clients of a method may be; "any": networks of any kind, which need no global model.
-Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "any"], ...]
+Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, change, side_branches, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -110,21 +110,19 @@ class _Folding:
         branches = [b for b in side_branches(self.graph) if b.low_rank]
         done: dict[str, SideBranch] = {}
         for branch in branches:
-            layer = self.graph.node[branch.base]
-            fact = row(layer.op).linear_map
-            weight = layer.arg(fact.weight) if fact is not None else None
-            if fact is None or not isinstance(weight, Leaf):
+            if not branch.weight:
                 raise _refused(branch.down, "its layer has a computed weight")
-            first = done.setdefault(weight.name, branch)
+            first = done.setdefault(branch.weight, branch)
             bases = {b.base for b in branches if _pair(b) == _pair(first)}
-            if _pair(branch) != _pair(first) or set(self.graph.leaf_users[weight.name]) != bases:
-                raise _refused(weight.name, "the weight is also used without the adapter")
+            users = set(self.graph.leaf_users[branch.weight])
+            if _pair(branch) != _pair(first) or users != bases:
+                raise _refused(branch.weight, "the weight is also used without the adapter")
             if first is branch:
-                old = self.state[weight.name].double()
+                old = self.state[branch.weight].double()
                 up, down = (self.state[n].double() for n in (branch.up, branch.down))
-                change = torch.tensordot(up.flatten(1), down, dims=([1], [branch.rank_dim]))
-                change = change.movedim(0, -1) if fact.transposed else change
-                self._changed(weight.name, old + branch.scale * change.reshape(old.shape))
+                self._changed(
+                    branch.weight, old + branch.scale * change(branch, up, down, old.shape)
+                )
         gone = {leaf for b in branches for leaf in (b.down, b.up)}
         params = tuple(p for p in self.graph.params if p.name not in gone)
         self.graph = without(self.graph, branches)[0].replace(params=params)

@@ -1,0 +1,162 @@
+"""What methods for low-rank adapters share: which adapters a model has, and their averages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from archgraph.analysis.side_branches import side_branches
+from archgraph.errors import RunError
+from archgraph.federation.average import by_tier, covered_mean, part
+from archgraph.federation.options import Averaging, Masking
+from archgraph.federation.state import GLOBAL, ServerState
+from archgraph.federation.strategy import Evaluated
+from archgraph.federation.tasks import Result, Task
+from archgraph.federation.world import World
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import State
+
+
+@dataclass(frozen=True)
+class LowRankAdapter:
+    """A low-rank adapter: ``scale · up @ down`` is added to the weight of a layer.
+
+    Attributes:
+        down: Name of the first weight ``A``, [rank, in, kernel…].
+        up: Name of the second weight ``B``, [out, rank, 1…].
+        scale: What their product is multiplied by; in a client of a smaller rank, too.
+        weight: Name of the layer's weight.
+        transposed: Whether that is [in, out].
+    """
+
+    down: str
+    up: str
+    scale: float
+    weight: str
+    transposed: bool
+
+    def product(self, state: State) -> Tensor:
+        """Return ``B @ A`` as a matrix in double precision, [out, in · kernel]."""
+        return self.matrices(state)[0] @ self.matrices(state)[1]
+
+    def folded(self, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        """Return a layer's weight with ``up @ down`` [out, in · kernel] added, in its dtype."""
+        change = up.double() @ down.double()
+        change = change.T if self.transposed else change
+        return (weight.double() + change.reshape(weight.shape)).to(weight.dtype)
+
+    def matrices(self, state: State) -> tuple[Tensor, Tensor]:
+        """Return ``B`` [out, rank] and ``A`` [rank, in · kernel] in double precision."""
+        return state[self.up].double().flatten(1), state[self.down].double().flatten(1)
+
+
+@functools.lru_cache(maxsize=256)
+def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
+    """Return the low-rank adapters of a model, each once, in the order of its operators."""
+    every = (
+        LowRankAdapter(b.down, b.up, b.scale, b.weight, b.transposed)
+        for b in side_branches(graph)
+        if b.low_rank and b.weight and not b.rank_dim
+    )
+    return tuple(dict.fromkeys(every))
+
+
+@dataclass(frozen=True)
+class LowRank(Averaging, Masking):
+    """A method for models with low-rank adapters, whose clients may have smaller ranks.
+
+    By itself it averages every entry over the clients that have it.
+    """
+
+    serves = ("rank",)
+
+    def init(self, world: World) -> ServerState:
+        """Start from the global model.
+
+        Raises:
+            RunError: If the model has no low-rank adapters, or a client differs in more than rank.
+        """
+        adapters = low_rank(world.graph)
+        name = type(self).__name__
+        if not adapters:
+            hint = "give the model some, with `change: {add_lora: 8}` in the family"
+            raise RunError(f"{name} averages low-rank adapters", found="none", hint=hint)
+        ours = {leaf for a in adapters for leaf in (a.down, a.up)}
+        for tier in world.tiers:
+            entries = tier.transfer.entries
+            same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
+            if low_rank(tier.graph) != adapters or not same:
+                raise RunError(
+                    f"{name} serves clients that differ in rank alone",
+                    where=f"tier {tier.name}",
+                    expected="the global model, or one with a `rank`",
+                )
+        return ServerState().with_group(GLOBAL, world.state)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """Send the client its part of the global model."""
+        return part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Average every entry over the clients that have it."""
+        return covered_mean(world, state, results, weights=self.weights)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Evaluate the global model, and each tier's."""
+        return by_tier(world, state, norm=self.norm)
+
+
+def frozen(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
+    """Return an architecture whose named parameters are frozen, or trainable."""
+    change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
+    return graph.replace(params=tuple(change))
+
+
+def without_training(task: Task, names: frozenset[str]) -> Task:
+    """Return a task whose named entries are not trained and not merged."""
+    return replace(task, graph=frozen(task.graph, names), unmerged=task.unmerged | names)
+
+
+@dataclass
+class AdapterSums:
+    """Weighted sums of what clients' adapters become, one client in memory at a time.
+
+    Attributes:
+        of: What is summed of an adapter: tensors in double precision, of one form for all clients.
+    """
+
+    of: Callable[[LowRankAdapter, Result], tuple[tuple[Tensor, ...], float]]
+
+    def __post_init__(self) -> None:
+        self.sums: dict[LowRankAdapter, tuple[Tensor, ...]] = {}
+        self.weights: dict[LowRankAdapter, float] = {}
+
+    def watched(
+        self, adapters: Iterable[LowRankAdapter], results: Iterable[Result]
+    ) -> Iterable[Result]:
+        """Yield the results without their adapters, after adding these."""
+        adapters = tuple(adapters)
+        names = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
+        for result in results:
+            for adapter in adapters:
+                values, weight = self.of(adapter, result)
+                before = self.sums.get(adapter, tuple(map(torch.zeros_like, values)))
+                self.sums[adapter] = tuple(
+                    b + weight * v for b, v in zip(before, values, strict=True)
+                )
+                self.weights[adapter] = self.weights.get(adapter, 0.0) + weight
+            yield replace(result, unmerged=result.unmerged | names)
+
+    def means(self) -> dict[LowRankAdapter, tuple[Tensor, ...]]:
+        """Return the weighted means; without those of no weight."""
+        return {
+            adapter: tuple(v / self.weights[adapter] for v in values)
+            for adapter, values in self.sums.items()
+            if self.weights[adapter] > 0
+        }

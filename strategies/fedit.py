@@ -1,0 +1,43 @@
+"""FedIT: the mean of low-rank adapters of one rank, each factor by itself.
+
+Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen: *Towards Building the Federated GPT: Federated
+Instruction Tuning*, ICASSP 2024, §3 (LoRA adapters, averaged as in FedAvg).
+
+The mean of the factors is not the mean of the products ``B_k A_k``. Clients of other ranks are
+served by ``rank_mean``, ``hetlora``, ``flexlora`` and ``flora``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class FedIT(fl.LowRank):
+    """Options of FedIT.
+
+    Example:
+        >>> FedIT().weights
+        'examples'
+    """
+
+    paper = "Federated Instruction Tuning"
+    year = 2024
+    serves = ("rank",)
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start from the global model.
+
+        Raises:
+            RunError: If it has no low-rank adapters, or a client another rank.
+        """
+        state = super().init(world)
+        for tier in world.tiers:
+            if tier.transfer != ag.Transfer.identity(world.graph):
+                hint = "rank_mean averages each rank over the clients that have it"
+                where = f"tier {tier.name}"
+                raise ag.RunError("FedIT averages adapters of one rank", where=where, hint=hint)
+        return state

@@ -1,0 +1,72 @@
+"""FlexLoRA: the mean of the products, whose first singular directions each client gets.
+
+Bai, Chen, Zhang, Li, Huang, Yu, Zhou: *Federated Fine-tuning of Large Language Models under
+Heterogeneous Tasks and Client Resources*, NeurIPS 2024, §3.2.
+
+==========================  ==========================================================
+symbol                      here
+==========================  ==========================================================
+``ΔW = Σ p_k B_k A_k``      ``AdapterSums`` of ``LowRankAdapter.product``
+``ΔW = U Σ Vᵀ``             ``torch.linalg.svd``, in double precision
+the first ``r_k``           ``Transfer.pull``: the first positions of the rank
+==========================  ==========================================================
+
+Chosen: both factors get ``√Σ``, so that no gradient is small only because the other factor is.
+Directions with a singular value of zero have no meaning: their ``A`` is drawn anew and their ``B``
+is zero, as at the start, since with both at zero they would never be trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph import federation as fl
+
+ZERO = 1e-12  # of the largest singular value
+
+
+@dataclass(frozen=True)
+class FlexLoRA(fl.LowRank):
+    """Options of FlexLoRA.
+
+    Example:
+        >>> FlexLoRA(weights="uniform").serves
+        ('rank',)
+    """
+
+    paper = "FlexLoRA"
+    year = 2024
+    serves = ("rank",)
+    averages = False  # products are averaged, not entries
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average products, and divide each mean into factors of the largest rank."""
+
+        def product(adapter: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor], float]:
+            return (adapter.product(result.state),), result.weight(self.weights)
+
+        sums = fl.AdapterSums(product)
+        rest = sums.watched(fl.low_rank(world.graph), results)
+        after = fl.covered_mean(world, state, rest, weights=self.weights)
+        weights = dict(after.group("global"))
+        draw = fl.seeded(world.seed, "flexlora", round)
+        fresh = ag.initial_state(world.graph, int(torch.randint(2**62, (), generator=draw)))
+        for adapter, (mean,) in sums.means().items():
+            down, up = weights[adapter.down], weights[adapter.up]
+            left, values, right = torch.linalg.svd(mean, full_matrices=False)
+            root = values[: down.shape[0]].sqrt()
+            count = int((values[: len(root)] > ZERO * values[0]).sum())
+            new_down = fresh[adapter.down].double().flatten(1)
+            new_up = torch.zeros_like(up, dtype=torch.float64).flatten(1)
+            new_down[:count] = root[:count, None] * right[:count]
+            new_up[:, :count] = left[:, :count] * root[:count]
+            weights[adapter.down] = new_down.reshape(down.shape).to(down.dtype)
+            weights[adapter.up] = new_up.reshape(up.shape).to(up.dtype)
+        return after.with_group("global", weights)

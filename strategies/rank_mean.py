@@ -1,0 +1,26 @@
+"""The covered mean by rank: each rank of an adapter over the clients that have it.
+
+A row of its own beside HetLoRA, for which it is often mistaken: nothing is padded with zeros, and
+no client's weight depends on its adapters. It is FedIT where all ranks are equal, and HeteroFL's
+average (Diao et al., ICLR 2021, Algorithm 1) with the rank in place of the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class RankMean(fl.LowRank):
+    """Options of the covered mean by rank.
+
+    Example:
+        >>> RankMean(weights="uniform").norm
+        'averaged'
+    """
+
+    paper = "HeteroFL"
+    year = 2021
+    serves = ("rank",)
