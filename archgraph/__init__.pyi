@@ -18,6 +18,7 @@ from .capture.trace import trace as trace
 from .display import draw as draw
 from .display import explain as explain
 from .engine import run as run
+from .engine.loading import load as load
 from .errors import ArchGraphError as ArchGraphError
 from .errors import AxisError as AxisError
 from .errors import DataError as DataError
@@ -33,7 +34,7 @@ from .graph.ir import ArchGraph as ArchGraph
 from .graph.ir import Node as Node
 from .graph.ir import Param as Param
 from .graph.text import parse as parse
-from .language import load as load
+from .language import export as export
 from .language import load_experiment as load_experiment
 from .language import load_family as load_family
 from .language import rewrite as rewrite
@@ -43,7 +44,6 @@ from .module.build import load_state as load_state
 from .module.build import state_dict as state_dict
 from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
-from .onnx.export import export as export
 from .ops.check import check as check
 from .relate.align import align as align
 from .relate.alignment import Alignment as Alignment

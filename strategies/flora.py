@@ -43,7 +43,7 @@ class Stacked:
                 up, down = (work.extras[f"{number} {leaf}"] for leaf in (a.up, a.down))
                 state[a.weight] = a.folded(state[a.weight], up, down)
         base = frozenset(a.weight for a in self.adapters)
-        return self.train(replace(work, graph=fl.frozen(work.graph, base), state=state, extras={}))
+        return self.train(replace(work, graph=fl.freeze(work.graph, base), state=state, extras={}))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FLoRA(fl.LowRank):
                 extras |= {f"{number} {name}": value for name, value in stack.items()}
         return replace(
             task,
-            graph=fl.frozen(task.graph, base, trainable=True),  # what is frozen is not stored
+            graph=fl.freeze(task.graph, base, trainable=True),  # what is frozen is not stored
             state=weights,
             extras=extras,
             private=task.private | base,

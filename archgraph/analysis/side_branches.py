@@ -148,7 +148,7 @@ def _is_operand(graph: ArchGraph, total: Node) -> bool:
     return False
 
 
-def change(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int]) -> Tensor:
+def product_of(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int]) -> Tensor:
     """Return what ``up @ down`` changes a weight of some shape by, before the scale.
 
     Args:

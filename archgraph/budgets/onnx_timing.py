@@ -17,7 +17,7 @@ from archgraph.budgets.timing import ROUNDS, WARM_UP, Timing, TorchTimer
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.initial import initial_state
 from archgraph.onnx import require_packages
-from archgraph.onnx.export import export
+from archgraph.onnx.export import export_onnx
 from archgraph.onnx.session import open_session
 from archgraph.rewrites.laws import random_inputs
 
@@ -63,7 +63,7 @@ class OnnxTimer:
         self, graph: ArchGraph, path: Path
     ) -> tuple[onnxruntime.InferenceSession, dict[str, Any]]:
         """Return the session of a network, and its inputs."""
-        export(graph, initial_state(graph), path, optimize=True, verify=False)
+        export_onnx(graph, initial_state(graph), path, optimize=True, verify=False)
         session = open_session(path, graph.name, threads=self.threads)
         inputs = pytree.tree_leaves(random_inputs(graph, self.batch))
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))

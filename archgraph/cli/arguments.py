@@ -69,6 +69,9 @@ def read_graph(
     """Return the architecture in a file, with some choices made; of a family, that of a member."""
     from archgraph.language import load_graph
 
+    path, name = _file_and_model(str(file))
+    if is_run(path):
+        return _of_run(path, member or name)
     family = read_family(file)
     if family is None:
         if member is not None:
@@ -88,6 +91,11 @@ def read_graph(
     return models[member]
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a path is the folder of a run, not that of a saved model."""
+    return path.is_dir() and not (path / "archgraph.json").is_file()
+
+
 def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
     """Return what a page shows of a file or folder: a run, a family, a model, or a part of one.
 
@@ -98,13 +106,13 @@ def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
     if member is not None:
         from archgraph.states import Rewritten
 
-        graph, family = _graph_in(path, member), None if path.is_dir() else read_family(path)
+        graph, family = _graph_in(path, member), None if is_run(path) else read_family(path)
         graph = graph.replace(name=f"{path.resolve().stem}:{member}")
         if family is None or not family.has_global:
             return graph
         # With its transfer the page shows which positions of the global model it has.
         return Rewritten(graph, _from_global(family, member))
-    if path.is_dir():
+    if is_run(path):
         from archgraph.reports import read_run
 
         return read_run(path)
@@ -118,7 +126,7 @@ def models_of(text: str) -> list[ArchGraph]:
         text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
     """
     path, member = _file_and_model(text)
-    family = None if member is not None or path.is_dir() else read_family(path)
+    family = None if member is not None or is_run(path) else read_family(path)
     if family is None:
         return [_graph_in(path, member)]
     return [family.graph] if family.has_global else list(family.models.values())
@@ -128,7 +136,7 @@ def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, tuple[Transfer, Tr
     """Read two architectures, and the transfers to both if they are of one family."""
     (one, first), (two, second) = _file_and_model(a), _file_and_model(b)
     graphs = _graph_in(one, first), _graph_in(two, second)
-    same = first is not None and second is not None and one == two and not one.is_dir()
+    same = first is not None and second is not None and one == two and not is_run(one)
     family = read_family(one) if same else None
     if family is None or first is None or second is None or not family.has_global:
         return (*graphs, None)
@@ -136,7 +144,7 @@ def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, tuple[Transfer, Tr
 
 
 def _graph_in(path: Path, member: str | None) -> ArchGraph:
-    return _of_run(path, member) if path.is_dir() else read_graph(path, member=member)
+    return _of_run(path, member) if is_run(path) else read_graph(path, member=member)
 
 
 def _file_and_model(text: str) -> tuple[Path, str | None]:
@@ -174,6 +182,8 @@ def read_family(file: Path) -> Family | None:
     import archgraph
     from archgraph.language.yaml import read_document
 
+    if is_run(_file_and_model(str(file))[0]):
+        return None
     data = read_document(file).data
     if isinstance(data, dict) and "family" in data:
         from archgraph.engine.facts import family_of

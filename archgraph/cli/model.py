@@ -17,6 +17,7 @@ from archgraph.cli.arguments import (
     OutputFile,
     Words,
     by_key,
+    is_run,
     numbers_by_name,
     page_subject,
     read_family,
@@ -288,7 +289,7 @@ def diff(
     numbers of workers do not count. Exit code 1 if they differ.
     """
     # Of runs their bits are compared; RUN:NAME compares architectures.
-    if Path(a).is_dir() and Path(b).is_dir():
+    if is_run(Path(a)) and is_run(Path(b)):
         _diff_runs(Path(a), Path(b), as_json)
         return
     from archgraph.display import diff as differences

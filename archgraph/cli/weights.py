@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from archgraph.cli.app import command
-from archgraph.cli.arguments import DataFolder, OutputFile
+from archgraph.cli.arguments import DataFolder, OutputFile, is_run
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
@@ -104,7 +104,7 @@ def match(
     result = archgraph.match(graph, a, b, other=second, restarts=restarts, seed=seed)
     show_item(result.table())
     if output is not None:
-        _write_weights(second, result.order.pull(b), output)
+        wrote(archgraph.export(second, result.order.pull(b), output))
 
 
 @command()
@@ -149,7 +149,10 @@ def scales(
 def export(
     model: WithWeights,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write: FILE.onnx or FILE.safetensors.")
+        Path,
+        typer.Option(
+            "-o", "--output", help="Where to write: FILE.onnx, .pt2 or .safetensors, or a folder."
+        ),
     ],
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
@@ -165,9 +168,10 @@ def export(
     ] = True,
     data: DataFolder = None,
 ) -> None:
-    """Write a model with its weights as an ONNX file, or its weights alone.
+    """Write a model with its weights for another program, or its weights alone.
 
-    The ending of the file says which: .onnx or .safetensors.
+    The ending says which: .onnx, .pt2 (torch.export), .safetensors (weights alone); without an
+    ending it is a folder, which every command takes as a model.
 
     In ONNX the batch size stays free and weights keep their names, so that every command takes the
     file as a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX
@@ -177,17 +181,10 @@ def export(
     """
     import archgraph
 
-    ending = output.suffix.lower()
-    if ending not in (".onnx", ".safetensors"):
-        expected = ".onnx (model and weights) or .safetensors (weights)"
-        raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
     for option, asked in (("--beside", beside), ("--optimize", optimize)):
-        if asked and ending != ".onnx":
+        if asked and output.suffix.lower() != ".onnx":
             raise SpecError("applies to ONNX files only", where=option, found=str(output))
     graph, weights = _one(model, data, state, tested=True)
-    if ending == ".safetensors":
-        _write_weights(graph, weights, output)
-        return
     where: Literal["beside", "inside"] = "beside" if beside else "inside"
     wrote(archgraph.export(graph, weights, output, weights=where, optimize=optimize, verify=verify))
 
@@ -196,15 +193,6 @@ def _check_weights_file(output: Path) -> None:
     if output.suffix.lower() != ".safetensors":
         expected = "a .safetensors file"
         raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
-
-
-def _write_weights(graph: ArchGraph, weights: State, output: Path) -> None:
-    from safetensors.torch import save
-
-    from archgraph.files import write
-
-    tensors = {name: weights[name].contiguous() for name in graph.state_names}
-    wrote(write(output, save(tensors, metadata={"format": "pt"})))  # transformers asks for it
 
 
 def with_states(
@@ -225,7 +213,7 @@ def with_weights(
 ) -> tuple[object, dict[str, State]]:
     """Return what a page shows by the names of its weights, and these weights."""
     pairs = list(with_states(files, states))
-    if len(files) == 1 and Path(files[0]).is_dir():
+    if len(files) == 1 and is_run(Path(files[0])):
         models = _models(files[0], data, pairs[0][1])
         return subjects[0], {name: model[1] for name, model in models.items()}
     # One file with several states stands there as often.
@@ -252,7 +240,7 @@ def _models(
 
     # A file whose name holds a colon is that file.
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
-    if Path(folder or name).is_dir():
+    if is_run(Path(folder or name)):
         if file is not None:
             raise SpecError("has weights of its own", where=name, found=f"--state {file}")
         models = trained(folder or name, data_root=data, tested=tested)

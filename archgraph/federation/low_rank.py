@@ -112,7 +112,7 @@ class LowRank(Averaging, Masking):
         return by_tier(world, state, norm=self.norm)
 
 
-def frozen(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
+def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
     """Return an architecture whose named parameters are frozen, or trainable."""
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))
@@ -120,7 +120,7 @@ def frozen(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) 
 
 def without_training(task: Task, names: frozenset[str]) -> Task:
     """Return a task whose named entries are not trained and not merged."""
-    return replace(task, graph=frozen(task.graph, names), unmerged=task.unmerged | names)
+    return replace(task, graph=freeze(task.graph, names), unmerged=task.unmerged | names)
 
 
 @dataclass

@@ -3,12 +3,12 @@ from .checking import verdicts as verdicts
 from .consent import allowed as allowed
 from .document import beside as beside
 from .experiment import ExperimentSpec as ExperimentSpec
+from .exporting import export as export
 from .family import FamilySpec as FamilySpec
 from .kinds import FileKind as FileKind
 from .kinds import schema as schema
 from .linked import load_experiment as load_experiment
 from .linked import load_family as load_family
-from .loading import load as load
 from .loading import load_graph as load_graph
 from .loading import load_model as load_model
 from .loading import save as save

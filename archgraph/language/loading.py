@@ -7,17 +7,17 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
-from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
+from archgraph.language.saved import is_saved, read_weights, save_folder, weights_of
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
 
@@ -31,32 +31,46 @@ NOTES = logging.getLogger("archgraph.notes")
 WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 
 
-@takes_graph
-def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
-    r"""Write a graph as flat YAML, whole or not at all, with the folders it needs.
+def save(model: GraphLike, path: str | os.PathLike[str]) -> None:
+    r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
-    The law: ``load(path) == graph`` afterwards.
+    The law: :func:`archgraph.load` gives what was written. A folder has ``model.yaml``,
+    ``model.safetensors`` and ``archgraph.json``, and is there once all of it is written.
 
     Args:
-        graph: Any graph.
-        path: The file to write; an existing one is replaced.
+        model: A graph; for a folder a model with weights: what :func:`archgraph.trace` returns,
+            or a module that :func:`archgraph.build` made.
+        path: Where to: a file that ends in ``.yaml``, or a folder. What :func:`save` wrote there
+            before is replaced.
 
     Raises:
-        GraphError: If a name in the graph does not survive being written.
-        SpecError: If the file's ending stands for weights.
-        RunError: If the file cannot be written.
+        GraphError: If a name in the graph does not survive being written, or the weights are not
+            those of the graph.
+        SpecError: If the file's ending stands for weights, a folder is named for a graph alone, or
+            the folder has other files.
+        RunError: If it cannot be written.
 
     Example:
-        >>> import tempfile
-        >>> from archgraph.graph.text import parse
-        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> import tempfile, torch
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.engine.loading import load
+        >>> traced = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(parse(text), f"{folder}/tiny.yaml")
-        ...     load(f"{folder}/tiny.yaml") == parse(text)
+        ...     save(traced.graph, f"{folder}/small.yaml")
+        ...     save(traced, f"{folder}/small")
+        ...     load(f"{folder}/small.yaml") == load(f"{folder}/small").graph == traced.graph
         True
     """
-    check_ending(path)
-    write(path, flat.dump(graph))
+    target, state = Path(path), weights_of(model)
+    graph = graph_of(getattr(model, "arch", model))  # of a built module
+    check_ending(target)
+    if state is not None and target.suffix.lower() not in (".yaml", ".yml"):
+        save_folder(graph, state, target)
+    elif target.is_dir() or os.fspath(path).endswith("/"):
+        problem, expected = "a graph has no weights for a folder", "a .yaml file, or a traced model"
+        raise SpecError(problem, where=str(path), expected=expected)
+    else:
+        write(target, flat.dump(graph))
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
@@ -69,34 +83,6 @@ def check_ending(path: str | os.PathLike[str]) -> None:
         message = "an architecture is written as YAML, without weights"
         hint = "for weights: ag.export, or `archgraph export`, see docs/onnx.md"
         raise SpecError(message, where=str(path), expected="a .yaml file", hint=hint)
-
-
-def load(
-    path: str | os.PathLike[str], choices: Mapping[str, int] | None = None, *, python: bool = False
-) -> Any:  # not a union, of which each caller would have to exclude one half
-    """Read a model file of any form.
-
-    Args:
-        path: The file: YAML or ONNX.
-        choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
-        python: Consent to run the Python code that the file names.
-
-    Returns:
-        The graph; of an ONNX file, which has weights, what :func:`archgraph.trace` returns:
-        ``graph, state = load("net.onnx")``.
-
-    Raises:
-        SpecError: If it cannot be understood, or names Python code without your consent, with file,
-            line and key.
-        TraceError: If it names a Python model that cannot be captured.
-    """
-    with allowed(python):
-        graph, state = load_model(read_document(path), choices)
-    if not is_onnx(path) or state is None:
-        return graph
-    from archgraph.capture.trace import Traced
-
-    return Traced(graph, state)
 
 
 def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
@@ -119,6 +105,8 @@ def load_model(
         TraceError: If it names a Python model that cannot be captured.
     """
     graph, state = _read(document, choices)
+    if state is None and is_saved(Path(document.file).parent):
+        state = read_weights(graph, Path(document.file).parent)
     for note in graph.notes:
         NOTES.info("%s: %s", document.file, note)
     return graph, state

@@ -246,13 +246,15 @@ def is_onnx(path: str | os.PathLike[str]) -> bool:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read a YAML file; an ONNX file has no keys.
+    """Read a YAML file, of a saved model its architecture; an ONNX file has no keys.
 
     Raises:
         SpecError: If it is missing, is not plain YAML, or exceeds a limit.
     """
     if is_onnx(path):
         return Document(str(path), {}, {})
+    if (file := Path(path) / "model.yaml").is_file():
+        return parse_document(_read(file), str(file))
     return parse_document(_read(Path(path)), str(path))
 
 

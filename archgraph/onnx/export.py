@@ -38,7 +38,7 @@ OnnxValue: TypeAlias = Any
 
 
 @takes_graph
-def export(
+def export_onnx(
     graph: ArchGraph,
     state: State,
     path: str | os.PathLike[str],
@@ -72,7 +72,7 @@ def export(
     Example:
         >>> import archgraph as ag
         >>> graph, state = ag.trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
-        >>> ag.export(graph, state, "linear.onnx")  # doctest: +SKIP
+        >>> export_onnx(graph, state, "linear.onnx")  # doctest: +SKIP
         >>> ag.load("linear.onnx").graph == graph  # doctest: +SKIP
         True
     """

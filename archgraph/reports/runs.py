@@ -129,7 +129,7 @@ class Log:
     @functools.cached_property
     def graphs(self) -> Mapping[str, ArchGraph | str]:
         """The models, the global one first; for a damaged file, its error message."""
-        from archgraph.language import load
+        from archgraph.engine.loading import load
 
         paths = sorted(self.folder.glob("models/*.yaml"), key=lambda p: (p.stem != GLOBAL, p.stem))
         graphs: dict[str, ArchGraph | str] = {}

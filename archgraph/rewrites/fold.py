@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, change, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, product_of, side_branches, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -121,7 +121,7 @@ class _Folding:
                 old = self.state[branch.weight].double()
                 up, down = (self.state[n].double() for n in (branch.up, branch.down))
                 self._changed(
-                    branch.weight, old + branch.scale * change(branch, up, down, old.shape)
+                    branch.weight, old + branch.scale * product_of(branch, up, down, old.shape)
                 )
         gone = {leaf for b in branches for leaf in (b.down, b.up)}
         params = tuple(p for p in self.graph.params if p.name not in gone)

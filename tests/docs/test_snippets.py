@@ -31,7 +31,8 @@ from sybil.typing import Parser
 
 from archgraph.cli import app
 from archgraph.cli.app import ANYWHERE
-from archgraph.language import load, load_experiment, load_family
+from archgraph.engine.loading import load
+from archgraph.language import load_experiment, load_family
 from archgraph.studies import load_study
 from archgraph.studies.spec import cells
 

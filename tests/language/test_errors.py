@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from archgraph.engine.loading import load
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
-from archgraph.language import load, load_experiment, load_family, load_model
+from archgraph.language import load_experiment, load_family, load_model
 from archgraph.language.lowering.build import _Lowering
 from archgraph.language.yaml import parse_document
 from archgraph.limits import LIMITS

@@ -9,9 +9,10 @@ import torch
 from torchvision.ops import MLP
 
 import archgraph as ag
+from archgraph.engine.loading import load
 from archgraph.errors import ArchGraphError, RewriteError, SpecError
 from archgraph.federation.family import Family, resolve
-from archgraph.language import load, load_family, load_model
+from archgraph.language import load_family, load_model
 from archgraph.language.yaml import parse_document
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state

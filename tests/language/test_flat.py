@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
+from archgraph.engine.loading import load
 from archgraph.errors import RunError, SpecError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.text import parse
-from archgraph.language import flat, load, save
+from archgraph.language import flat, save
 from archgraph.language.yaml import parse_document
 from tests.language import strategies
 

@@ -11,10 +11,11 @@ import torch
 import torchvision
 
 from archgraph.analysis.structure import structure
+from archgraph.engine.loading import load
 from archgraph.federation import configure, resolve
 from archgraph.graph.ir import ArchGraph, Ref, size_at
 from archgraph.graph.passes import prune
-from archgraph.language import flat, load, load_experiment, load_family, load_model
+from archgraph.language import flat, load_experiment, load_family, load_model
 from archgraph.language.model import AuthoredModel
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.module.build import build

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import archgraph as ag
+from archgraph.engine.loading import load
 from archgraph.engine.local import execute
 from archgraph.errors import RunError
 from archgraph.federation import Result, ServerState
-from archgraph.language import load
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.record.changes import FILE, Changes, RoundChange, parameters, read_changes
