@@ -16,7 +16,7 @@ from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class FedIT(fl.LowRank):
+class FedIT(fl.LowRankAveraging):
     """Options of FedIT.
 
     Example:

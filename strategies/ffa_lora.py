@@ -13,7 +13,7 @@ from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class FFALoRA(fl.LowRank):
+class FFALoRA(fl.LowRankAveraging):
     """Options of FFA-LoRA.
 
     Example:

@@ -31,7 +31,7 @@ ZERO = 1e-12  # of the largest singular value
 
 
 @dataclass(frozen=True)
-class FlexLoRA(fl.LowRank):
+class FlexLoRA(fl.LowRankAveraging):
     """Options of FlexLoRA.
 
     Example:

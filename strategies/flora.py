@@ -47,7 +47,7 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class FLoRA(fl.LowRank):
+class FLoRA(fl.LowRankAveraging):
     """Options of FLoRA.
 
     Example:

@@ -27,7 +27,7 @@ from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class HetLoRA(fl.LowRank):
+class HetLoRA(fl.LowRankAveraging):
     """Options of HetLoRA.
 
     Attributes:

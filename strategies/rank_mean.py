@@ -13,7 +13,7 @@ from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class RankMean(fl.LowRank):
+class RankMean(fl.LowRankAveraging):
     """Options of the covered mean by rank.
 
     Example:

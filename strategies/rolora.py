@@ -15,7 +15,7 @@ from archgraph import federation as fl
 
 
 @dataclass(frozen=True)
-class RoLoRA(fl.LowRank):
+class RoLoRA(fl.LowRankAveraging):
     """Options of RoLoRA.
 
     Example:

@@ -29,7 +29,7 @@ from archgraph.ops.constants import constant
 from archgraph.ops.schema import op_name
 
 
-def fold(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
+def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
     """Replace what can be computed now by constants.
 
     1. A call whose arguments are all known runs now, on real tensors.

@@ -19,7 +19,7 @@ from torch.fx.node import Argument
 
 from archgraph.capture import calls
 from archgraph.capture.casts import spell_casts
-from archgraph.capture.fold import fold
+from archgraph.capture.fold import fold_constants
 from archgraph.capture.inline import inline
 from archgraph.capture.places import under_no_grad, users_line
 from archgraph.capture.recurrent import unstack
@@ -68,7 +68,7 @@ def canonical(
     """
     # Casts follow a leaf through the tape's views, which are gone once writes are functional;
     # recurrent operators are taken apart when nothing writes to their results any more.
-    casts = spell_casts(fold(inline(program, batch, owners), owners, most))
+    casts = spell_casts(fold_constants(inline(program, batch, owners), owners, most))
     return spell(unstack(functionalised(casts, parameters)))
 
 

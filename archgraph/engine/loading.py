@@ -40,12 +40,12 @@ def load(
     # A file whose name holds a colon is that file.
     text = os.fspath(path)
     folder, mark, name = (text, "", "") if Path(text).exists() else text.rpartition(":")
-    place = Path(folder if mark else text)
-    if place.is_dir() and not is_saved(place):
-        return _of_run(place, name if mark else None, python)
+    source = Path(folder if mark else text)
+    if source.is_dir() and not is_saved(source):
+        return _of_run(source, name if mark else None, python)
     with allowed(python):
         graph, state = load_model(read_document(path), choices)
-    if state is None or not (is_onnx(path) or place.is_dir()):
+    if state is None or not (is_onnx(path) or source.is_dir()):
         return graph
     from archgraph.capture.trace import Traced
 

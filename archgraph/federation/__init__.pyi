@@ -11,8 +11,8 @@ from .family import resolve as resolve
 from .learning import TASKS as TASKS
 from .learning import LearningTask as LearningTask
 from .low_rank import AdapterSums as AdapterSums
-from .low_rank import LowRank as LowRank
 from .low_rank import LowRankAdapter as LowRankAdapter
+from .low_rank import LowRankAveraging as LowRankAveraging
 from .low_rank import freeze as freeze
 from .low_rank import low_rank as low_rank
 from .low_rank import without_training as without_training

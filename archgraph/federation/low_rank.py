@@ -66,7 +66,7 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 
 
 @dataclass(frozen=True)
-class LowRank(Averaging, Masking):
+class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
     By itself it averages every entry over the clients that have it.

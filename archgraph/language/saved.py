@@ -100,8 +100,8 @@ def read_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, SafetensorError) as error:
         raise SpecError("is not a whole model", where=str(folder), found=error) from error
     if not isinstance(mark, dict) or mark.get("format") != FORMAT:
-        found = mark.get("format") if isinstance(mark, dict) else mark
+        other = mark.get("format") if isinstance(mark, dict) else mark
         where = str(folder / MARK)
-        raise SpecError("has another format", where=where, found=found, expected=FORMAT)
+        raise SpecError("has another format", where=where, found=other, expected=FORMAT)
     state_dict(graph, state)
     return state

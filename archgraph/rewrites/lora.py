@@ -29,7 +29,7 @@ Scaling = Literal["alpha_over_r", "rsqrt"]
 @takes_graph
 def add_lora(
     graph: ArchGraph,
-    rank: int,
+    rank: int = 8,
     where: str | Iterable[str] | None = None,
     *,
     alpha: float | None = None,

@@ -146,7 +146,7 @@ class EndsAfter(Base):
 class LoraOptions(Base):
     """Options of ``add_lora``."""
 
-    rank: Count = Field(description="rank of every adapter")
+    rank: Count = Field(default=8, description="rank of every adapter")
     where: BlockNames | None = Field(
         default=None,
         description="names or patterns of layers; default: all that can have an adapter",

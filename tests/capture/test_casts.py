@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from archgraph.capture.casts import spell_casts
-from archgraph.capture.fold import fold
+from archgraph.capture.fold import fold_constants
 from archgraph.capture.tape import REGION, Region
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, calls, inlined, run
@@ -52,7 +52,7 @@ def with_a_constant(net, x):
 )
 def test_casts_stand_for_autocast(body):
     tape, net = inlined(region(body))
-    tape = spell_casts(fold(tape, ()))
+    tape = spell_casts(fold_constants(tape, ()))
     assert TO in calls(tape)
     expected = net(X)
     for node in tape.graph.nodes:
@@ -74,10 +74,10 @@ def test_what_computes_in_float_by_itself_is_given_casts():
 
     tape, net = inlined(region(total))
     assert (
-        calls(spell_casts(fold(tape, ()))).count(TO) == 2
+        calls(spell_casts(fold_constants(tape, ()))).count(TO) == 2
     )  # those of the product; sums stay as they are
     tape, net = inlined(region(total))
-    tape = spell_casts(fold(with_results(tape, torch.float32), ()))
+    tape = spell_casts(fold_constants(with_results(tape, torch.float32), ()))
     assert calls(tape).count(TO) == 3
     for node in tape.graph.nodes:
         node.meta[REGION] = Region()
@@ -89,16 +89,16 @@ def test_what_computes_in_float_by_itself_is_given_casts():
 def test_what_casts_of_arguments_cannot_express_is_refused():
     tape, _ = inlined(region(lambda net, x: (x @ net.weight).sum(-1)))
     with pytest.raises(TraceError, match="a graph cannot express what autocast does to"):
-        spell_casts(fold(with_results(tape, torch.float64), ()))
+        spell_casts(fold_constants(with_results(tape, torch.float64), ()))
 
 
 def test_a_parameter_is_cast_once_and_an_activation_each_time():
     tape, _ = inlined(region(twice))
     assert (
-        calls(spell_casts(fold(tape, ()))).count(TO) == 2
+        calls(spell_casts(fold_constants(tape, ()))).count(TO) == 2
     )  # x, weight; the product is one already
 
 
 def test_a_region_that_is_switched_off_casts_nothing():
     tape, _ = inlined(region(twice, enabled=False))
-    assert TO not in calls(spell_casts(fold(tape, ())))
+    assert TO not in calls(spell_casts(fold_constants(tape, ())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.capture.fold import fold
+from archgraph.capture.fold import fold_constants
 from archgraph.capture.tape import FOLDED
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, calls, inlined, run
@@ -46,7 +46,7 @@ BODIES = [
 def test_a_folded_tape_computes_the_same(body):
     tape, net = inlined(body)
     torch.manual_seed(0)
-    (found,) = run(fold(tape, ()), net, X)
+    (found,) = run(fold_constants(tape, ()), net, X)
     torch.manual_seed(0)
     assert torch.equal(found, net(X))
 
@@ -54,7 +54,7 @@ def test_a_folded_tape_computes_the_same(body):
 @pytest.mark.parametrize("body", BODIES)
 def test_a_call_that_is_left_depends_on_an_input_a_leaf_or_a_draw(body):
     tape, _ = inlined(body)
-    tape = fold(tape, ())
+    tape = fold_constants(tape, ())
     live = {*tape.inputs, *tape.leaves}
     for node in tape.graph.nodes:
         if node.op != "call_function" or FOLDED in node.meta or node.meta.get("val") is None:
@@ -67,25 +67,25 @@ def test_a_call_that_is_left_depends_on_an_input_a_leaf_or_a_draw(body):
 
 def test_a_random_draw_is_made_anew_each_time():
     tape, _ = inlined(a_random_draw_stays)
-    assert "aten.bernoulli.default" in calls(fold(tape, ()))
+    assert "aten.bernoulli.default" in calls(fold_constants(tape, ()))
 
 
 def test_a_table_is_one_constant():
     tape, _ = inlined(table)
-    tape = fold(tape, ())
+    tape = fold_constants(tape, ())
     assert calls(tape) == ["aten.matmul.default"]
     assert [p.name for p in tape.constants.values()] == ["constant_0"]
 
 
 def test_no_constant_is_called_like_a_leaf():
     tape, _ = inlined(table)
-    tape = fold(tape, {"constant_0", "constant_1"})
+    tape = fold_constants(tape, {"constant_0", "constant_1"})
     assert [p.name for p in tape.constants.values()] == ["constant_2"]
 
 
 def test_equal_constants_are_one_leaf():
     tape, _ = inlined(lambda net, x: x * torch.ones(3) + torch.ones(3))
-    assert len({p.name for p in fold(tape, ()).constants.values()}) == 1
+    assert len({p.name for p in fold_constants(tape, ()).constants.values()}) == 1
 
 
 def test_a_tensor_outside_the_state_that_forward_changes_is_an_error_and_left_alone():
@@ -94,7 +94,7 @@ def test_a_tensor_outside_the_state_that_forward_changes_is_an_error_and_left_al
         return x + net.scratch
 
     tape, net = inlined(body)
-    (note,) = fold(tape, ()).notes
+    (note,) = fold_constants(tape, ()).notes
     assert isinstance(note, TraceError) and note.where == "scratch"
     assert "forward changes a tensor in place that is not part of the state" in str(note)
     assert not net.scratch.any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from archgraph.capture.calls import is_operator, writes
-from archgraph.capture.fold import fold
+from archgraph.capture.fold import fold_constants
 from archgraph.capture.writes import functionalised
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, inlined, run
@@ -69,7 +69,7 @@ def a_constant_overwritten(net, x):
 )
 def test_a_functional_tape_computes_the_same_and_writes_nothing(body):
     tape, net = inlined(body)
-    tape = functionalised(fold(tape, ()), frozenset({"weight"}))
+    tape = functionalised(fold_constants(tape, ()), frozenset({"weight"}))
     assert not any(is_operator(n) and writes(n) for n in tape.graph.nodes if n.op != "output")
     before = net.row.clone()
     x = X[:3].clone()  # shapes are written out for any batch size
@@ -80,7 +80,7 @@ def test_a_functional_tape_computes_the_same_and_writes_nothing(body):
 
 def test_what_a_buffer_becomes_is_an_update():
     tape, net = inlined(a_buffer)
-    tape = functionalised(fold(tape, ()), frozenset())
+    tape = functionalised(fold_constants(tape, ()), frozenset())
     assert list(tape.updates) == ["row"]
     tape.graph.output_node().args = ((tape.updates["row"],),)
     expected = torch.cat([net.row[:1] * 0.5, X.mean(0)[1:]])
@@ -95,4 +95,4 @@ def test_a_write_to_a_parameter_is_refused():
 
     tape, _ = inlined(body)
     with pytest.raises(TraceError, match="forward writes to the parameter weight"):
-        functionalised(fold(tape, ()), frozenset({"weight"}))
+        functionalised(fold_constants(tape, ()), frozenset({"weight"}))

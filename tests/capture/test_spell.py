@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.capture.fold import fold
+from archgraph.capture.fold import fold_constants
 from archgraph.capture.spell import spell
 from archgraph.capture.writes import functionalised
 from archgraph.graph.ir import Batch, Leaf, Ref, TensorType
@@ -15,7 +15,7 @@ from tests.capture.tapes import inlined
 
 def spelt(body):
     tape, _ = inlined(body)
-    return spell(functionalised(fold(tape, ()), frozenset({"weight"})))
+    return spell(functionalised(fold_constants(tape, ()), frozenset({"weight"})))
 
 
 @pytest.mark.parametrize(
