@@ -31,7 +31,7 @@ NOTES = logging.getLogger("archgraph.notes")
 WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 
 
-def save(model: GraphLike, path: str | os.PathLike[str]) -> None:
+def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
     The law: :func:`archgraph.load` gives what was written. A folder has ``model.yaml``,
@@ -62,7 +62,7 @@ def save(model: GraphLike, path: str | os.PathLike[str]) -> None:
         True
     """
     target, state = Path(path), weights_of(model)
-    graph = graph_of(getattr(model, "arch", model))  # of a built module
+    graph = graph_of(cast("GraphLike", getattr(model, "arch", model)))  # of a built module
     check_ending(target)
     if state is not None and target.suffix.lower() not in (".yaml", ".yml"):
         save_folder(graph, state, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -55,17 +56,18 @@ def test_a_transformer_comes_back_with_the_names_of_its_results(tmp_path):
 
 
 def test_every_ending(traced, tmp_path):
+    export = functools.partial(ag.export, traced.graph, traced.state)
     x = torch.randn(7, 3, 8, 8)
     expected = ag.build(*traced).eval()(x)
-    program = torch.export.load(ag.export(*traced, tmp_path / "m.pt2")).module()
+    program = torch.export.load(export(tmp_path / "m.pt2")).module()
     torch.testing.assert_close(program(x), expected, rtol=0, atol=1e-6)
-    tensors = load_file(ag.export(*traced, tmp_path / "m.safetensors"))
+    tensors = load_file(export(tmp_path / "m.safetensors"))
     assert tensors.keys() == traced.state.keys()
-    assert same(ag.load(ag.export(*traced, tmp_path / "m")), traced)
-    assert ag.load(ag.export(*traced, tmp_path / "m.onnx")).graph == traced.graph
+    assert same(ag.load(export(tmp_path / "m")), traced)
+    assert ag.load(export(tmp_path / "m.onnx")).graph == traced.graph
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SpecError, match=r"unknown ending; found \.bin; expected \.onnx"):
-        ag.export(*traced, tmp_path / "m.bin")
+        export(tmp_path / "m.bin")
     assert sorted(tmp_path.iterdir()) == before
 
 
