@@ -3,7 +3,8 @@
 Order of the passes (:func:`~archgraph.capture.spell.canonical`), each ``Tape -> Tape``:
 :func:`~archgraph.capture.inline.inline` (makes the tape),
 :func:`~archgraph.capture.fold.fold_constants`, :func:`~archgraph.capture.casts.spell_casts`,
-:func:`~archgraph.capture.writes.functionalised`, :func:`~archgraph.capture.recurrent.unstack`; :func:`~archgraph.capture.spell.spell` reads it.
+:func:`~archgraph.capture.writes.functionalised`, :func:`~archgraph.capture.recurrent.unstack`;
+:func:`~archgraph.capture.spell.spell` reads it.
 """
 
 from __future__ import annotations

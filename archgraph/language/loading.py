@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
