@@ -1,0 +1,295 @@
+"""Which arguments give a network of these shapes: found by trying, without a table of models.
+
+A configuration is a tree of plain values. What it means is known to its class alone, which is
+therefore asked: its network is constructed without memory and its shapes are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Way: TypeAlias = tuple[str | int, ...]
+Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
+# A missing tensor weighs more than one of another shape, which still may become the right one.
+MISSING, EXTRA = 8, 4
+# Fields that are changed together where the shapes do not tell which.
+TOGETHER = 3
+
+
+def entries(value: object, way: Way = ()) -> Iterator[tuple[Way, int | float | None]]:
+    """Yield the numbers of a configuration, and what is left open, with the way to each.
+
+    >>> list(entries({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
+    [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from entries(item, (*way, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from entries(item, (*way, index))
+    elif value is None or (not isinstance(value, bool) and isinstance(value, int | float)):
+        if value is None or value >= 1:
+            yield way, value
+
+
+def changed(value: Any, way: Way, new: object) -> Any:
+    """Return a configuration with another value at one place.
+
+    >>> changed({"depths": [2, 3]}, ("depths", 1), 1)
+    {'depths': [2, 1]}
+    """
+    if not way:
+        return new
+    if isinstance(value, Mapping):
+        return {k: changed(v, way[1:], new) if k == way[0] else v for k, v in value.items()}
+    return [changed(v, way[1:], new) if i == way[0] else v for i, v in enumerate(value)]
+
+
+def at(value: Any, way: Way) -> Any:
+    """Return what stands at a place of a configuration."""
+    for step in way:
+        value = value[step]
+    return value
+
+
+def runs(names: Mapping[str, object] | set[str]) -> dict[str, list[str]]:
+    """Return the numbered children of each module that has some, in order.
+
+    >>> runs({"h.0.a.weight": 0, "h.2.a.weight": 0, "head.weight": 0})
+    {'h.': ['0', '2']}
+    """
+    children: dict[str, set[int]] = {}
+    for name in names:
+        for match in re.finditer(r"(?:(?<=\.)|^)(\d+)(?=\.)", name):
+            children.setdefault(name[: match.start()], set()).add(int(match[1]))
+    return {prefix: [str(i) for i in sorted(numbers)] for prefix, numbers in children.items()}
+
+
+def renumbered(names: set[str], original: set[str]) -> dict[str, str]:
+    """Return the names that layers have once those that were left out are closed up.
+
+    Where the original numbers its children 0, 1, 2 and the names have 0 and 2 alone, these become
+    0 and 1.
+
+    >>> renumbered({"h.0.w", "h.2.w"}, {"h.0.w", "h.1.w", "h.2.w"})
+    {'h.0.w': 'h.0.w', 'h.2.w': 'h.1.w'}
+    """
+    full, left = runs(original), runs(names)
+
+    def renamed(name: str) -> str:
+        parts = name.split(".")
+        for i, part in enumerate(parts):
+            prefix = "".join(f"{p}." for p in name.split(".")[:i])
+            if part in left.get(prefix, ()):
+                rank = left[prefix].index(part)
+                numbers = full.get(prefix, left[prefix])
+                parts[i] = numbers[rank] if rank < len(numbers) else part
+        return ".".join(parts)
+
+    return {name: renamed(name) for name in sorted(names)}
+
+
+def differences(target: Shapes, shapes: Shapes) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the dimensions of tensors that differ, as ``(has, should have)``."""
+    return {
+        (name, dim): (has, wanted)
+        for name, shape in target.items()
+        if len(shapes.get(name, ())) == len(shape)
+        for dim, (has, wanted) in enumerate(zip(shapes.get(name, ()), shape, strict=True))
+        if has != wanted
+    }
+
+
+def distance(target: Shapes, shapes: Shapes) -> int:
+    """Return how far a network is from the one that is looked for; 0 where all shapes are equal."""
+    missing = sum(len(shapes.get(n, (None,) * 9)) != len(s) for n, s in target.items())
+    extra = len(shapes.keys() - target.keys())
+    return MISSING * missing + EXTRA * extra + len(differences(target, shapes))
+
+
+@dataclass
+class Search:
+    """The search for a configuration.
+
+    Attributes:
+        make: Constructs the network of a configuration without memory and returns its shapes.
+        start: The configuration that the network had before it was rewritten.
+        target: Shapes by the names that the class gives.
+        kept: Numbers of the layers that stayed, by the module that holds them.
+    """
+
+    make: Callable[[Arguments], Shapes]
+    start: Arguments
+    target: Shapes
+    kept: Mapping[str, list[int]]
+    _tried: dict[str, Shapes | None] = field(default_factory=dict)
+
+    def shapes(self, arguments: Arguments) -> Shapes | None:
+        """Return the shapes of a configuration's network; None where the class refuses it."""
+        key = repr(arguments)
+        if key not in self._tried:
+            try:
+                self._tried[key] = self.make(arguments)
+            except Exception:  # whatever a class raises for values that do not go together
+                self._tried[key] = None
+        return self._tried[key]
+
+    def nearest(self) -> Arguments:
+        """Return the configuration whose shapes are nearest to those that are looked for.
+
+        1. Of all single changes the one is made that leaves the least to change.
+        2. Values that equal a size are tried before those that scale with it or are left open.
+        3. Where no single change helps, two that scale alike are made together.
+        """
+        here = self.start
+        while rest := self._distance(here):
+            for step in (self._equal, self._scaled, self._pairs):  # 2, 3
+                best = min(step(here), key=self._distance, default=here)
+                if self._distance(best) < rest:  # 1
+                    here = best
+                    break
+            else:
+                return here
+        return here
+
+    def fitting(self) -> Iterator[Arguments]:
+        """Yield the configurations with these shapes, first the one with the fewest changes.
+
+        Number and size of heads, say, are told by their product alone where they are not tensors'
+        own dimensions: such values are changed together, a few at a time.
+
+        1. The nearest configuration comes first.
+        2. A value that alone changes a dimension of which no other value is part stays.
+        3. What is left is combined.
+        """
+        first = self.nearest()
+        goal = self._shape_of(first)
+        if goal is None or not self.fits(goal):
+            return
+        yield first  # 1
+        options = self._options(first, goal)
+        while True:  # 2
+            dims = [d for option in options for d in option.dims]
+            alone = [o for o in options if any(dims.count(d) == 1 for d in o.dims)]
+            if not alone:
+                break
+            options = [o for o in options if o not in alone]
+        for count in range(1, TOGETHER + 1):  # 3
+            for combined in itertools.combinations(options, count):
+                if len({o.way for o in combined}) < count:
+                    continue
+                arguments = first
+                for option in combined:
+                    arguments = changed(arguments, option.way, option.value)
+                shapes = self.shapes(arguments)
+                if shapes is not None and shapes == goal:
+                    yield arguments
+
+    def fits(self, shapes: Shapes) -> bool:
+        """Return whether a network has every tensor that is looked for, in its shape."""
+        return all(shapes.get(name) == shape for name, shape in self.target.items())
+
+    def _shape_of(self, arguments: Arguments) -> Shapes | None:
+        return self.shapes(arguments)
+
+    def _distance(self, arguments: Arguments) -> float:
+        shapes = self.shapes(arguments)
+        return float("inf") if shapes is None else distance(self.target, shapes)
+
+    def _pairs_of_sizes(self, arguments: Arguments) -> set[tuple[int, int]]:
+        """Return sizes with those that they should become: of dimensions, and numbers of layers."""
+        shapes = self.shapes(arguments) or {}
+        pairs = set(differences(self.target, shapes).values())
+        wanted = runs(self.target)
+        return pairs | {
+            (len(has), len(wanted[prefix]))
+            for prefix, has in runs(shapes).items()
+            if len(has) != len(wanted.get(prefix, has))
+        }
+
+    def _equal(self, arguments: Arguments) -> Iterator[Arguments]:
+        """Yield what results if a number that equals a size becomes the wanted one."""
+        for has, wanted in sorted(self._pairs_of_sizes(arguments)):
+            for way, value in entries(arguments):
+                if value == has:
+                    result = changed(arguments, way, wanted)
+                    yield result
+                    yield from self._with_lists(result, has, wanted)
+
+    def _with_lists(self, arguments: Arguments, has: int, wanted: int) -> Iterator[Arguments]:
+        """Yield a configuration whose lists with an item for each layer lose those left out."""
+        for kept in self.kept.values():
+            if len(kept) != wanted:
+                continue
+            result = arguments
+            for way in [w for w, v in _lists(arguments) if len(v) == has > max(kept)]:
+                result = changed(result, way, [at(arguments, way)[i] for i in kept])
+            if result != arguments:
+                yield result
+
+    def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
+        """Yield what results if a number scales as a size does, or one that is open is given."""
+        yield from (changed(arguments, *move[:2]) for move in self._moves(arguments))
+
+    def _moves(self, arguments: Arguments) -> Iterator[tuple[Way, int | float, Fraction]]:
+        pairs = self._pairs_of_sizes(arguments)
+        ratios = sorted({Fraction(wanted, has) for has, wanted in pairs if has})
+        for way, value in entries(arguments):
+            if value is None:
+                yield from ((way, size, Fraction(0)) for size in sorted({w for _, w in pairs}))
+                continue
+            for ratio in ratios:
+                new = value * ratio if isinstance(value, int) else float(value * float(ratio))
+                if isinstance(new, float):
+                    yield way, new, ratio
+                elif new.denominator == 1 and new > 0:
+                    yield way, int(new), ratio
+
+    def _pairs(self, arguments: Arguments) -> Iterator[Arguments]:
+        moves = [move for move in self._moves(arguments) if move[2]]
+        for (way, new, ratio), (other, also, same) in itertools.combinations(moves, 2):
+            if ratio == same and way != other:
+                yield changed(changed(arguments, way, new), other, also)
+
+    def _options(self, first: Arguments, goal: Shapes) -> list[_Option]:
+        """Return the other values that numbers of a configuration could have."""
+        before = self.shapes(self.start) or {}
+        ratios = {Fraction(w, h) for h, w in differences(self.target, before).values() if h}
+        if not ratios:
+            return []
+        result = []
+        for way, value in entries(self.start):
+            if not isinstance(value, int):
+                continue
+            now = at(first, way)
+            values = {value, *(v for r in ratios if (v := value * r).denominator == 1 and v > 0)}
+            for new in sorted(int(v) for v in values if v != now):
+                shapes = self.shapes(changed(first, way, new))
+                dims = frozenset(differences(goal, shapes or {}))
+                if shapes is None or shapes.keys() == goal.keys():
+                    result.append(_Option(way, new, dims))
+        return result
+
+
+@dataclass(frozen=True)
+class _Option:
+    """Another value of one number, and the dimensions that it alone would change."""
+
+    way: Way
+    value: int
+    dims: frozenset[tuple[str, int]]
+
+
+def _lists(value: object, way: Way = ()) -> Iterator[tuple[Way, list[Any]]]:
+    if isinstance(value, list | tuple):
+        yield way, list(value)
+    items = value.items() if isinstance(value, Mapping) else ()
+    for key, item in items:
+        yield from _lists(item, (*way, key))
