@@ -56,7 +56,10 @@ from .rewrites.adapters import add_adapters as add_adapters
 from .rewrites.deepen import deepen as deepen
 from .rewrites.ends_after import ends_after as ends_after
 from .rewrites.exits import add_exits as add_exits
+from .rewrites.fold import fold as fold
 from .rewrites.graft import graft as graft
+from .rewrites.lora import add_lora as add_lora
+from .rewrites.lora import rank as rank
 from .rewrites.narrow import narrow as narrow
 from .rewrites.scaler import add_scaler as add_scaler
 from .rewrites.shorten import shorten as shorten

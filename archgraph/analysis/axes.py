@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from archgraph.analysis.naming import Naming
+from archgraph.analysis.side_branches import side_branches
 from archgraph.errors import AxisError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
@@ -25,7 +26,8 @@ class Axis:
     Attributes:
         name: Its producer, e.g. ``layer1.0.conv1.out`` or ``encoder.attn.qkv.heads``.
         size: Number of positions.
-        role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden`` or ``cell``.
+        role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden``, ``cell``, or
+            ``rank`` (of a low-rank adapter).
         reason: Why it cannot be cut; empty where it can.
         spans: Norms, softmaxes and reductions that run over it, as ``what in place``: cutting it
             changes what they compute, so that mask ≡ take does not hold for it.
@@ -195,6 +197,9 @@ def axes(graph: ArchGraph) -> Axes:
 
 def _axes(eq: Equations) -> Axes:
     """Return the solved equations with names instead of variables."""
+    for branch in side_branches(eq.graph):
+        if branch.low_rank:
+            eq.roles.append((eq.leaves[branch.down][branch.rank_dim], "rank", ""))
     naming = Naming(eq)
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:

@@ -19,7 +19,7 @@ from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
-# One share for every free axis, or shares by axis name, role or pattern.
+# One share for every free axis but ranks of adapters, or shares by axis name, role or pattern.
 Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
@@ -135,7 +135,7 @@ def _by_axis(
                 yield axis, value
     elif single and isinstance(choice, numbers.Real) and not isinstance(choice, bool):
         _number(None, choice, expected == "a factor")
-        yield from ((axis, choice) for axis in solved.free)
+        yield from ((axis, choice) for axis in solved.free if axis.role != "rank")
     else:
         form = f"{expected}, or one by axis" if single else expected
         raise RewriteError("cannot choose axes", found=repr(choice), expected=form)

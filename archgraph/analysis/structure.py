@@ -18,6 +18,7 @@ from archgraph.analysis.modules import unique
 from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
 from archgraph.analysis.sections import SectionKind, sections
+from archgraph.analysis.unadapted import Unadapted
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, per_graph, refs
@@ -230,7 +231,8 @@ def structure(graph: ArchGraph) -> Structure:
     """
     # In bfloat16 a model has the blocks that it has in float32, where its casts do not exist.
     casts = Casts(graph)
-    drafts = Drafts(casts.plain)
+    adapters = Unadapted(casts.plain)
+    drafts = Drafts(adapters.plain)
     built = [d for chain in drafts.chains for d in chain]
     for section, blocks in graph.sections:
         for name in blocks:
@@ -241,6 +243,7 @@ def structure(graph: ArchGraph) -> Structure:
         sections(drafts),
         key=lambda g: min((drafts.order[n] for d in g.blocks for n in d.stream), default=0),
     )
+    adapters.restore(drafts)
     casts.restore(drafts)
     judge = Removal(graph, drafts, casts)
     names = unique(g.name for g in groups)

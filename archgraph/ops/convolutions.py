@@ -13,7 +13,7 @@ from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
 from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
-from archgraph.ops.operator import Growth, Operator
+from archgraph.ops.operator import Growth, LinearMap, Operator
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity
 from archgraph.ops.types import Args, certain, ints, number, optional, positive, real, slid
@@ -195,7 +195,9 @@ def _any_macs(of: Counted) -> Amount:
 
 
 ROWS = {
-    "conv1d conv2d conv3d": _convolution,
+    "conv1d conv2d conv3d": replace(
+        _convolution, linear_map=LinearMap(steps=("stride", "padding", "dilation"))
+    ),
     "conv_transpose1d conv_transpose2d conv_transpose3d": _transposed,
     "convolution": replace(_convolution, rule=_any_axes, macs=_any_macs, type=None, layer=None),
 }

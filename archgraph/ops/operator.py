@@ -108,6 +108,25 @@ COPIES = Growth(scales="all", repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
 
 
+@dataclass(frozen=True, slots=True)
+class LinearMap:
+    """How an operator multiplies its input by a matrix, or moves a matrix over it.
+
+    Attributes:
+        input: Argument that is multiplied.
+        weight: Argument that is the matrix, [out, in, kernel…].
+        bias: Argument that is added.
+        transposed: Whether the weight is [in, out] instead.
+        steps: Arguments that say where a kernel is applied.
+    """
+
+    input: str = "input"
+    weight: str = "weight"
+    bias: str = "bias"
+    transposed: bool = False
+    steps: tuple[str, ...] = ()
+
+
 def unknown_axes(eq: Equations) -> list[Dims]:
     """Forbid cuts of all that touches the operator: it has no row."""
     return eq.opaque()
@@ -150,6 +169,7 @@ class Operator:
         real: Whether only real numbers have a gradient through it.
         impossible: Why the operator cannot run at a node's sizes; empty where it can.
         layer: The layer of ``torch.nn`` that computes it.
+        linear_map: How it maps its input linearly, with one matrix for all of it.
         backward: What autograd does for it, by node where its arguments decide; None: nothing is
             known, so that it counts as if all operands and results were saved.
     """
@@ -181,6 +201,7 @@ class Operator:
     real: bool = False
     impossible: Callable[[Node], str] | None = None
     layer: LayerRule | None = None
+    linear_map: LinearMap | None = None
     backward: BackwardRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:

@@ -21,7 +21,7 @@ from archgraph.ops.backward import Backward, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import weighted
 from archgraph.ops.operands import Amount, Counted, leaf_shape, numel
-from archgraph.ops.operator import Call, Growth, Operator, Spelling, TypeRule, rows
+from archgraph.ops.operator import Call, Growth, LinearMap, Operator, Spelling, TypeRule, rows
 from archgraph.ops.starts import SMALL, FixedShape, Identity, Initialiser, Shapes
 from archgraph.ops.types import Args, broadcast, certain, number, optional, plain_value, real
 from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_outputs
@@ -83,6 +83,7 @@ _LINEAR = {
         growth=Growth(affine=OUT, identity=_linear_identity),
         type=_linear_type,
         layer=weighted(nn.Linear, ("out_features", "in_features"), "input"),
+        linear_map=LinearMap(),
         backward=saves(input="weight", weight="input", matrices={"input": 1}),
     )
 }
@@ -242,6 +243,7 @@ _MATRICES = {
         {"self": Initialiser("zeros"), "mat1": SMALL, "mat2": SMALL},
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
+        linear_map=LinearMap("mat1", "mat2", "self", transposed=True),
         backward=saves(mat1="mat2", mat2="mat1"),
     ),
     "baddbmm": Operator(

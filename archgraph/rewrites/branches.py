@@ -13,6 +13,9 @@ from archgraph.ops.check import check
 from archgraph.rewrites.insert import initialised, last_leaf, with_leaves
 from archgraph.states import Rewritten
 
+#: What :func:`archgraph.add_step_sizes` calls its leaves, inside their block.
+STEP_SIZE = "step_size"
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -117,3 +120,9 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
         # Training may drop the branch at random; what makes it shows in evaluation alone.
         maker = refs(in_mode(others[0], False))[0]
         yield Branch(block, node, others[0], graph.node[maker], path)
+
+
+def is_branch_leaf(leaf: str, name: str) -> bool:
+    """Return whether a leaf is one that :func:`on_branches` put on a branch under a name."""
+    last = leaf.rpartition(".")[2]
+    return last == name or last.removeprefix(f"{name}_").isdecimal()

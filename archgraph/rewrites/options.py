@@ -143,6 +143,23 @@ class EndsAfter(Base):
     )
 
 
+class LoraOptions(Base):
+    """Options of ``add_lora``."""
+
+    rank: Count = Field(description="rank of every adapter")
+    where: BlockNames | None = Field(
+        default=None,
+        description="names or patterns of layers; default: all that can have an adapter",
+        examples=["*.query"],
+    )
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="numerator of the scale; default: what makes the scale 1"
+    )
+    scaling: Literal["alpha_over_r", "rsqrt"] = Field(
+        default="alpha_over_r", description="the scale: alpha over the rank, or over its root"
+    )
+
+
 class FitOptions(Base):
     """Options of ``fit``: budgets, which hold together, and what is chosen within them."""
 
@@ -191,6 +208,10 @@ def _blocks(value: Any) -> Any:
     return value if isinstance(value, Mapping | Base) else {"blocks": value}
 
 
+def _rank(value: Any) -> Any:
+    return value if isinstance(value, Mapping | Base) else {"rank": value}
+
+
 def _by_axis(main: str) -> Any:
     """Accept numbers for the main option.
 
@@ -219,6 +240,7 @@ Skip = _key(SkipOptions, _blocks, str | tuple[str, ...])
 Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
+Lora = _key(LoraOptions, _rank, Count)
 NumberBySection = dict[str, Count]
 
 

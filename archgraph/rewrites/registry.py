@@ -165,6 +165,16 @@ SHIPPED: tuple[RewriteRow, ...] = (
         "8", "same function",
     ),
     RewriteRow(
+        "add_lora", "archgraph.rewrites.lora:add_lora", "Lora",
+        "Give linear maps and convolutions a low-rank adapter that starts at zero.",
+        "8", "same function",
+    ),
+    RewriteRow(
+        "rank", "archgraph.rewrites.lora:rank", "Count",
+        "Keep the first positions of the rank of every low-rank adapter.",
+        "4", "mask ≡ take, at the model's own scale",
+    ),
+    RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
         "Add classifiers behind sections or blocks, each by its number of classes or its steps.",
         "{layer1: 10}", "main output unchanged",

@@ -12,7 +12,7 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType
 from archgraph.ops.constants import constant
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrites.branches import Branch, Inserted, on_branches, residuals
+from archgraph.rewrites.branches import STEP_SIZE, Branch, Inserted, on_branches, residuals
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.laws import same_function
 from archgraph.states import Rewritten
@@ -80,7 +80,7 @@ def add_step_sizes(
         )
         return (node,), (param,)
 
-    rewritten = on_branches(graph, chosen, "step_size", step, allow_nothing=allow_nothing)
+    rewritten = on_branches(graph, chosen, STEP_SIZE, step, allow_nothing=allow_nothing)
     if verify and chosen:  # the law holds at one, wherever training starts
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

@@ -347,6 +347,11 @@ def test_rewrite_makes_another_model(here: Path):
         (["--train-only", "head.*"], lambda g: archgraph.train_only(g, "head.*")),
         (["--add-step-sizes"], archgraph.add_step_sizes),
         (["--add-adapters", "2"], lambda g: archgraph.add_adapters(g, 2)),
+        (["--add-lora", "2"], lambda g: archgraph.add_lora(g, 2)),
+        (
+            ["--add-lora", "4", "--rank", "3"],
+            lambda g: archgraph.add_lora(g, 4) >> (lambda h: archgraph.rank(h, 3)),
+        ),
         (["--add-exits", "body=10"], lambda g: archgraph.add_exits(g, {"body": 10})),
         (
             ["--take", "positions={channels: [0, 2]}"],

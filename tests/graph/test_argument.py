@@ -16,6 +16,7 @@ from tests import structures as nets
 CALLS: dict[str, tuple[Any, ...]] = {
     "add_adapters": (2,),
     "add_exits": ({"stage1": 3},),
+    "add_lora": (2,),
     "add_scaler": (0.5,),
     "add_step_sizes": (),
     "axes": (),
@@ -47,7 +48,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 }
 # Those that take several graphs, or a graph among other things, are called by the tests below.
 OTHERS = {
-    *("export", "save", "state_dict", "widths"),
+    *("export", "fold", "rank", "save", "state_dict", "widths"),
     *("fit", "importance", "match", "repair", "sensitivity"),
 }
 

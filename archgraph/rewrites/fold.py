@@ -1,0 +1,244 @@
+"""Fold: what was added to a network becomes part of its weights, so that the author's class has it.
+
+A low-rank adapter is a change of a layer's weight, a step size a factor of the layer before it, a
+batch norm in evaluation both a factor and an offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from archgraph.analysis.side_branches import SideBranch, side_branches, without
+from archgraph.capture.trace import Traced
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Ref,
+    TensorType,
+    Value,
+    in_mode,
+    replace,
+)
+from archgraph.graph.passes import prune, renumber
+from archgraph.module.build import state_dict
+from archgraph.ops.check import check
+from archgraph.ops.operator import LinearMap
+from archgraph.ops.schema import canonical_args
+from archgraph.ops.table import offset, row
+from archgraph.rewrites.branches import STEP_SIZE, is_branch_leaf
+from archgraph.rewrites.insert import tidied, with_leaves
+from archgraph.states import State
+
+
+@takes_graph
+def fold(graph: ArchGraph, state: State, *, batch_norm: bool = False) -> Traced:
+    """Return the network without low-rank adapters and step sizes: they are in its weights.
+
+    In evaluation it computes the same. Its parameters are those of the class that the network was
+    traced from, which loads them with ``strict=True``. A factor that only training has (HeteroFL's
+    scaler) goes. Bottleneck adapters are no linear maps and stay.
+
+    Args:
+        graph: The architecture.
+        state: Its state.
+        batch_norm: Fold each batch norm into the layer whose result it normalises, too. The layer
+            has a bias then.
+
+    Raises:
+        GraphError: If the state is not one of the architecture.
+        RewriteError: Where an adapter's layer or what a step size multiplies is used elsewhere, too
+            (tied weights), or cannot have a factor.
+
+    Example:
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.rewrites.lora import add_lora
+        >>> net, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
+        >>> graph, state = trace(net, x)
+        >>> adapted = add_lora(graph, 1)
+        >>> tuned = adapted.transfer.pull(state) | {"lora.up.weight": torch.ones(2, 1)}
+        >>> net.load_state_dict(fold(adapted.graph, tuned).state)
+        <All keys matched successfully>
+    """
+    state_dict(graph, state)  # checks that it is one
+    folding = _Folding(graph, dict(state))
+    folding.adapters()
+    folding.step_sizes()
+    if batch_norm:
+        folding.batch_norms()
+    new = renumber(folding.graph)
+    check(new)
+    return Traced(new, {name: folding.state[name] for name in new.state_names})
+
+
+class _Folding:
+    """A graph and its state while parts of it become parts of weights."""
+
+    def __init__(self, graph: ArchGraph, state: dict[str, Tensor]) -> None:
+        self.graph = graph
+        self.state = state
+
+    def _changed(self, leaf: str, value: Tensor) -> None:
+        self.state[leaf] = value.to(self.state[leaf].dtype)
+
+    def _without(self, nodes: dict[str, Value], leaves: set[str]) -> None:
+        """Remove operators, each with what stands in for its result, and leaves."""
+        # In order: what stands in for one may itself be removed.
+        stand_in: dict[str, Value] = {}
+
+        def instead(value: Value) -> Value:
+            while isinstance(value, Ref) and value.name in stand_in:
+                value = stand_in[value.name]
+            return value
+
+        for name, value in nodes.items():
+            stand_in[name] = replace(value, instead)
+        rest = tuple(n.mapped(instead) for n in self.graph.nodes if n.name not in stand_in)
+        params = tuple(p for p in self.graph.params if p.name not in leaves)
+        new = self.graph.mapped(instead).replace(nodes=rest, params=params)
+        self.graph = tidied(self.graph, new)
+
+    def adapters(self) -> None:
+        """Add each low-rank adapter to its layer's weight."""
+        branches = [b for b in side_branches(self.graph) if b.low_rank]
+        done: dict[str, SideBranch] = {}
+        for branch in branches:
+            layer = self.graph.node[branch.base]
+            fact = row(layer.op).linear_map
+            weight = layer.arg(fact.weight) if fact is not None else None
+            if fact is None or not isinstance(weight, Leaf):
+                raise _refused(branch.down, "its layer has a computed weight")
+            first = done.setdefault(weight.name, branch)
+            bases = {b.base for b in branches if _pair(b) == _pair(first)}
+            if _pair(branch) != _pair(first) or set(self.graph.leaf_users[weight.name]) != bases:
+                raise _refused(weight.name, "the weight is also used without the adapter")
+            if first is branch:
+                old = self.state[weight.name].double()
+                up, down = (self.state[n].double() for n in (branch.up, branch.down))
+                change = torch.tensordot(up.flatten(1), down, dims=([1], [branch.rank_dim]))
+                change = change.movedim(0, -1) if fact.transposed else change
+                self._changed(weight.name, old + branch.scale * change.reshape(old.shape))
+        gone = {leaf for b in branches for leaf in (b.down, b.up)}
+        params = tuple(p for p in self.graph.params if p.name not in gone)
+        self.graph = without(self.graph, branches)[0].replace(params=params)
+
+    def step_sizes(self) -> None:
+        """Multiply what each step size multiplies by it; drop factors of training alone."""
+        gone: dict[str, Value] = {}
+        leaves: set[str] = set()
+        for node in self.graph.nodes:
+            if row(node.op).growth.scales != "one" or node.arg("self") is None:
+                continue
+            factor, value = node.arg("other"), node.arg("self")
+            if isinstance(factor, Leaf) and is_branch_leaf(factor.name, STEP_SIZE):
+                self._scale(value, self.state[factor.name].double(), factor.name)
+                leaves.add(factor.name)
+                gone[node.name] = value
+            elif isinstance(factor, Mode) and factor.eval == 1:
+                gone[node.name] = value
+        self._without(gone, leaves)
+
+    def _scale(self, value: Value, factor: Tensor, where: str) -> None:
+        """Multiply a result by a factor, in the weights of the layers that make it.
+
+        1. A layer that is affine in its weights: multiply them.
+        2. An operator whose result is multiplied by what its operands are: go on to those.
+        """
+        value = in_mode(value, False)
+        if not isinstance(value, Ref):
+            raise _refused(where, "what it multiplies is no layer's result")
+        node = self.graph.node[value.name]
+        if len(self.graph.users[node.name]) != 1:
+            raise _refused(where, f"the result of {node.scope or node.name} is also used elsewhere")
+        growth = row(node.op).growth
+        if growth.affine:  # 1
+            leaves = [v for argument in growth.affine if (v := node.arg(argument)) is not None]
+            names = [leaf.name for leaf in leaves if isinstance(leaf, Leaf)]
+            alone = all(self.graph.leaf_users[name] == (node.name,) for name in names)
+            if not isinstance(growth.weight(node), Leaf) or len(names) != len(leaves) or not alone:
+                reason = f"{node.scope or node.name} has no weights of its own"
+                raise _refused(where, reason)
+            for name in names:
+                self._changed(name, self.state[name].double() * factor)
+        elif growth.scales in ("all", "one", "first") and not offset(node):  # 2
+            values = (in_mode(v, False) for _, v in node.args)
+            operands = [v for v in values if isinstance(v, Ref)]
+            for operand in operands if growth.scales == "all" else operands[:1]:
+                self._scale(operand, factor, where)
+        else:
+            raise _refused(where, f"{node.op} is not multiplied by what its operand is")
+
+    def batch_norms(self) -> None:
+        """Put each batch norm into the layer whose result it alone takes.
+
+        With ``f = weight / √(running variance + ε)`` the layer's weight is multiplied by ``f``, and
+        its bias becomes ``(bias - running mean) · f + the norm's bias``.
+        """
+        for norm in self.graph.nodes:
+            value, fact = norm.arg("input"), row(norm.op)
+            if not fact.variances or not isinstance(value, Ref):
+                continue
+            layer = self.graph.node[value.name]
+            static = in_mode(norm.arg(fact.training_flag or ""), False) is False
+            linear = row(layer.op).linear_map
+            if static and linear is not None and self._is_alone(layer, linear, norm):
+                self._fold_norm(layer, linear, norm)
+        self.graph = prune(self.graph)
+
+    def _is_alone(self, layer: Node, linear: LinearMap, norm: Node) -> bool:
+        """Return whether nothing but a norm takes a layer's result, and its leaves are its own."""
+        leaves = [v for v in map(layer.arg, (linear.weight, linear.bias)) if v is not None]
+        mine = all(
+            isinstance(leaf, Leaf) and self.graph.leaf_users[leaf.name] == (layer.name,)
+            for leaf in leaves
+        )
+        used = self.graph.users[layer.name] == (norm.name,)
+        return mine and used and layer.name not in self.graph.output_refs()
+
+    def _fold_norm(self, layer: Node, linear: LinearMap, norm: Node) -> None:
+        weight, bias = layer.arg(linear.weight), layer.arg(linear.bias)
+        assert isinstance(weight, Leaf)
+
+        def number(node: Node, name: str, default: float) -> Tensor:
+            leaf = node.arg(name)
+            if isinstance(leaf, Leaf):
+                return self.state[leaf.name].double()
+            return torch.tensor(default, dtype=torch.float64)
+
+        epsilon = norm.arg("eps")
+        assert isinstance(epsilon, float)
+        factor = number(norm, "weight", 1) / (number(norm, "running_var", 1) + epsilon).sqrt()
+        offset = number(layer, linear.bias, 0) - number(norm, "running_mean", 0)
+        old = self.state[weight.name]
+        dim = old.dim() - 1 if linear.transposed else 0
+        shape = [-1 if i == dim else 1 for i in range(old.dim())]
+        self._changed(weight.name, old.double() * factor.reshape(shape))
+        new_bias = offset * factor + number(norm, "bias", 0)
+        if not isinstance(bias, Leaf):
+            prefix = weight.name.rpartition(".")[0]
+            bias = Leaf(f"{prefix}.bias" if prefix else "bias")
+            param = Param(bias.name, TensorType((old.shape[dim],), layer.dtype))
+            if bias.name in self.graph.param:
+                raise _refused(weight.name, f"there is a {bias.name} already")
+            params = with_leaves(self.graph, [(weight.name, param)])
+            args = canonical_args(layer.op, dict(layer.args) | {linear.bias: bias})
+            changed = dataclasses.replace(layer, args=args)
+            nodes = tuple(changed if n is layer else n for n in self.graph.nodes)
+            self.graph = self.graph.replace(nodes=nodes, params=params)
+        self.state[bias.name] = new_bias.to(old.dtype)
+        self._without({norm.name: Ref(layer.name)}, set())
+
+
+def _refused(where: str, reason: str) -> RewriteError:
+    return RewriteError("cannot be folded into weights", where=where, found=reason)
+
+
+def _pair(branch: SideBranch) -> tuple[str, str, float]:
+    return branch.down, branch.up, branch.scale

@@ -1,0 +1,244 @@
+"""Low-rank adapters: a branch of two narrow layers beside a layer, whose rank is an axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.hints import nearest
+from archgraph.ops.check import check
+from archgraph.ops.operator import LinearMap
+from archgraph.ops.table import row
+from archgraph.rewrites.cut import cut_axes
+from archgraph.rewrites.insert import fresh, initialised, with_leaves
+from archgraph.rewrites.laws import mask_equals_take, same_function
+from archgraph.states import Rewritten
+
+Scaling = Literal["alpha_over_r", "rsqrt"]
+
+
+@takes_graph
+def add_lora(
+    graph: ArchGraph,
+    rank: int,
+    where: str | Iterable[str] | None = None,
+    *,
+    alpha: float | None = None,
+    scaling: Scaling = "alpha_over_r",
+    allow_nothing: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Add ``s · up(down(x))`` to what linear maps and convolutions give for ``x`` (LoRA).
+
+    ``up`` starts at zero, so that the network computes the same until it is trained. The rank is an
+    axis of role ``rank`` for each layer, which a share of all axes leaves alone: ``rank=4`` of
+    :func:`archgraph.rewrite` keeps the first four positions of each. All layers are trained as
+    before; ``train_only="*.lora.*"`` freezes the others.
+
+    Args:
+        graph: The architecture.
+        rank: Rank of every adapter.
+        where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
+            map and convolution that can have an adapter.
+        alpha: Numerator of the scale. Default: what makes the scale 1.
+        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). Of a client
+            with a smaller rank it stays what it is here.
+        allow_nothing: Accept a model without such layers: it stays as it is.
+        verify: Check that the function is the same (three forwards in float64).
+
+    Raises:
+        GraphError: If a pattern matches no layer; names the nearest.
+        RewriteError: For a rank or alpha out of range; for a layer that is named by ``where`` and
+            whose weight is tied, in groups, or computed; if no layer gets an adapter, unless
+            ``allow_nothing``.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+        >>> graph = add_lora(trace(net, torch.zeros(1, 8)).graph, 4, "0", alpha=8).graph
+        >>> [(p.name, p.shape) for p in graph.params if "lora" in p.name]
+        [('0.lora.down.weight', (4, 8)), ('0.lora.up.weight', (6, 4))]
+
+    Source: Hu et al., *LoRA*, ICLR 2022, §4.1; ``rsqrt``: Kalajdzievski, *A Rank Stabilization
+    Scaling Factor for Fine-Tuning with LoRA*, 2023.
+    """
+    if type(rank) is not int or rank < 1:
+        raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
+    if scaling not in ("alpha_over_r", "rsqrt"):
+        raise RewriteError("unknown scaling", found=scaling, expected="alpha_over_r or rsqrt")
+    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha < math.inf):
+        raise RewriteError("alpha out of range", found=alpha, expected="a number above 0")
+    divisor = rank if scaling == "alpha_over_r" else math.sqrt(rank)
+    scale = 1.0 if alpha is None else alpha / divisor
+    weights = _layers(graph, where)
+    if not weights and not allow_nothing:
+        problem = "changes nothing: no layer gets a low-rank adapter"
+        raise RewriteError(problem, found="no linear map or convolution with a weight of its own")
+    names, nodes, added = set(graph.node), list[Node](), list[tuple[str, Param]]()
+    for node in graph.nodes:
+        fact = row(node.op).linear_map
+        weight = node.arg(fact.weight) if fact else None
+        if fact is None or not isinstance(weight, Leaf) or weight.name not in weights:
+            nodes.append(node)
+            continue
+        path = _path(weight.name, weights)
+        new, params = _adapted(graph, node, fact, path, rank, scale, names)
+        nodes += new
+        last = list(node.leaves())[-1]
+        known = {param.name for _, param in added}  # a layer that is called again has one adapter
+        added += [(last, param) for param in params if param.name not in known]
+    if again := [param.name for _, param in added if param.name in graph.param]:
+        raise RewriteError("layer already has a low-rank adapter", where=again[0])
+    changed = graph.replace(nodes=tuple(nodes), params=with_leaves(graph, added))
+    check(changed)
+    ups = {param.name for _, param in added[1::2]}
+    rewritten = initialised(graph, changed, ups) if added else Rewritten.identity(graph)
+    if verify and added:
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def _layers(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
+    """Return the weights of the layers that get an adapter.
+
+    Raises:
+        GraphError: If a pattern matches none.
+        RewriteError: If a pattern matches one that cannot have an adapter.
+    """
+    obstacles: dict[str, str] = {}  # by weight
+    for node in graph.nodes:
+        fact = row(node.op).linear_map
+        weight = node.arg(fact.weight) if fact else None
+        if fact is not None and isinstance(weight, Leaf):
+            obstacles[weight.name] = _obstacle(graph, node, fact, weight.name)
+    if where is None:
+        return {name for name, reason in obstacles.items() if not reason}
+    by_name = {name: name for name in obstacles}
+    by_name |= {name.rpartition(".")[0]: name for name in obstacles if "." in name}
+    chosen: set[str] = set()
+    for pattern in [where] if isinstance(where, str) else where:
+        exact = [pattern] if pattern in by_name else []
+        matches = exact or [n for n in by_name if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
+            hint = nearest(pattern, by_name, cutoff=0.0, count=3)
+            raise GraphError("matches no linear map or convolution", where=pattern, hint=hint)
+        chosen.update(by_name[name] for name in matches)
+    for name in sorted(chosen):
+        if obstacles[name]:
+            problem = "layer cannot have a low-rank adapter"
+            raise RewriteError(problem, where=name, found=obstacles[name])
+    return chosen
+
+
+def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str:
+    """Return why a layer cannot have an adapter; empty where it can."""
+    param = graph.param[weight]
+    others = {graph.node[n].op for n in graph.leaf_users[weight]} - {node.op}
+    if param.role != "parameter" or not isinstance(node.arg(fact.input), Ref):
+        return "it multiplies a parameter by a result in another order"
+    if others or param.aliases:
+        return "its weight is tied to that of another layer"
+    if node.arg("groups", 1) != 1:
+        return "it convolves in groups"
+    if len(param.shape) < 2 or (fact.transposed and node.arg("beta", 1) != 1):
+        return "its weight is no matrix"
+    return ""
+
+
+def _path(weight: str, weights: set[str]) -> str:
+    """Return the module path of an adapter: by its layer, or by its weight where that has more."""
+    prefix, dot, last = weight.rpartition(".")
+    alone = sum(name.rpartition(".")[0] == prefix for name in weights) == 1
+    return f"{prefix}{dot}lora" if alone else f"{prefix}{dot}{last}_lora"
+
+
+def _adapted(
+    graph: ArchGraph,
+    node: Node,
+    fact: LinearMap,
+    path: str,
+    rank: int,
+    scale: float,
+    names: set[str],
+) -> tuple[tuple[Node, ...], tuple[Param, Param]]:
+    """Return a layer with its adapter, the last operator of which has the layer's name."""
+    weight = node.arg(fact.weight)
+    assert isinstance(weight, Leaf)
+    param = graph.param[weight.name]
+    outside, inside = param.shape[:2][:: -1 if fact.transposed else 1]
+    kernel = param.shape[2:]
+    op = node.op if kernel else "aten.linear"
+    channel = len(node.shape) - 1 - len(kernel)
+    middle = TensorType((*node.shape[:channel], rank, *node.shape[channel + 1 :]), node.dtype)
+    down = Param(f"{path}.down.weight", TensorType((rank, inside, *kernel), param.dtype))
+    up = Param(f"{path}.up.weight", TensorType((outside, rank, *(1 for _ in kernel)), param.dtype))
+
+    def layer(
+        stem: str, value: Value, leaf: Param, type_: TensorType, *steps: tuple[str, Value]
+    ) -> Node:
+        args = (("input", value), ("weight", Leaf(leaf.name)), *steps)
+        return Node(fresh(names, f"lora_{stem}"), op, args, type_, f"{path}.{stem}", node.source)
+
+    steps = [(k, v) for k, v in node.args if k in fact.steps]
+    plain = dataclasses.replace(node, name=fresh(names, f"{node.name}_plain"))
+    first = layer("down", node.arg(fact.input), down, middle, *steps)
+    assert not isinstance(node.type, tuple)
+    second = layer("up", Ref(first.name), up, node.type)
+    factor = (("alpha", scale),) if scale != 1 else ()
+    args = (("self", Ref(plain.name)), ("other", Ref(second.name)), *factor)
+    total = Node(node.name, "aten.add.Tensor", args, node.type, path, node.source)
+    return (plain, first, second, total), (down, up)
+
+
+@takes_graph
+def rank(
+    graph: ArchGraph, size: int, *, allow_nothing: bool = False, verify: bool = False
+) -> Rewritten:
+    """Keep the first positions of the rank of every low-rank adapter.
+
+    Adapters of a smaller rank stay as they are. The scale does not change: the client computes what
+    the model computes with the other positions masked to zero.
+
+    Args:
+        graph: An architecture with low-rank adapters.
+        size: The rank that stays.
+        allow_nothing: Accept a model whose ranks are all this small, or that has no adapters.
+        verify: Run the law mask ≡ take on random weights (three forwards in float64).
+
+    Raises:
+        RewriteError: For a rank out of range; if no adapter has a larger one, unless
+            ``allow_nothing``.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> graph = add_lora(trace(torch.nn.Linear(8, 6), torch.zeros(1, 8)).graph, 4).graph
+        >>> [p.shape for p in rank(graph, 2).graph.params if "lora" in p.name]
+        [(2, 8), (6, 2)]
+    """
+    if type(size) is not int or size < 1:
+        raise RewriteError("rank out of range", found=size, expected="a whole number from 1")
+    first = np.arange(size)
+    wider = {a.name: first for a in axes(graph).free if a.role == "rank" and a.size > size}
+    if not wider and not allow_nothing:
+        ranks = sorted({a.size for a in axes(graph).all if a.role == "rank"})
+        raise RewriteError(
+            "changes nothing: no low-rank adapter has a larger rank",
+            found=f"rank {', '.join(map(str, ranks))}" if ranks else "no low-rank adapter",
+            hint="add_lora gives a model its adapters; allow_nothing: true (in Python "
+            "allow_nothing=True) where the whole model is meant",
+        )
+    rewritten = cut_axes(graph, wider)
+    if verify:
+        mask_equals_take(graph, rewritten, wider)
+    return rewritten

@@ -1,0 +1,205 @@
+"""Low-rank adapters: same function at the start, ranks as axes, folded into weights again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import archgraph as ag
+from archgraph.analysis.side_branches import side_branches
+from archgraph.errors import GraphError, RewriteError
+from archgraph.rewrites.laws import in_float64
+from tests import structures as nets
+from tests.examples import at_most
+from tests.nets import FOREIGN, image, networks
+from tests.structures import graph_of, models
+from tests.zoo.handmade import HANDMADE
+
+graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
+
+
+def randomised(rewritten, state, seed=0):
+    """The state of a rewritten graph, with every float changed."""
+    generator = torch.Generator().manual_seed(seed)
+    pulled = rewritten.transfer.pull(state)
+    return {
+        name: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=t.dtype).abs()
+        if t.is_floating_point()
+        else t
+        for name, t in pulled.items()
+    }
+
+
+def answer(graph, state, *args, **kwargs):
+    with torch.no_grad():
+        result = ag.build(graph, state).eval()(*args, **kwargs)
+    return torch.cat([t.flatten() for t in torch.utils._pytree.tree_leaves(result)])
+
+
+def double(tree):
+    return torch.utils._pytree.tree_map(
+        lambda t: t.double() if torch.is_tensor(t) and t.is_floating_point() else t, tree
+    )
+
+
+@given(graphs, st.integers(1, 3))
+@at_most(10)
+def test_the_function_is_the_same_and_structure_stays(graph, rank):
+    adapted = ag.add_lora(graph, rank, allow_nothing=True, verify=True).graph
+    before, after = ag.structure(graph), ag.structure(adapted)
+    assert [(s.name, s.kind) for s in after.sections] == [(s.name, s.kind) for s in before.sections]
+    for old, new in zip(before.blocks, after.blocks, strict=True):
+        assert (new.name, new.kind, new.removable) == (old.name, old.kind, old.removable)
+    assert sorted(n for b in after.blocks for n in b.nodes) == sorted(n.name for n in adapted.nodes)
+
+
+@given(graphs)
+@at_most(10)
+def test_a_share_leaves_ranks_alone_and_a_rank_leaves_widths_alone(graph):
+    adapted = ag.add_lora(graph, 3, allow_nothing=True).graph
+    half = ag.take(adapted, 0.5, allow_nothing=True, verify=True).graph
+    ranks = {a.size for a in ag.axes(adapted).all if a.role == "rank"}
+    assert {a.size for a in ag.axes(half).all if a.role == "rank"} == ranks
+    lower = ag.rank(adapted, 2, allow_nothing=True, verify=True)
+    widths = [(a.name, a.size) for a in ag.axes(adapted).all if a.role != "rank"]
+    assert [(a.name, a.size) for a in ag.axes(lower.graph).all if a.role != "rank"] == widths
+    assert all(p.shape == lower.graph.param[p.name].shape for p in graph.params)
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("name", HANDMADE)
+def test_handmade_models_are_what_they_were_when_folded(name):
+    made = HANDMADE[name]()
+    graph, state = ag.trace(made.model.eval(), *made.args, **made.kwargs)
+    args, kwargs = double(made.args), double(made.kwargs)
+    graph, state = in_float64(graph), double(state)
+    adapted = ag.add_lora(graph, 2, alpha=3, allow_nothing=True)
+    tuned = randomised(adapted, state)
+    folded = ag.fold(adapted.graph, tuned)
+    assert len(folded.graph.params) == len(graph.params)
+    assert not [b for b in side_branches(folded.graph) if b.low_rank]
+    torch.testing.assert_close(
+        answer(folded.graph, folded.state, *args, **kwargs),
+        answer(adapted.graph, tuned, *args, **kwargs),
+        rtol=1e-9, atol=1e-9, equal_nan=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", ["alpha_over_r", "rsqrt"])
+def test_a_lower_rank_is_the_masked_adapter_at_the_models_scale(scaling):
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    graph, state = ag.trace(net, x)
+    adapted = ag.add_lora(graph, 4, "0", alpha=6, scaling=scaling)
+    tuned = randomised(adapted, state)
+    small = ag.rank(adapted.graph, 3)
+    masked = tuned | {"0.lora.up.weight": tuned["0.lora.up.weight"] * torch.tensor([1, 1, 1, 0])}
+    result = answer(small.graph, small.transfer.pull(tuned), x)
+    torch.testing.assert_close(result, answer(adapted.graph, masked, x), rtol=0, atol=1e-15)
+    # By hand: the scale of the whole rank, not of the client's.
+    scale = 6 / 4 if scaling == "alpha_over_r" else 6 / math.sqrt(4)
+    change = tuned["0.lora.up.weight"][:, :3] @ tuned["0.lora.down.weight"][:3]
+    first = x @ (tuned["0.weight"] + scale * change).T + tuned["0.bias"]
+    expected = torch.tanh(first) @ tuned["2.weight"].T + tuned["2.bias"]
+    torch.testing.assert_close(result, expected.flatten(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+def test_the_authors_class_loads_what_is_folded(name):
+    foreign = FOREIGN[name]()
+    model = foreign.model.double().eval()
+    args, kwargs = double(foreign.args), double(foreign.kwargs)
+    graph, state = ag.trace(model, *args, **kwargs)
+    plus = ag.add_lora(graph, 3, alpha=2) >> ag.add_step_sizes
+    tuned = randomised(plus, state)
+    folded = ag.fold(plus.graph, tuned)
+    assert folded.graph == graph
+    model.load_state_dict(ag.state_dict(folded.graph, folded.state), strict=True)
+    expected = answer(plus.graph, tuned, *args, **kwargs)
+    for traced in (folded, ag.fold(plus.graph, tuned, batch_norm=True)):
+        result = answer(traced.graph, traced.state, *args, **kwargs)
+        assert (result - expected).abs().max() <= 1e-12 * expected.abs().max()
+    assert not [n for n in traced.graph.nodes if "batch_norm" in n.op]
+
+
+def test_adapters_belong_to_their_block():
+    graph = graph_of(nets.Net(nets.Basic, (3, 2), (8, 12)))
+    for adapted in (ag.add_lora(graph, 2).graph, ag.add_adapters(graph, 2).graph):
+        assert [s.name for s in ag.structure(adapted).sections] == [
+            s.name for s in ag.structure(graph).sections
+        ]
+        shorter = ag.shorten(adapted, {"stage1": 1}, verify=True).graph
+        gone = {p.name for p in adapted.params} - {p.name for p in shorter.params}
+        assert any("lora" in name or "adapter" in name for name in gone)
+        ag.graft(shorter, {"stage1": 3}, verify=True)
+    both = ag.add_lora(ag.add_adapters(graph, 2).graph, 2, verify=True).graph
+    assert [b.name for b in ag.structure(both).blocks] == [
+        b.name for b in ag.structure(graph).blocks
+    ]
+
+
+def test_adapters_of_peft_are_known_by_their_form():
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["0", "2"], lora_dropout=0.1)
+    x = torch.randn(2, 6)
+    graph, state = ag.trace(peft.get_peft_model(net, config).eval(), x)
+    assert [(b.scale, b.low_rank) for b in side_branches(graph)] == [(2.0, True), (2.0, True)]
+    assert [a.size for a in ag.axes(graph).all if a.role == "rank"] == [3, 3]
+    folded = ag.fold(graph, state)
+    assert len(folded.graph.params) == 4
+    torch.testing.assert_close(answer(folded.graph, folded.state, x), answer(graph, state, x))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.mix = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, index):
+        return self.head(self.mix(self.mix(self.table(index))))
+
+
+def test_tied_weights_get_no_adapter_and_a_layer_called_twice_has_one():
+    graph, state = ag.trace(Tied().double(), torch.tensor([[1, 2]]))
+    with pytest.raises(RewriteError, match="tied to that of another layer"):
+        ag.add_lora(graph, 2, "table*")
+    adapted = ag.add_lora(graph, 2, verify=True)
+    new = [p.name for p in adapted.graph.params if p.name not in graph.param]
+    assert new == ["mix.lora.down.weight", "mix.lora.up.weight"]
+    tuned = randomised(adapted, state)
+    folded = ag.fold(adapted.graph, tuned)
+    x = torch.tensor([[1, 2]])
+    torch.testing.assert_close(
+        answer(folded.graph, folded.state, x), answer(adapted.graph, tuned, x), rtol=0, atol=1e-12
+    )
+
+
+def test_what_cannot_be_says_why():
+    layers = [nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 3)]
+    graph, state = ag.trace(nn.Sequential(*layers), torch.zeros(2, 4, 4, 4))
+    for options, text in (
+        ({"rank": 0}, "rank out of range"),
+        ({"rank": 2, "where": "0"}, "convolves in groups"),
+        ({"rank": 2, "alpha": -1.0}, "alpha out of range"),
+        ({"rank": 2, "scaling": "none"}, "unknown scaling"),
+    ):
+        with pytest.raises(RewriteError, match=text):
+            ag.add_lora(graph, **options)
+    with pytest.raises(GraphError, match="matches no linear map"):
+        ag.add_lora(graph, 2, "fc")
+    adapted = ag.add_lora(graph, 2)
+    with pytest.raises(RewriteError, match="already has a low-rank adapter"):
+        ag.add_lora(adapted.graph, 2, "2")
+    with pytest.raises(RewriteError, match="no low-rank adapter has a larger rank"):
+        ag.rank(adapted.graph, 2)
+    with pytest.raises(GraphError):
+        ag.fold(adapted.graph, state)
