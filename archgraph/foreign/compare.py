@@ -10,41 +10,46 @@ from torch.utils import _pytree as pytree
 
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import build, state_dict
+from archgraph.ops.schema import torch_dtype
 from archgraph.rewrites.laws import random_inputs, random_state
 
 # Of the largest value: far above the rounding of single precision, far below another function.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 
 
-def same_function(graph: ArchGraph, module: nn.Module, names: Mapping[str, str]) -> bool:
-    """Return whether a module computes what a graph computes, in eval mode.
+class Comparison:
+    """A graph with random weights, and what it computes in eval mode.
 
-    Weights of natural scale are drawn for both: in those of a fresh network, attention is even, and
-    a wrong number of heads would not show.
+    The weights have natural scale: in those of a fresh network, attention is even, and a wrong
+    number of heads would not show.
 
     Args:
         graph: The graph.
-        module: The module; its weights are overwritten.
-        names: Names in the module by those in the graph.
+        names: Names in the modules by those in the graph.
     """
-    kinds = {p.name: p.dtype for p in graph.params}
-    state = {
-        name: value.to(getattr(torch, kinds[name])) for name, value in random_state(graph).items()
-    }
-    given = random_inputs(graph)
-    inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in given.items()}
-    module.load_state_dict(
-        {names[k]: v for k, v in state_dict(graph, state).items() if k in names}, strict=False
-    )
-    with torch.no_grad():
-        expected = build(graph, state).eval()(**inputs)
-        actual = module.eval()(**inputs)
-    if isinstance(expected, Mapping):  # a cache for the next call, say, is not part of the graph
-        if not expected.keys() <= actual.keys():
-            return False
-        expected, actual = dict(expected), {key: actual[key] for key in expected}
-    ones, others = _tensors(expected), _tensors(actual)
-    return len(ones) == len(others) and all(map(_close, ones, others))
+
+    def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
+        dtypes = {p.name: torch_dtype(p.dtype) for p in graph.params}
+        state = {name: value.to(dtypes[name]) for name, value in random_state(graph).items()}
+        given = random_inputs(graph)
+        self._inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in given.items()}
+        full = state_dict(graph, state)
+        self._state = {new: full[name] for name, new in names.items()}
+        with torch.no_grad():
+            self._expected = build(graph, state).eval()(**self._inputs)
+
+    def __call__(self, module: nn.Module) -> bool:
+        """Return whether a module computes the same; its weights are overwritten."""
+        module.load_state_dict(self._state, strict=False)
+        with torch.no_grad():
+            actual = module.eval()(**self._inputs)
+        expected = self._expected
+        if isinstance(expected, Mapping):  # a cache for the next call is not part of the graph
+            if not expected.keys() <= actual.keys():
+                return False
+            expected, actual = dict(expected), {key: actual[key] for key in expected}
+        ones, others = _tensors(expected), _tensors(actual)
+        return len(ones) == len(others) and all(map(_close, ones, others))
 
 
 def _single(tensor: Tensor) -> Tensor:

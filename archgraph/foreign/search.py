@@ -20,6 +20,8 @@ Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
 MISSING, EXTRA = 8, 4
 # Fields that are changed together where the shapes do not tell which.
 TOGETHER = 3
+# Pairs of changes that are tried at once where no single one helps.
+PAIRS = 200
 
 
 def entries(value: object, way: Way = ()) -> Iterator[tuple[Way, int | float | None]]:
@@ -52,10 +54,13 @@ def changed(value: Any, way: Way, new: object) -> Any:
     return [changed(v, way[1:], new) if i == way[0] else v for i, v in enumerate(value)]
 
 
-def at(value: Any, way: Way) -> Any:
-    """Return what stands at a place of a configuration."""
+def get(value: Any, way: Way) -> Any:
+    """Return what stands at a place of a configuration; None where it has no such place."""
     for step in way:
-        value = value[step]
+        try:
+            value = value[step]
+        except (IndexError, KeyError):
+            return None
     return value
 
 
@@ -114,6 +119,15 @@ def distance(target: Shapes, shapes: Shapes) -> int:
     return MISSING * missing + EXTRA * extra + len(differences(target, shapes))
 
 
+def same_runs(target: Shapes, shapes: Shapes) -> bool:
+    """Return whether a network numbers no child that the other lacks.
+
+    What forward does not read may be left out of a graph, a layer may not.
+    """
+    wanted = runs(target)
+    return all(numbers == wanted.get(prefix, numbers) for prefix, numbers in runs(shapes).items())
+
+
 @dataclass
 class Search:
     """The search for a configuration.
@@ -123,12 +137,14 @@ class Search:
         start: The configuration that the network had before it was rewritten.
         target: Shapes by the names that the class gives.
         kept: Numbers of the layers that stayed, by the module that holds them.
+        derived: Entries of the start that the class computes itself where they are missing.
     """
 
     make: Callable[[Arguments], Shapes]
     start: Arguments
     target: Shapes
     kept: Mapping[str, list[int]]
+    derived: frozenset[str] = frozenset()
     _tried: dict[str, Shapes | None] = field(default_factory=dict)
 
     def shapes(self, arguments: Arguments) -> Shapes | None:
@@ -170,7 +186,7 @@ class Search:
         3. What is left is combined.
         """
         first = self.nearest()
-        goal = self._shape_of(first)
+        goal = self.shapes(first)
         if goal is None or not self.fits(goal):
             return
         yield first  # 1
@@ -194,10 +210,8 @@ class Search:
 
     def fits(self, shapes: Shapes) -> bool:
         """Return whether a network has every tensor that is looked for, in its shape."""
-        return all(shapes.get(name) == shape for name, shape in self.target.items())
-
-    def _shape_of(self, arguments: Arguments) -> Shapes | None:
-        return self.shapes(arguments)
+        equal = all(shapes.get(name) == shape for name, shape in self.target.items())
+        return equal and same_runs(self.target, shapes)
 
     def _distance(self, arguments: Arguments) -> float:
         shapes = self.shapes(arguments)
@@ -224,15 +238,20 @@ class Search:
                     yield from self._with_lists(result, has, wanted)
 
     def _with_lists(self, arguments: Arguments, has: int, wanted: int) -> Iterator[Arguments]:
-        """Yield a configuration whose lists with an item for each layer lose those left out."""
+        """Yield a configuration whose lists with an item for each layer lose those left out.
+
+        Lists that the class computes, of names of stages, say, are then left to it.
+        """
         for kept in self.kept.values():
             if len(kept) != wanted:
                 continue
             result = arguments
             for way in [w for w, v in _lists(arguments) if len(v) == has > max(kept)]:
-                result = changed(result, way, [at(arguments, way)[i] for i in kept])
+                result = changed(result, way, [get(arguments, way)[i] for i in kept])
             if result != arguments:
                 yield result
+        if self.derived & arguments.keys():
+            yield {k: v for k, v in arguments.items() if k not in self.derived}
 
     def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
         """Yield what results if a number scales as a size does, or one that is open is given."""
@@ -254,9 +273,10 @@ class Search:
 
     def _pairs(self, arguments: Arguments) -> Iterator[Arguments]:
         moves = [move for move in self._moves(arguments) if move[2]]
-        for (way, new, ratio), (other, also, same) in itertools.combinations(moves, 2):
-            if ratio == same and way != other:
-                yield changed(changed(arguments, way, new), other, also)
+        pairs = itertools.combinations(moves, 2)
+        alike = ((a, b) for a, b in pairs if a[2] == b[2] and a[0] != b[0])
+        for (way, new, _), (other, also, _) in itertools.islice(alike, PAIRS):
+            yield changed(changed(arguments, way, new), other, also)
 
     def _options(self, first: Arguments, goal: Shapes) -> list[_Option]:
         """Return the other values that numbers of a configuration could have."""
@@ -268,7 +288,9 @@ class Search:
         for way, value in entries(self.start):
             if not isinstance(value, int):
                 continue
-            now = at(first, way)
+            now = get(first, way)
+            if now is None:
+                continue
             values = {value, *(v for r in ratios if (v := value * r).denominator == 1 and v > 0)}
             for new in sorted(int(v) for v in values if v != now):
                 shapes = self.shapes(changed(first, way, new))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 
 from archgraph.analysis.axes import axes
 from archgraph.errors import ErrorFacts, GraphError, RewriteError
-from archgraph.foreign.compare import same_function
+from archgraph.foreign.compare import Comparison
 from archgraph.foreign.search import (
     Arguments,
     Search,
     Shapes,
-    at,
     differences,
     entries,
+    get,
     renumbered,
     runs,
 )
@@ -86,19 +87,7 @@ def to_transformers(
     net.tie_weights()
     with _quiet():
         net.save_pretrained(os.fspath(folder))
-    before = fit.start
-    return {
-        ".".join(map(str, way)): at(arguments, way)
-        for way, value in entries(before)
-        if _get(arguments, way) not in (value, None)
-    }
-
-
-def _get(value: Any, way: tuple[str | int, ...]) -> Any:
-    try:
-        return at(value, way)
-    except IndexError:  # of a list with an item for each layer
-        return None
+    return fit.changes(arguments)
 
 
 class _Fit:
@@ -128,6 +117,9 @@ class _Fit:
                 found=listed(foreign),
                 hint="adapters are written with ag.to_peft; fold what else was added",
             )
+        # What forward does not read is not cut with the rest.
+        unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
+        self.names = {name: new for name, new in self.names.items() if name not in unread}
         self.target: Shapes = {new: tuple(tensors[n].shape) for n, new in self.names.items()}
 
     def arguments(self) -> Arguments:
@@ -136,15 +128,24 @@ class _Fit:
             prefix: [int(number) for number in numbers]
             for prefix, numbers in runs(set(self.names)).items()
         }
-        search = Search(self._meta, self.start, self.target, kept)
-        compared = 0
-        for arguments in search.fitting():
-            if same_function(self.graph, self.module(arguments), self.names):
+        search = Search(self._meta, self.start, self.target, kept, self._derived())
+        compares = Comparison(self.graph, self.names)
+        tried = 0
+        for arguments in itertools.islice(search.fitting(), COMPARED):
+            if compares(self.module(arguments)):
                 return arguments
-            compared += 1
-            if compared == COMPARED:
-                break
-        self._fail(search, compared)
+            tried += 1
+        raise self._no_fit(search, tried)
+
+    def _derived(self) -> frozenset[str]:
+        """Return the lists that the class computes itself where they are missing."""
+        rest = dict(self.start)
+        for key in [k for k, v in rest.items() if isinstance(v, list | tuple)]:
+            fewer = {k: v for k, v in rest.items() if k != key}
+            with _quiet(), contextlib.suppress(Exception):  # a class may need it
+                if self.config.from_dict(fewer).to_dict() == self.start:
+                    rest = fewer
+        return frozenset(self.start.keys() - rest.keys())
 
     def module(self, arguments: Arguments) -> PreTrainedModel:
         """Construct the network of a configuration; the caller's random numbers stay."""
@@ -156,8 +157,8 @@ class _Fit:
         with torch.device("meta"):
             return _shapes(self.module(arguments))
 
-    def _fail(self, search: Search, compared: int) -> Any:
-        """Say which axis is in the way."""
+    def _no_fit(self, search: Search, compared: int) -> RewriteError:
+        """Return an error that says which axis is in the way."""
         nearest = search.nearest()
         name = self.config.__name__
         layouts = axes(self.graph)
@@ -166,10 +167,10 @@ class _Fit:
             sizes = {a.name: a.size for a in layouts.all if a.role in ("head_dim", "value_dim")}
             facts: ErrorFacts = {"found": listed(f"{k} = {v}" for k, v in sizes.items()) or None}
             facts["hint"] = (
-                "the class computes from such a size what the network keeps of the uncut one, "
-                "the scale of attention, say: cut heads instead of their size"
+                "the class computes from its sizes what the network keeps of the uncut one (a scale of "
+                "attention or of an embedding) or has positions in another order"
             )
-            raise RewriteError(
+            return RewriteError(
                 f"every {name} of these shapes computes something else",
                 where=graph_name[next(iter(self.target))] if not sizes else next(iter(sizes)),
                 **facts,
@@ -179,31 +180,29 @@ class _Fit:
         lacking = sorted(n for n in self.target if n not in shapes)
         if not wrong:
             left = [n for n, s in self.target.items() if shapes.get(n) != s] or lacking
-            raise RewriteError(
+            return RewriteError(
                 f"no {name} has this tensor beside the others",
                 where=graph_name[left[0]],
                 found=listed(graph_name[n] for n in left),
                 hint="leave out the same blocks wherever the class repeats them",
             )
+        changes = listed(f"{k}: {v}" for k, v in self.changes(nearest).items())
         (tensor, dim), (has, wanted) = next(iter(wrong.items()))
         leaf = graph_name[tensor]
         owner = next(p.name for p in self.graph.params if leaf in (p.name, *p.aliases))
-        raise RewriteError(
+        return RewriteError(
             f"no {name} has these shapes: this axis is in the way",
             where=str(layouts.of(owner)[dim]),
             found=f"{leaf} with {wanted} in dimension {dim}",
-            expected=f"{has}, in the nearest configuration ({self._summary(nearest)})",
+            expected=f"{has}, in the nearest configuration ({changes or 'the original one'})",
             hint="cut it as the configuration can: everywhere alike, or heads instead of their "
             "size; ag.save writes the network as it is",
         )
 
-    def _summary(self, arguments: Arguments) -> str:
-        changes = [
-            f"{'.'.join(map(str, way))}: {_get(arguments, way)}"
-            for way, value in entries(self.start)
-            if _get(arguments, way) not in (value, None)
-        ]
-        return listed(changes) or "the original one"
+    def changes(self, arguments: Arguments) -> dict[str, Any]:
+        """Return the numbers of a configuration that differ from the original one's."""
+        pairs = ((way, value, get(arguments, way)) for way, value in entries(self.start))
+        return {".".join(map(str, w)): new for w, old, new in pairs if new not in (old, None)}
 
 
 def _shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
