@@ -28,7 +28,14 @@ from archgraph.states import State
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Entries of a configuration that change what adapters compute, beside those that are read here.
-_OTHER = ("use_dora", "lora_bias", "use_qalora", "use_bdlora", "layer_replication", "alora_invocation_tokens")
+_OTHER = (
+    "use_dora",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "layer_replication",
+    "alora_invocation_tokens",
+)
 
 
 @takes_graph
@@ -79,7 +86,9 @@ def to_peft(
     adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
     others = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained = [p.name for p in others if p.trainable] if not all(p.trainable for p in others) else []
+    trained = (
+        [p.name for p in others if p.trainable] if not all(p.trainable for p in others) else []
+    )
     modules = sorted({name.rpartition(".")[0] for name in trained})
     for name, tensor in tensors.items():
         if name not in adapters and name.rpartition(".")[0] in modules:
@@ -102,7 +111,9 @@ def to_peft(
         "use_rslora": False,
         "fan_in_fan_out": all(transposed),
     }
-    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()}
+    contiguous = {
+        name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
+    }
     write(Path(folder) / WEIGHTS, save(contiguous, metadata={"format": "pt"}))
     write(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
 
@@ -125,10 +136,10 @@ def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) ->
             which the graph has no layer.
 
     Example:
-        >>> from_peft(None, {}, "nowhere")
+        >>> import torch, archgraph as ag
+        >>> from_peft(*ag.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), "here")
         Traceback (most recent call last):
-        ...
-        archgraph.errors.GraphError: ...
+        archgraph.errors.GraphError: here: is not a folder of adapters; expected adapter_config.json
     """
     config, tensors = _read(Path(folder))
     downs = {k.removesuffix(".lora_A.weight"): v for k, v in tensors.items() if ".lora_A." in k}
@@ -172,7 +183,9 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         raise GraphError("is another kind of adapter", where=where, found=kind, expected="LORA")
     if special := [key for key in _OTHER if config.get(key)]:
         where = str(folder / CONFIG)
-        raise GraphError("computes more than low-rank adapters do", where=where, found=listed(special))
+        raise GraphError(
+            "computes more than low-rank adapters do", where=where, found=listed(special)
+        )
     return config, {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
 
 
