@@ -291,8 +291,9 @@ class Search:
             now = get(first, way)
             if now is None:
                 continue
-            values = {value, *(v for r in ratios if (v := value * r).denominator == 1 and v > 0)}
-            for new in sorted(int(v) for v in values if v != now):
+            scaled = (Fraction(value) * ratio for ratio in ratios)
+            values = {value, *(v.numerator for v in scaled if v.denominator == 1 and v > 0)}
+            for new in sorted(values - {now}):
                 shapes = self.shapes(changed(first, way, new))
                 dims = frozenset(differences(goal, shapes or {}))
                 if shapes is None or shapes.keys() == goal.keys():
