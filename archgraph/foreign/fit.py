@@ -139,8 +139,8 @@ class Fit:
             sizes = {a.name: a.size for a in layouts.all if a.role in ("head_dim", "value_dim")}
             facts: ErrorFacts = {"found": listed(f"{k} = {v}" for k, v in sizes.items()) or None}
             facts["hint"] = (
-                "the class computes from its sizes what the network keeps of the uncut one (a scale "
-                "of attention or of an embedding) or has positions in another order"
+                "the class computes from its sizes what the network keeps of the uncut one (a "
+                "scale of attention or of an embedding) or has positions in another order"
             )
             return RewriteError(
                 f"every {name} of these shapes computes something else",
