@@ -17,7 +17,7 @@ from archgraph.rewrites.laws import random_inputs, random_state
 TOLERANCE = 1e-5
 
 
-class Comparison:
+class FunctionComparison:
     """A graph with random weights, and what it computes in eval mode.
 
     The weights have natural scale: in those of a fresh network, attention is even, and a wrong
@@ -31,8 +31,8 @@ class Comparison:
     def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
         dtypes = {p.name: torch_dtype(p.dtype) for p in graph.params}
         state = {name: value.to(dtypes[name]) for name, value in random_state(graph).items()}
-        given = random_inputs(graph)
-        self._inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in given.items()}
+        drawn = random_inputs(graph)
+        self._inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in drawn.items()}
         full = state_dict(graph, state)
         self._state = {new: full[name] for name, new in names.items()}
         with torch.no_grad():

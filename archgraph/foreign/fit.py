@@ -11,16 +11,16 @@ from torch import nn
 
 from archgraph.analysis.axes import axes
 from archgraph.errors import ErrorFacts, RewriteError
-from archgraph.foreign.compare import Comparison
+from archgraph.foreign.compare import FunctionComparison
 from archgraph.foreign.search import (
     Arguments,
-    Search,
-    Shapes,
-    differences,
-    entries,
+    ArgumentSearch,
+    StateShapes,
     get,
+    numbers_in,
     renumbered,
     runs,
+    unequal_sizes,
 )
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
@@ -38,7 +38,7 @@ class Fit:
         label: What the arguments are called in errors: the name of a class.
         start: The arguments of the original model.
         names: Names in the class by those in the graph, for all that the class has.
-        target: Shapes by the names in the class.
+        target: StateShapes by the names in the class.
 
     Args:
         graph: The network.
@@ -82,7 +82,7 @@ class Fit:
                 found=listed(foreign),
                 hint="adapters are written with ag.to_peft; fold what else was added",
             )
-        self.target: Shapes = {n: tuple(self._tensors[k].shape) for k, n in self.names.items()}
+        self.target: StateShapes = {n: tuple(self._tensors[k].shape) for k, n in self.names.items()}
 
     def arguments(self) -> Arguments:
         """Return the first arguments that give these shapes and the same function.
@@ -90,9 +90,11 @@ class Fit:
         Raises:
             RewriteError: If there are none; says which axis is in the way.
         """
-        kept = {prefix: [*map(int, numbers)] for prefix, numbers in runs(set(self.names)).items()}
-        search = Search(self._meta, self.start, self.target, kept, self._derived)
-        compares = Comparison(self.graph, self.names)
+        remaining = {
+            prefix: [*map(int, numbers)] for prefix, numbers in runs(set(self.names)).items()
+        }
+        search = ArgumentSearch(self._meta, self.start, self.target, remaining, self._derived)
+        compares = FunctionComparison(self.graph, self.names)
         tried = 0
         for arguments in itertools.islice(search.fitting(), COMPARED):
             if compares(self.module(arguments)):
@@ -122,14 +124,14 @@ class Fit:
 
     def changes(self, arguments: Arguments) -> dict[str, Any]:
         """Return the numbers of arguments that differ from the original ones."""
-        pairs = ((way, value, get(arguments, way)) for way, value in entries(self.start))
+        pairs = ((way, value, get(arguments, way)) for way, value in numbers_in(self.start))
         return {".".join(map(str, w)): new for w, old, new in pairs if new not in (old, None)}
 
-    def _meta(self, arguments: Arguments) -> Shapes:
+    def _meta(self, arguments: Arguments) -> StateShapes:
         with torch.device("meta"):
             return shapes_of(self.module(arguments))
 
-    def _no_fit(self, search: Search, compared: int) -> RewriteError:
+    def _no_fit(self, search: ArgumentSearch, compared: int) -> RewriteError:
         """Return an error that says which axis is in the way."""
         nearest = search.nearest()
         name = self.label
@@ -148,7 +150,7 @@ class Fit:
                 **facts,
             )
         shapes = search.shapes(nearest) or {}
-        wrong = differences(self.target, shapes)
+        wrong = unequal_sizes(self.target, shapes)
         lacking = sorted(n for n in self.target if n not in shapes)
         if not wrong:
             left = [n for n, s in self.target.items() if shapes.get(n) != s] or lacking
@@ -159,13 +161,13 @@ class Fit:
                 hint="leave out the same blocks wherever the class repeats them",
             )
         changes = listed(f"{k}: {v}" for k, v in self.changes(nearest).items())
-        (tensor, dim), (has, wanted) = next(iter(wrong.items()))
+        (tensor, dim), (has, goal) = next(iter(wrong.items()))
         leaf = graph_name[tensor]
         owner = next(p.name for p in self.graph.params if leaf in (p.name, *p.aliases))
         return RewriteError(
             f"no {name} has these shapes: this axis is in the way",
             where=str(layouts.of(owner)[dim]),
-            found=f"{leaf} with {wanted} in dimension {dim}",
+            found=f"{leaf} with {goal} in dimension {dim}",
             expected=f"{has}, in the nearest configuration ({changes or 'the original one'})",
             hint="cut it as the configuration can: everywhere alike, or heads instead of their "
             "size; ag.save writes the network as it is",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-Way: TypeAlias = tuple[str | int, ...]
+StateShapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Route: TypeAlias = tuple[str | int, ...]
 Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
 # A missing tensor weighs more than one of another shape, which still may become the right one.
 MISSING, EXTRA = 8, 4
@@ -24,24 +24,24 @@ TOGETHER = 3
 PAIRS = 200
 
 
-def entries(value: object, way: Way = ()) -> Iterator[tuple[Way, int | float | None]]:
+def numbers_in(value: object, way: Route = ()) -> Iterator[tuple[Route, int | float | None]]:
     """Yield the numbers of a configuration, and what is left open, with the way to each.
 
-    >>> list(entries({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
+    >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from entries(item, (*way, key))
+            yield from numbers_in(item, (*way, key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from entries(item, (*way, index))
+            yield from numbers_in(item, (*way, index))
     elif value is None or (not isinstance(value, bool) and isinstance(value, int | float)):
         if value is None or value >= 1:
             yield way, value
 
 
-def changed(value: Any, way: Way, new: object) -> Any:
+def changed(value: Any, way: Route, new: object) -> Any:
     """Return a configuration with another value at one place.
 
     >>> changed({"depths": [2, 3]}, ("depths", 1), 1)
@@ -54,7 +54,7 @@ def changed(value: Any, way: Way, new: object) -> Any:
     return [changed(v, way[1:], new) if i == way[0] else v for i, v in enumerate(value)]
 
 
-def get(value: Any, way: Way) -> Any:
+def get(value: Any, way: Route) -> Any:
     """Return what stands at a place of a configuration; None where it has no such place."""
     for step in way:
         try:
@@ -101,53 +101,55 @@ def renumbered(names: set[str], original: set[str]) -> dict[str, str]:
     return {name: renamed(name) for name in sorted(names)}
 
 
-def differences(target: Shapes, shapes: Shapes) -> dict[tuple[str, int], tuple[int, int]]:
+def unequal_sizes(
+    target: StateShapes, shapes: StateShapes
+) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the dimensions of tensors that differ, as ``(has, should have)``."""
     return {
-        (name, dim): (has, wanted)
+        (name, dim): (has, goal)
         for name, shape in target.items()
         if len(shapes.get(name, ())) == len(shape)
-        for dim, (has, wanted) in enumerate(zip(shapes.get(name, ()), shape, strict=True))
-        if has != wanted
+        for dim, (has, goal) in enumerate(zip(shapes.get(name, ()), shape, strict=True))
+        if has != goal
     }
 
 
-def distance(target: Shapes, shapes: Shapes) -> int:
+def distance_to(target: StateShapes, shapes: StateShapes) -> int:
     """Return how far a network is from the one that is looked for; 0 where all shapes are equal."""
     missing = sum(len(shapes.get(n, (None,) * 9)) != len(s) for n, s in target.items())
     extra = len(shapes.keys() - target.keys())
-    return MISSING * missing + EXTRA * extra + len(differences(target, shapes))
+    return MISSING * missing + EXTRA * extra + len(unequal_sizes(target, shapes))
 
 
-def same_runs(target: Shapes, shapes: Shapes) -> bool:
+def same_runs(target: StateShapes, shapes: StateShapes) -> bool:
     """Return whether a network numbers no child that the other lacks.
 
     What forward does not read may be left out of a graph, a layer may not.
     """
-    wanted = runs(target)
-    return all(numbers == wanted.get(prefix, numbers) for prefix, numbers in runs(shapes).items())
+    goal = runs(target)
+    return all(numbers == goal.get(prefix, numbers) for prefix, numbers in runs(shapes).items())
 
 
 @dataclass
-class Search:
+class ArgumentSearch:
     """The search for a configuration.
 
     Attributes:
         make: Constructs the network of a configuration without memory and returns its shapes.
         start: The configuration that the network had before it was rewritten.
-        target: Shapes by the names that the class gives.
-        kept: Numbers of the layers that stayed, by the module that holds them.
+        target: StateShapes by the names that the class gives.
+        remaining: Numbers of the layers that stayed, by the module that holds them.
         derived: Entries of the start that the class computes itself where they are missing.
     """
 
-    make: Callable[[Arguments], Shapes]
+    make: Callable[[Arguments], StateShapes]
     start: Arguments
-    target: Shapes
-    kept: Mapping[str, list[int]]
+    target: StateShapes
+    remaining: Mapping[str, list[int]]
     derived: frozenset[str] = frozenset()
-    _tried: dict[str, Shapes | None] = field(default_factory=dict)
+    _tried: dict[str, StateShapes | None] = field(default_factory=dict)
 
-    def shapes(self, arguments: Arguments) -> Shapes | None:
+    def shapes(self, arguments: Arguments) -> StateShapes | None:
         """Return the shapes of a configuration's network; None where the class refuses it."""
         key = repr(arguments)
         if key not in self._tried:
@@ -208,46 +210,46 @@ class Search:
                 if shapes is not None and shapes == goal:
                     yield arguments
 
-    def fits(self, shapes: Shapes) -> bool:
+    def fits(self, shapes: StateShapes) -> bool:
         """Return whether a network has every tensor that is looked for, in its shape."""
         equal = all(shapes.get(name) == shape for name, shape in self.target.items())
         return equal and same_runs(self.target, shapes)
 
     def _distance(self, arguments: Arguments) -> float:
         shapes = self.shapes(arguments)
-        return float("inf") if shapes is None else distance(self.target, shapes)
+        return float("inf") if shapes is None else distance_to(self.target, shapes)
 
     def _pairs_of_sizes(self, arguments: Arguments) -> set[tuple[int, int]]:
         """Return sizes with those that they should become: of dimensions, and numbers of layers."""
         shapes = self.shapes(arguments) or {}
-        pairs = set(differences(self.target, shapes).values())
-        wanted = runs(self.target)
+        pairs = set(unequal_sizes(self.target, shapes).values())
+        goal = runs(self.target)
         return pairs | {
-            (len(has), len(wanted[prefix]))
+            (len(has), len(goal[prefix]))
             for prefix, has in runs(shapes).items()
-            if len(has) != len(wanted.get(prefix, has))
+            if len(has) != len(goal.get(prefix, has))
         }
 
     def _equal(self, arguments: Arguments) -> Iterator[Arguments]:
         """Yield what results if a number that equals a size becomes the wanted one."""
-        for has, wanted in sorted(self._pairs_of_sizes(arguments)):
-            for way, value in entries(arguments):
+        for has, goal in sorted(self._pairs_of_sizes(arguments)):
+            for way, value in numbers_in(arguments):
                 if value == has:
-                    result = changed(arguments, way, wanted)
+                    result = changed(arguments, way, goal)
                     yield result
-                    yield from self._with_lists(result, has, wanted)
+                    yield from self._with_lists(result, has, goal)
 
-    def _with_lists(self, arguments: Arguments, has: int, wanted: int) -> Iterator[Arguments]:
+    def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
         """Yield a configuration whose lists with an item for each layer lose those left out.
 
         Lists that the class computes, of names of stages, say, are then left to it.
         """
-        for kept in self.kept.values():
-            if len(kept) != wanted:
+        for remaining in self.remaining.values():
+            if len(remaining) != goal:
                 continue
             result = arguments
-            for way in [w for w, v in _lists(arguments) if len(v) == has > max(kept)]:
-                result = changed(result, way, [get(arguments, way)[i] for i in kept])
+            for way in [w for w, v in _lists(arguments) if len(v) == has > max(remaining)]:
+                result = changed(result, way, [get(arguments, way)[i] for i in remaining])
             if result != arguments:
                 yield result
         if self.derived & arguments.keys():
@@ -257,10 +259,10 @@ class Search:
         """Yield what results if a number scales as a size does, or one that is open is given."""
         yield from (changed(arguments, *move[:2]) for move in self._moves(arguments))
 
-    def _moves(self, arguments: Arguments) -> Iterator[tuple[Way, int | float, Fraction]]:
+    def _moves(self, arguments: Arguments) -> Iterator[tuple[Route, int | float, Fraction]]:
         pairs = self._pairs_of_sizes(arguments)
-        ratios = sorted({Fraction(wanted, has) for has, wanted in pairs if has})
-        for way, value in entries(arguments):
+        ratios = sorted({Fraction(goal, has) for has, goal in pairs if has})
+        for way, value in numbers_in(arguments):
             if value is None:
                 yield from ((way, size, Fraction(0)) for size in sorted({w for _, w in pairs}))
                 continue
@@ -278,14 +280,14 @@ class Search:
         for (way, new, _), (other, also, _) in itertools.islice(alike, PAIRS):
             yield changed(changed(arguments, way, new), other, also)
 
-    def _options(self, first: Arguments, goal: Shapes) -> list[_Option]:
+    def _options(self, first: Arguments, goal: StateShapes) -> list[_Option]:
         """Return the other values that numbers of a configuration could have."""
         before = self.shapes(self.start) or {}
-        ratios = {Fraction(w, h) for h, w in differences(self.target, before).values() if h}
+        ratios = {Fraction(w, h) for h, w in unequal_sizes(self.target, before).values() if h}
         if not ratios:
             return []
         result = []
-        for way, value in entries(self.start):
+        for way, value in numbers_in(self.start):
             if not isinstance(value, int):
                 continue
             now = get(first, way)
@@ -295,7 +297,7 @@ class Search:
             values = {value, *(v.numerator for v in scaled if v.denominator == 1 and v > 0)}
             for new in sorted(values - {now}):
                 shapes = self.shapes(changed(first, way, new))
-                dims = frozenset(differences(goal, shapes or {}))
+                dims = frozenset(unequal_sizes(goal, shapes or {}))
                 if shapes is None or shapes.keys() == goal.keys():
                     result.append(_Option(way, new, dims))
         return result
@@ -305,12 +307,12 @@ class Search:
 class _Option:
     """Another value of one number, and the dimensions that it alone would change."""
 
-    way: Way
+    way: Route
     value: int
     dims: frozenset[tuple[str, int]]
 
 
-def _lists(value: object, way: Way = ()) -> Iterator[tuple[Way, list[Any]]]:
+def _lists(value: object, way: Route = ()) -> Iterator[tuple[Route, list[Any]]]:
     if isinstance(value, list | tuple):
         yield way, list(value)
     items = value.items() if isinstance(value, Mapping) else ()

@@ -22,7 +22,7 @@ from archgraph.states import State
 
 @takes_graph
 def to_timm(
-    graph: ArchGraph, state: State, name: str, file: str | os.PathLike[str], **args: Any
+    graph: ArchGraph, /, state: State, name: str, file: str | os.PathLike[str], **args: Any
 ) -> dict[str, Any]:
     """Write a cut or shortened network as weights that ``timm.create_model`` loads.
 
@@ -42,6 +42,11 @@ def to_timm(
     Raises:
         RewriteError: If no arguments give these shapes; says which axis is in the way.
         GraphError: If timm is not installed or has no such model; if the state does not fit.
+
+    Example:
+        >>> import timm  # doctest: +SKIP
+        >>> to_timm(small, weights, "resnet18", "small.safetensors")  # doctest: +SKIP
+        {'layers': (2, 1, 2, 2)}
     """
     from safetensors.torch import save
 
@@ -97,7 +102,7 @@ def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
         calls.append(values)
         construct(self, *args, **kwargs)
 
-    kind.__init__ = init  # type: ignore[method-assign,assignment]
+    kind.__init__ = init  # type: ignore[method-assign]
     try:
         yield calls
     finally:

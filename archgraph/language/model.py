@@ -251,14 +251,14 @@ def long_form(value: Json, base: Path) -> Json:
         # Abbreviations of two letters are in capitals: MaskedLM, QuestionAnswering.
         camel = "".join(w.upper() if len(w) == 2 else w.capitalize() for w in words)
         name = f"transformers:AutoModel{f'For{camel}' if camel else ''}.{READER}"
-        return rest | {"python": name, "args": {FOLDER: located(folder, base), **options}}
-    if isinstance(name := value.get("timm"), str):
-        args: dict[str, Json] = {"model_name": name}
+        return rest | {"python": name, "args": {FOLDER: absolute_path(folder, base), **options}}
+    if isinstance(model := value.get("timm"), str):
+        args: dict[str, Json] = {"model_name": model}
         if isinstance(file := value.get("checkpoint"), str):
             if not file.endswith(".safetensors"):
                 message, expected = "is not a safetensors file", "weights without a pickle"
                 raise SpecError(message, where="checkpoint", found=file, expected=expected)
-            args["checkpoint_path"] = located(file, base)
+            args["checkpoint_path"] = absolute_path(file, base)
         return rest | {"python": "timm:create_model", "args": args | dict(options)}
     return value
 
@@ -267,7 +267,7 @@ def long_form(value: Json, base: Path) -> Json:
 SHORT_KEYS = frozenset({"transformers", "task", "timm", "checkpoint", "args"})
 
 
-def located(name: str, base: Path) -> str:
+def absolute_path(name: str, base: Path) -> str:
     """Return the absolute path of what a file names."""
     # An unknown home folder stays as it is written; reading it is an error with its line.
     with contextlib.suppress(RuntimeError):
@@ -294,7 +294,7 @@ def anchored(value: Json, base: Path) -> Json:
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)
         if isinstance(folder, str) and folder:  # else the mistake is reported with its line
-            args[FOLDER] = located(folder, base)
+            args[FOLDER] = absolute_path(folder, base)
     return result
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from archgraph.fields import Place
 from archgraph.language.document import Document
 from archgraph.language.model import FOLDER, long_form
 
 # Where a key of the long form stands in the short one.
-_PLACES = {
+_PLACES: dict[Place, tuple[Place, ...]] = {
     ("python",): (("transformers",), ("timm",)),
     ("args", FOLDER): (("transformers",),),
     ("args", "checkpoint_path"): (("checkpoint",),),
@@ -27,8 +28,8 @@ def written_out(document: Document) -> Document:
     if data is document.data:
         return document
     lines = {
-        place: document.lines[key]
-        for place, keys in _PLACES.items()
+        path: document.lines[key]
+        for path, keys in _PLACES.items()
         for key in keys
         if key in document.lines
     }
