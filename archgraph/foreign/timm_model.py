@@ -46,7 +46,7 @@ def to_timm(
     Example:
         >>> import timm  # doctest: +SKIP
         >>> to_timm(small, weights, "resnet18", "small.safetensors")  # doctest: +SKIP
-        {'layers': (2, 1, 2, 2)}
+        {'layers': (1, 2, 2, 2)}
     """
     from safetensors.torch import save
 
