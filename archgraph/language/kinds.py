@@ -115,6 +115,9 @@ def without_consent(source: Document) -> bool:
     Raises:
         SpecError: If it does, and the rest of it has not the form of such a model.
     """
+    from archgraph.language.short_forms import written_out
+
+    source = written_out(source)
     if "python" not in source.data:
         return False
     import torch
@@ -158,5 +161,10 @@ def _check(path: Path, cache: Cache) -> str:
 
 
 MODEL = FileKind(
-    "model", 5, frozenset({"sections", "nodes", "python", "inputs"}), _schema, _mappings, _check
+    "model",
+    5,
+    frozenset({"sections", "nodes", "python", "inputs", "transformers"}),
+    _schema,
+    _mappings,
+    _check,
 )

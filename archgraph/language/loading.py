@@ -18,6 +18,7 @@ from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.saved import is_saved, read_weights, save_folder, weights_of
+from archgraph.language.short_forms import written_out
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
 
@@ -115,6 +116,7 @@ def load_model(
 def _read(
     document: Document, choices: Mapping[str, int] | None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
+    document = written_out(document)
     data = document.data
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")

@@ -14,6 +14,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import CoreSchema, core_schema
 
+from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version, bare
 from archgraph.hints import nearest
 from archgraph.language.expression import ParamValue, is_expression
@@ -226,6 +227,54 @@ def reads_folder(name: str) -> bool:
     return re.split(r"[.:]", name)[-1] == READER
 
 
+def long_form(value: Json, base: Path) -> Json:
+    """Write a model of transformers or timm out as one that a Python callable makes.
+
+    Args:
+        value: Any model; another form stays as it is.
+        base: The folder from which it names others.
+
+    >>> short = {"transformers": "bert", "task": "masked_lm", "inputs": {"input_ids": [8]}}
+    >>> long_form(short, Path("/specs"))["python"]
+    'transformers:AutoModelForMaskedLM.from_pretrained'
+    >>> long_form({"timm": "resnet18", "checkpoint": "a.safetensors"}, Path("/specs"))["args"]
+    {'model_name': 'resnet18', 'checkpoint_path': '/specs/a.safetensors'}
+    """
+    if not isinstance(value, Mapping) or "python" in value:
+        return value
+    rest = {k: v for k, v in value.items() if k not in SHORT_KEYS}
+    options = value.get("args") or {}
+    if not isinstance(options, Mapping):  # the long form says what is wrong with it
+        options = {}
+    if isinstance(folder := value.get("transformers"), str):
+        words = str(value.get("task", "")).split("_")
+        # Abbreviations of two letters are in capitals: MaskedLM, QuestionAnswering.
+        camel = "".join(w.upper() if len(w) == 2 else w.capitalize() for w in words)
+        name = f"transformers:AutoModel{f'For{camel}' if camel else ''}.{READER}"
+        return rest | {"python": name, "args": {FOLDER: absolute_path(folder, base), **options}}
+    if isinstance(model := value.get("timm"), str):
+        args: dict[str, Json] = {"model_name": model}
+        if isinstance(file := value.get("checkpoint"), str):
+            if not file.endswith(".safetensors"):
+                message, expected = "is not a safetensors file", "weights without a pickle"
+                raise SpecError(message, where="checkpoint", found=file, expected=expected)
+            args["checkpoint_path"] = absolute_path(file, base)
+        return rest | {"python": "timm:create_model", "args": args | dict(options)}
+    return value
+
+
+# Keys of the short forms of models.
+SHORT_KEYS = frozenset({"transformers", "task", "timm", "checkpoint", "args"})
+
+
+def absolute_path(name: str, base: Path) -> str:
+    """Return the absolute path of what a file names."""
+    # An unknown home folder stays as it is written; reading it is an error with its line.
+    with contextlib.suppress(RuntimeError):
+        return str(base / Path(name).expanduser())
+    return name
+
+
 def anchored(value: Json, base: Path) -> Json:
     """Make the folders that an inline model names absolute.
 
@@ -237,15 +286,15 @@ def anchored(value: Json, base: Path) -> Json:
         return tuple(anchored(item, base) for item in value)
     if not isinstance(value, Mapping):
         return value
+    value = long_form(value, base)
+    assert isinstance(value, Mapping)
     result = {key: anchored(item, base) for key, item in value.items()}
     # A new mapping: what was read from the file is shared by all who read it.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)
         if isinstance(folder, str) and folder:  # else the mistake is reported with its line
-            # An unknown home folder stays as it is written; reading it is an error with its line.
-            with contextlib.suppress(RuntimeError):
-                args[FOLDER] = str(base / Path(folder).expanduser())
+            args[FOLDER] = absolute_path(folder, base)
     return result
 
 

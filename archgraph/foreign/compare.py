@@ -1,0 +1,67 @@
+"""Whether a module computes what a graph computes: asked with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from archgraph.graph.ir import ArchGraph
+from archgraph.module.build import build, state_dict
+from archgraph.ops.schema import torch_dtype
+from archgraph.rewrites.laws import random_inputs, random_state
+
+# Of the largest value: far above the rounding of single precision, far below another function.
+TOLERANCE = 1e-5
+
+
+class FunctionComparison:
+    """A graph with random weights, and what it computes in eval mode.
+
+    The weights have natural scale: in those of a fresh network, attention is even, and a wrong
+    number of heads would not show.
+
+    Args:
+        graph: The graph.
+        names: Names in the modules by those in the graph.
+    """
+
+    def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
+        dtypes = {p.name: torch_dtype(p.dtype) for p in graph.params}
+        state = {name: value.to(dtypes[name]) for name, value in random_state(graph).items()}
+        drawn = random_inputs(graph)
+        self._inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in drawn.items()}
+        full = state_dict(graph, state)
+        self._state = {new: full[name] for name, new in names.items()}
+        with torch.no_grad():
+            self._expected = build(graph, state).eval()(**self._inputs)
+
+    def __call__(self, module: nn.Module) -> bool:
+        """Return whether a module computes the same; its weights are overwritten."""
+        module.load_state_dict(self._state, strict=False)
+        with torch.no_grad():
+            actual = module.eval()(**self._inputs)
+        expected = self._expected
+        if isinstance(expected, Mapping):  # a cache for the next call is not part of the graph
+            if not expected.keys() <= actual.keys():
+                return False
+            expected, actual = dict(expected), {key: actual[key] for key in expected}
+        ones, others = _tensors(expected), _tensors(actual)
+        return len(ones) == len(others) and all(map(_close, ones, others))
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = max(float(one.abs().max()), 1e-30) if one.numel() else 1.0
+    return torch.allclose(one, other.to(one.dtype), rtol=0, atol=TOLERANCE * scale)

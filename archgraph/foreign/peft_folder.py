@@ -1,0 +1,219 @@
+"""Low-rank adapters as PEFT writes and reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from archgraph.analysis.side_branches import SideBranch, side_branches
+from archgraph.capture.trace import Traced
+from archgraph.errors import GraphError, RewriteError
+from archgraph.files import write
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Leaf
+from archgraph.hints import listed
+from archgraph.module.build import state_dict
+from archgraph.ops.table import row
+from archgraph.rewrites.lora import Scaling, add_lora
+from archgraph.states import State
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# Entries of a configuration that change what adapters compute, beside those that are read here.
+_OTHER = (
+    "use_dora",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "layer_replication",
+    "alora_invocation_tokens",
+)
+
+
+@takes_graph
+def to_peft(
+    graph: ArchGraph, state: State, folder: str | os.PathLike[str], *, base: str = ""
+) -> None:
+    """Write the low-rank adapters of a network as a folder that PEFT loads.
+
+    Beside adapters it holds layers that are trained whole, a classifier, say: those with trainable
+    parameters in a network where others are frozen.
+
+    Args:
+        graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
+        state: Its weights.
+        folder: Where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
+        base: Name or folder of the model that they belong to, for readers.
+
+    Raises:
+        RewriteError: If the network has no low-rank adapters.
+        GraphError: If the state does not fit the graph.
+
+    Example:
+        >>> import tempfile, torch, archgraph as ag
+        >>> traced = ag.trace(torch.nn.Sequential(torch.nn.Linear(8, 6)), torch.zeros(1, 8))
+        >>> graph, transfer = ag.add_lora(traced.graph, 2, alpha=4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     to_peft(graph, transfer.pull(traced.state), folder)
+        ...     again = from_peft(traced.graph, traced.state, folder)
+        >>> again.graph == graph
+        True
+
+    Source: Hu et al., *LoRA*, ICLR 2022; the format is PEFT's.
+    """
+    from safetensors.torch import save
+
+    tensors = state_dict(graph, state)
+    layers = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
+    if not layers:
+        raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
+    result: dict[str, Tensor] = {}
+    ranks, alphas = dict[str, int](), dict[str, float]()
+    for path, branch in layers.items():
+        down, up = tensors[branch.down], tensors[branch.up]
+        if branch.rank_dim:  # written by a class with transposed weights
+            down, up = down.T, up.T
+        result[f"{PREFIX}{path}.lora_A.weight"], result[f"{PREFIX}{path}.lora_B.weight"] = down, up
+        ranks[path], alphas[path] = len(down), branch.scale * len(down)
+    adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
+    others = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
+    # Where nothing is frozen, all is trained: then the model itself is to be written.
+    trained = (
+        [p.name for p in others if p.trainable] if not all(p.trainable for p in others) else []
+    )
+    modules = sorted({name.rpartition(".")[0] for name in trained})
+    for name, tensor in tensors.items():
+        if name not in adapters and name.rpartition(".")[0] in modules:
+            result[PREFIX + name] = tensor
+    rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
+    transposed = [_transposed(graph, b) for b in layers.values()]
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base or None,
+        "task_type": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": _plain(alpha),
+        "rank_pattern": {f"^{p}": r for p, r in ranks.items() if r != rank},
+        "alpha_pattern": {f"^{p}": _plain(a) for p, a in alphas.items() if a != alpha},
+        "target_modules": sorted(layers),
+        "modules_to_save": modules or None,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": False,
+        "fan_in_fan_out": all(transposed),
+    }
+    contiguous = {
+        name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
+    }
+    write(Path(folder) / WEIGHTS, save(contiguous, metadata={"format": "pt"}))
+    write(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+@takes_graph
+def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) -> Traced:
+    """Read adapters that PEFT, or :func:`to_peft`, wrote, into a network.
+
+    Args:
+        graph: The model without adapters.
+        state: Its weights.
+        folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Returns:
+        The graph with adapters and its state; layers that the folder holds whole replace those of
+        the state.
+
+    Raises:
+        GraphError: If the folder lacks a file, is of another kind of adapter, or has a tensor for
+            which the graph has no layer.
+
+    Example:
+        >>> import torch, archgraph as ag
+        >>> from_peft(*ag.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), "here")
+        Traceback (most recent call last):
+        archgraph.errors.GraphError: here: is not a folder of adapters; expected adapter_config.json
+    """
+    config, tensors = _read(Path(folder))
+    downs = {k.removesuffix(".lora_A.weight"): v for k, v in tensors.items() if ".lora_A." in k}
+    ups = {k.removesuffix(".lora_B.weight"): v for k, v in tensors.items() if ".lora_B." in k}
+    rest = {k: v for k, v in tensors.items() if ".lora_" not in k}
+    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
+    unknown = [k for k in rest if k not in owners]
+    unknown += [k for k in tensors if ".lora_" in k and not re.search(r"\.lora_[AB]\.weight$", k)]
+    if unknown or downs.keys() != ups.keys():
+        odd = unknown or sorted(downs.keys() ^ ups.keys())
+        raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
+    groups: dict[tuple[int, float], list[str]] = {}
+    for path, down in downs.items():
+        alpha = _of(config.get("alpha_pattern"), path, config.get("lora_alpha"))
+        groups.setdefault((len(down), float(alpha)), []).append(path)
+    scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
+    new, full = graph, dict(state)
+    for (rank, alpha), paths in groups.items():
+        rewritten = add_lora(new, rank, paths, alpha=alpha, scaling=scaling)
+        new, full = rewritten.graph, rewritten.transfer.pull(full)
+    for branch in side_branches(new):
+        path = _layer(new, branch)
+        if branch.low_rank and path in downs:
+            full[branch.down] = _fitting(new, branch.down, downs[path])
+            full[branch.up] = _fitting(new, branch.up, ups[path])
+    for name, tensor in rest.items():
+        full[owners[name]] = _fitting(new, owners[name], tensor)
+    return Traced(new, full)
+
+
+def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    from safetensors.torch import load_file
+
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise GraphError("is not a folder of adapters", where=str(folder), expected=name)
+    config = json.loads((folder / CONFIG).read_text())
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else config
+        where = str(folder / CONFIG)
+        raise GraphError("is another kind of adapter", where=where, found=kind, expected="LORA")
+    if special := [key for key in _OTHER if config.get(key)]:
+        where = str(folder / CONFIG)
+        raise GraphError(
+            "computes more than low-rank adapters do", where=where, found=listed(special)
+        )
+    return config, {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
+
+
+def _of(patterns: Mapping[str, float] | None, path: str, default: Any) -> float:
+    """Return what a pattern of PEFT says of a layer: the first that its path ends in."""
+    matching = (v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", path))
+    return next(matching, default)
+
+
+def _fitting(graph: ArchGraph, name: str, tensor: Tensor) -> Tensor:
+    if tuple(tensor.shape) != (shape := graph.param[name].shape):
+        raise GraphError("has another shape", where=name, found=tuple(tensor.shape), expected=shape)
+    return tensor
+
+
+def _layer(graph: ArchGraph, branch: SideBranch) -> str:
+    """Return the path of the layer that an adapter stands beside."""
+    base = graph.node[branch.base]
+    fact = row(base.op).linear_map
+    weight = base.arg(fact.weight) if fact else None
+    return weight.name.rpartition(".")[0] if isinstance(weight, Leaf) else base.scope
+
+
+def _transposed(graph: ArchGraph, branch: SideBranch) -> bool:
+    fact = row(graph.node[branch.base].op).linear_map
+    return fact is not None and bool(fact.transposed)
+
+
+def _plain(number: float) -> float | int:
+    """Return a whole number as one, as PEFT writes it."""
+    return int(number) if math.isclose(number, round(number), rel_tol=1e-12) else number

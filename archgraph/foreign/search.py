@@ -1,0 +1,320 @@
+"""Which arguments give a network of these shapes: found by trying, without a table of models.
+
+A configuration is a tree of plain values. What it means is known to its class alone, which is
+therefore asked: its network is constructed without memory and its shapes are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+StateShapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Route: TypeAlias = tuple[str | int, ...]
+Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
+# A missing tensor weighs more than one of another shape, which still may become the right one.
+MISSING, EXTRA = 8, 4
+# Fields that are changed together where the shapes do not tell which.
+TOGETHER = 3
+# Pairs of changes that are tried at once where no single one helps.
+PAIRS = 200
+
+
+def numbers_in(value: object, way: Route = ()) -> Iterator[tuple[Route, int | float | None]]:
+    """Yield the numbers of a configuration, and what is left open, with the way to each.
+
+    >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
+    [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from numbers_in(item, (*way, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from numbers_in(item, (*way, index))
+    elif value is None or (not isinstance(value, bool) and isinstance(value, int | float)):
+        if value is None or value >= 1:
+            yield way, value
+
+
+def changed(value: Any, way: Route, new: object) -> Any:
+    """Return a configuration with another value at one place.
+
+    >>> changed({"depths": [2, 3]}, ("depths", 1), 1)
+    {'depths': [2, 1]}
+    """
+    if not way:
+        return new
+    if isinstance(value, Mapping):
+        return {k: changed(v, way[1:], new) if k == way[0] else v for k, v in value.items()}
+    return [changed(v, way[1:], new) if i == way[0] else v for i, v in enumerate(value)]
+
+
+def get(value: Any, way: Route) -> Any:
+    """Return what stands at a place of a configuration; None where it has no such place."""
+    for step in way:
+        try:
+            value = value[step]
+        except (IndexError, KeyError):
+            return None
+    return value
+
+
+def runs(names: Mapping[str, object] | set[str]) -> dict[str, list[str]]:
+    """Return the numbered children of each module that has some, in order.
+
+    >>> runs({"h.0.a.weight": 0, "h.2.a.weight": 0, "head.weight": 0})
+    {'h.': ['0', '2']}
+    """
+    children: dict[str, set[int]] = {}
+    for name in names:
+        for match in re.finditer(r"(?:(?<=\.)|^)(\d+)(?=\.)", name):
+            children.setdefault(name[: match.start()], set()).add(int(match[1]))
+    return {prefix: [str(i) for i in sorted(numbers)] for prefix, numbers in children.items()}
+
+
+def renumbered(names: set[str], original: set[str]) -> dict[str, str]:
+    """Return the names that layers have once those that were left out are closed up.
+
+    Where the original numbers its children 0, 1, 2 and the names have 0 and 2 alone, these become
+    0 and 1.
+
+    >>> renumbered({"h.0.w", "h.2.w"}, {"h.0.w", "h.1.w", "h.2.w"})
+    {'h.0.w': 'h.0.w', 'h.2.w': 'h.1.w'}
+    """
+    full, left = runs(original), runs(names)
+
+    def renamed(name: str) -> str:
+        parts = name.split(".")
+        for i, part in enumerate(parts):
+            prefix = "".join(f"{p}." for p in name.split(".")[:i])
+            if part in left.get(prefix, ()):
+                rank = left[prefix].index(part)
+                numbers = full.get(prefix, left[prefix])
+                parts[i] = numbers[rank] if rank < len(numbers) else part
+        return ".".join(parts)
+
+    return {name: renamed(name) for name in sorted(names)}
+
+
+def unequal_sizes(
+    target: StateShapes, shapes: StateShapes
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the dimensions of tensors that differ, as ``(has, should have)``."""
+    return {
+        (name, dim): (has, goal)
+        for name, shape in target.items()
+        if len(shapes.get(name, ())) == len(shape)
+        for dim, (has, goal) in enumerate(zip(shapes.get(name, ()), shape, strict=True))
+        if has != goal
+    }
+
+
+def distance_to(target: StateShapes, shapes: StateShapes) -> int:
+    """Return how far a network is from the one that is looked for; 0 where all shapes are equal."""
+    missing = sum(len(shapes.get(n, (None,) * 9)) != len(s) for n, s in target.items())
+    extra = len(shapes.keys() - target.keys())
+    return MISSING * missing + EXTRA * extra + len(unequal_sizes(target, shapes))
+
+
+def same_runs(target: StateShapes, shapes: StateShapes) -> bool:
+    """Return whether a network numbers no child that the other lacks.
+
+    What forward does not read may be left out of a graph, a layer may not.
+    """
+    goal = runs(target)
+    return all(numbers == goal.get(prefix, numbers) for prefix, numbers in runs(shapes).items())
+
+
+@dataclass
+class ArgumentSearch:
+    """The search for a configuration.
+
+    Attributes:
+        make: Constructs the network of a configuration without memory and returns its shapes.
+        start: The configuration that the network had before it was rewritten.
+        target: StateShapes by the names that the class gives.
+        remaining: Numbers of the layers that stayed, by the module that holds them.
+        derived: Entries of the start that the class computes itself where they are missing.
+    """
+
+    make: Callable[[Arguments], StateShapes]
+    start: Arguments
+    target: StateShapes
+    remaining: Mapping[str, list[int]]
+    derived: frozenset[str] = frozenset()
+    _tried: dict[str, StateShapes | None] = field(default_factory=dict)
+
+    def shapes(self, arguments: Arguments) -> StateShapes | None:
+        """Return the shapes of a configuration's network; None where the class refuses it."""
+        key = repr(arguments)
+        if key not in self._tried:
+            try:
+                self._tried[key] = self.make(arguments)
+            except Exception:  # whatever a class raises for values that do not go together
+                self._tried[key] = None
+        return self._tried[key]
+
+    def nearest(self) -> Arguments:
+        """Return the configuration whose shapes are nearest to those that are looked for.
+
+        1. Of all single changes the one is made that leaves the least to change.
+        2. Values that equal a size are tried before those that scale with it or are left open.
+        3. Where no single change helps, two that scale alike are made together.
+        """
+        here = self.start
+        while rest := self._distance(here):
+            for step in (self._equal, self._scaled, self._pairs):  # 2, 3
+                best = min(step(here), key=self._distance, default=here)
+                if self._distance(best) < rest:  # 1
+                    here = best
+                    break
+            else:
+                return here
+        return here
+
+    def fitting(self) -> Iterator[Arguments]:
+        """Yield the configurations with these shapes, first the one with the fewest changes.
+
+        Number and size of heads, say, are told by their product alone where they are not tensors'
+        own dimensions: such values are changed together, a few at a time.
+
+        1. The nearest configuration comes first.
+        2. A value that alone changes a dimension of which no other value is part stays.
+        3. What is left is combined.
+        """
+        first = self.nearest()
+        goal = self.shapes(first)
+        if goal is None or not self.fits(goal):
+            return
+        yield first  # 1
+        options = self._options(first, goal)
+        while True:  # 2
+            dims = [d for option in options for d in option.dims]
+            alone = [o for o in options if any(dims.count(d) == 1 for d in o.dims)]
+            if not alone:
+                break
+            options = [o for o in options if o not in alone]
+        for count in range(1, TOGETHER + 1):  # 3
+            for combined in itertools.combinations(options, count):
+                if len({o.way for o in combined}) < count:
+                    continue
+                arguments = first
+                for option in combined:
+                    arguments = changed(arguments, option.way, option.value)
+                shapes = self.shapes(arguments)
+                if shapes is not None and shapes == goal:
+                    yield arguments
+
+    def fits(self, shapes: StateShapes) -> bool:
+        """Return whether a network has every tensor that is looked for, in its shape."""
+        equal = all(shapes.get(name) == shape for name, shape in self.target.items())
+        return equal and same_runs(self.target, shapes)
+
+    def _distance(self, arguments: Arguments) -> float:
+        shapes = self.shapes(arguments)
+        return float("inf") if shapes is None else distance_to(self.target, shapes)
+
+    def _pairs_of_sizes(self, arguments: Arguments) -> set[tuple[int, int]]:
+        """Return sizes with those that they should become: of dimensions, and numbers of layers."""
+        shapes = self.shapes(arguments) or {}
+        pairs = set(unequal_sizes(self.target, shapes).values())
+        goal = runs(self.target)
+        return pairs | {
+            (len(has), len(goal[prefix]))
+            for prefix, has in runs(shapes).items()
+            if len(has) != len(goal.get(prefix, has))
+        }
+
+    def _equal(self, arguments: Arguments) -> Iterator[Arguments]:
+        """Yield what results if a number that equals a size becomes the wanted one."""
+        for has, goal in sorted(self._pairs_of_sizes(arguments)):
+            for way, value in numbers_in(arguments):
+                if value == has:
+                    result = changed(arguments, way, goal)
+                    yield result
+                    yield from self._with_lists(result, has, goal)
+
+    def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
+        """Yield a configuration whose lists with an item for each layer lose those left out.
+
+        Lists that the class computes, of names of stages, say, are then left to it.
+        """
+        for remaining in self.remaining.values():
+            if len(remaining) != goal:
+                continue
+            result = arguments
+            for way in [w for w, v in _lists(arguments) if len(v) == has > max(remaining)]:
+                result = changed(result, way, [get(arguments, way)[i] for i in remaining])
+            if result != arguments:
+                yield result
+        if self.derived & arguments.keys():
+            yield {k: v for k, v in arguments.items() if k not in self.derived}
+
+    def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
+        """Yield what results if a number scales as a size does, or one that is open is given."""
+        yield from (changed(arguments, *move[:2]) for move in self._moves(arguments))
+
+    def _moves(self, arguments: Arguments) -> Iterator[tuple[Route, int | float, Fraction]]:
+        pairs = self._pairs_of_sizes(arguments)
+        ratios = sorted({Fraction(goal, has) for has, goal in pairs if has})
+        for way, value in numbers_in(arguments):
+            if value is None:
+                yield from ((way, size, Fraction(0)) for size in sorted({w for _, w in pairs}))
+                continue
+            for ratio in ratios:
+                new = value * ratio if isinstance(value, int) else float(value * float(ratio))
+                if isinstance(new, float):
+                    yield way, new, ratio
+                elif new.denominator == 1 and new > 0:
+                    yield way, int(new), ratio
+
+    def _pairs(self, arguments: Arguments) -> Iterator[Arguments]:
+        moves = [move for move in self._moves(arguments) if move[2]]
+        pairs = itertools.combinations(moves, 2)
+        alike = ((a, b) for a, b in pairs if a[2] == b[2] and a[0] != b[0])
+        for (way, new, _), (other, also, _) in itertools.islice(alike, PAIRS):
+            yield changed(changed(arguments, way, new), other, also)
+
+    def _options(self, first: Arguments, goal: StateShapes) -> list[_Option]:
+        """Return the other values that numbers of a configuration could have."""
+        before = self.shapes(self.start) or {}
+        ratios = {Fraction(w, h) for h, w in unequal_sizes(self.target, before).values() if h}
+        if not ratios:
+            return []
+        result = []
+        for way, value in numbers_in(self.start):
+            if not isinstance(value, int):
+                continue
+            now = get(first, way)
+            if now is None:
+                continue
+            scaled = (Fraction(value) * ratio for ratio in ratios)
+            values = {value, *(v.numerator for v in scaled if v.denominator == 1 and v > 0)}
+            for new in sorted(values - {now}):
+                shapes = self.shapes(changed(first, way, new))
+                dims = frozenset(unequal_sizes(goal, shapes or {}))
+                if shapes is None or shapes.keys() == goal.keys():
+                    result.append(_Option(way, new, dims))
+        return result
+
+
+@dataclass(frozen=True)
+class _Option:
+    """Another value of one number, and the dimensions that it alone would change."""
+
+    way: Route
+    value: int
+    dims: frozenset[tuple[str, int]]
+
+
+def _lists(value: object, way: Route = ()) -> Iterator[tuple[Route, list[Any]]]:
+    if isinstance(value, list | tuple):
+        yield way, list(value)
+    items = value.items() if isinstance(value, Mapping) else ()
+    for key, item in items:
+        yield from _lists(item, (*way, key))

@@ -1,0 +1,115 @@
+"""Weights that ``timm.create_model`` loads, and its arguments, from a graph that was rewritten."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from archgraph.errors import GraphError
+from archgraph.files import write
+from archgraph.foreign.fit import Fit
+from archgraph.foreign.search import Arguments
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.hints import import_cause
+from archgraph.states import State
+
+
+@takes_graph
+def to_timm(
+    graph: ArchGraph, /, state: State, name: str, file: str | os.PathLike[str], **args: Any
+) -> dict[str, Any]:
+    """Write a cut or shortened network as weights that ``timm.create_model`` loads.
+
+    The arguments are found by trying, as :func:`archgraph.to_transformers` finds a configuration,
+    from those that the class of the model was constructed with.
+
+    Args:
+        graph: The network, of a model of timm that was traced and rewritten.
+        state: Its weights.
+        name: Name of the original model in timm.
+        file: The safetensors file to write.
+        **args: Arguments that the original model was created with.
+
+    Returns:
+        Arguments: ``timm.create_model(name, checkpoint_path=file, **arguments)`` is the network.
+
+    Raises:
+        RewriteError: If no arguments give these shapes; says which axis is in the way.
+        GraphError: If timm is not installed or has no such model; if the state does not fit.
+
+    Example:
+        >>> import timm  # doctest: +SKIP
+        >>> to_timm(small, weights, "resnet18", "small.safetensors")  # doctest: +SKIP
+        {'layers': (1, 2, 2, 2)}
+    """
+    from safetensors.torch import save
+
+    try:
+        import timm
+    except ImportError as error:
+        cause, hint = import_cause(error)
+        raise GraphError("timm cannot be imported", found=cause, hint=hint) from error
+    if not timm.is_model(name):
+        raise GraphError("timm has no such model", found=name)
+    model = timm.create_model(name, **args)
+    with _recorded(type(model)) as calls:
+        timm.create_model(name, **args)
+    start: Arguments = calls[0]
+
+    def make(arguments: Arguments) -> nn.Module:
+        return timm.create_model(name, **(args | _changed(start, arguments)))
+
+    fit = Fit(graph, state, model, start, make, label=f"{type(model).__name__} of timm")
+    arguments = fit.arguments()
+    net = fit.filled(arguments)
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
+    write(file, save(tensors, metadata={"format": "pt"}))
+    return args | _changed(start, arguments)
+
+
+def _changed(start: Arguments, arguments: Arguments) -> Arguments:
+    """Return the arguments that are no longer what they were."""
+    return {
+        key: tuple(value) if isinstance(value, list | tuple) else value
+        for key, value in arguments.items()
+        if _listed(value) != _listed(start[key])
+    }
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
+    """Record the arguments with which a class is constructed: plain values, defaults included.
+
+    An entry point of timm adds its own to those that it is given, and keeps them nowhere.
+    """
+    construct, calls = kind.__init__, list[Arguments]()
+    signature = inspect.signature(construct)
+
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        values = {k: v for k, v in list(bound.arguments.items())[1:] if _is_plain(v)}
+        calls.append(values)
+        construct(self, *args, **kwargs)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        kind.__init__ = construct  # type: ignore[method-assign]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str)

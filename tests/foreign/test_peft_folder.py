@@ -1,0 +1,130 @@
+"""Adapters that go to PEFT and come from it compute the same on both sides."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.errors import GraphError, RewriteError
+
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+peft = pytest.importorskip("peft", reason="needs peft")
+
+from tests.zoo.collection import FAMILIES  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    # PEFT's own, about weights that are stored transposed.
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
+]
+# Layers with adapters of rank 4 and of rank 2: PEFT writes such as patterns.
+LAYERS = {
+    "bert": ("*.query", "*.value"),
+    "gpt2": ("*.c_attn", "*.mlp.c_fc"),
+    "llama": ("*.q_proj", "*.down_proj"),
+    "vit": ("*.q_proj", "classifier"),
+    "t5": ("decoder.*.q", "*.wo"),
+    "resnet": ("*.stages.0.*convolution", "*.stages.1.*convolution"),
+}
+
+
+def traced(name):
+    net = FAMILIES[name]()
+    graph, state = ag.trace(net.model.eval(), train=False, verify=False, **net.kwargs)
+    return net, graph, state
+
+
+def first(result) -> torch.Tensor:
+    return next(iter(result.values()))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", LAYERS)
+def test_both_ways_with_ranks_per_layer(name, tmp_path):
+    net, graph, state = traced(name)
+    wide, narrow = LAYERS[name]
+    adapted = ag.add_lora(graph, 4, wide, alpha=6) >> (
+        lambda g: ag.add_lora(g, 2, narrow, alpha=5, scaling="rsqrt")
+    )
+    draw = torch.Generator().manual_seed(1)
+    full = {
+        k: 0.2 * torch.randn(v.shape, generator=draw) if ".lora." in k else v
+        for k, v in adapted.transfer.pull(state).items()
+    }
+    ag.to_peft(adapted.graph, full, tmp_path / "ours")
+    with torch.no_grad():
+        plain = first(net.model(**net.kwargs))
+        theirs = peft.PeftModel.from_pretrained(copy.deepcopy(net.model), tmp_path / "ours").eval()
+        actual = first(theirs(**net.kwargs))
+        expected = first(ag.build(adapted.graph, full).eval()(**net.kwargs))
+        scale = float(expected.abs().max())
+        assert float((expected - plain).abs().max()) > 1e-3 * scale
+        torch.testing.assert_close(actual, expected, atol=1e-6 * max(scale, 1), rtol=0)
+        theirs.save_pretrained(tmp_path / "theirs")
+        again, read = ag.from_peft(graph, state, tmp_path / "theirs")
+        result = first(ag.build(again, read).eval()(**net.kwargs))
+    torch.testing.assert_close(result, expected, atol=1e-6 * max(scale, 1), rtol=0)
+    for key, value in full.items():
+        torch.testing.assert_close(read[key], value, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_of_pefts_with_a_trained_head(rslora, tmp_path):
+    net, graph, state = traced("bert")
+    config = peft.LoraConfig(
+        r=3, lora_alpha=7, target_modules=["query", "dense"], modules_to_save=["classifier"],
+        rank_pattern={"layer.1.attention.self.query": 2}, alpha_pattern={"pooler.dense": 2},
+        use_rslora=rslora, init_lora_weights=False,
+    )  # fmt: skip
+    model = peft.get_peft_model(copy.deepcopy(net.model), config).eval()
+    with torch.no_grad():
+        head = model.base_model.model.classifier.modules_to_save["default"]
+        head.weight += 1.0
+        expected = model(**net.kwargs).logits
+    model.save_pretrained(tmp_path)
+    adapted, full = ag.from_peft(graph, state, tmp_path)
+    with torch.no_grad():
+        found = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(full["classifier.weight"], head.weight)
+
+
+def test_layers_that_are_trained_whole_go_along(tmp_path):
+    net, graph, state = traced("bert")
+    trained = ag.add_lora(graph, 2, "*.query") >> (
+        lambda g: ag.train_only(g, ["*.lora.*", "classifier.*"])
+    )
+    full = {k: v + 1 if "classifier" in k or ".lora." in k else v
+            for k, v in trained.transfer.pull(state).items()}  # fmt: skip
+    ag.to_peft(trained.graph, full, tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == [
+        "classifier"
+    ]
+    model = peft.PeftModel.from_pretrained(copy.deepcopy(net.model), tmp_path).eval()
+    with torch.no_grad():
+        expected = ag.build(trained.graph, full).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
+    _, graph, state = traced("bert")
+    with pytest.raises(RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
+        ag.to_peft(graph, state, tmp_path)
+    adapted, transfer = ag.add_lora(graph, 2, "*.query")
+    ag.to_peft(adapted, transfer.pull(state), tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(GraphError, match="computes more than low-rank adapters do; found use_dora"):
+        ag.from_peft(graph, state, tmp_path)
+    file.write_text(json.dumps(config | {"peft_type": "IA3"}))
+    with pytest.raises(GraphError, match="another kind of adapter; found IA3; expected LORA"):
+        ag.from_peft(graph, state, tmp_path)
+    file.write_text(json.dumps(config))
+    other, weights = traced("distilbert")[1:]
+    with pytest.raises(GraphError, match="matches no linear map or convolution"):
+        ag.from_peft(other, weights, tmp_path)

@@ -1,0 +1,53 @@
+"""A rewritten network of timm, created again by timm from arguments and a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.errors import GraphError, RewriteError
+from tests.foreign.test_transformers_folder import both, narrow, shorter
+
+timm = pytest.importorskip("timm", reason="needs timm")
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {
+        "img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 4,
+        "num_classes": 5,
+    },
+    "convnext_atto": {"num_classes": 5, "depths": (2, 2, 2, 2), "dims": (16, 16, 32, 32)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [narrow, shorter, both])
+@pytest.mark.parametrize("name", SMALL)
+def test_timm_creates_the_same_network(name, cut, tmp_path):
+    args, image = SMALL[name], torch.randn(2, 3, 32, 32)
+    graph, state = ag.trace(timm.create_model(name, **args).eval(), image, train=False)
+    small, transfer = cut(graph)
+    weights = transfer.pull(state)
+    file = tmp_path / "model.safetensors"
+    arguments = ag.to_timm(small, weights, name, file, **args)
+    assert arguments != args
+    again = timm.create_model(name, checkpoint_path=str(file), **arguments).eval()
+    with torch.no_grad():
+        expected = ag.build(small, weights).eval()(image)
+        torch.testing.assert_close(again(image), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_residual_network_keeps_its_stem(tmp_path):
+    graph, state = ag.trace(
+        timm.create_model("resnet18", num_classes=5).eval(), torch.randn(2, 3, 32, 32), train=False
+    )
+    short, transfer = shorter(graph)
+    file = tmp_path / "model.safetensors"
+    changes = ag.to_timm(short, transfer.pull(state), "resnet18", file, num_classes=5)
+    assert changes == {"num_classes": 5, "layers": (1, 2, 2, 2)}
+    small, transfer = narrow(graph)
+    with pytest.raises(RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"):
+        ag.to_timm(small, transfer.pull(state), "resnet18", file, num_classes=5)
+    with pytest.raises(GraphError, match="timm has no such model; found resnet19"):
+        ag.to_timm(graph, state, "resnet19", file)
