@@ -18,10 +18,9 @@ from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
 from archgraph.module.build import state_dict
-from archgraph.ops.table import row
 from archgraph.rewrites.lora import Scaling, add_lora
 from archgraph.states import State
 
@@ -94,7 +93,7 @@ def to_peft(
         if name not in adapters and name.rpartition(".")[0] in modules:
             result[PREFIX + name] = tensor
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
-    transposed = [_transposed(graph, b) for b in layers.values()]
+    transposed = [b.transposed for b in layers.values()]
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base or None,
@@ -203,15 +202,7 @@ def _fitting(graph: ArchGraph, name: str, tensor: Tensor) -> Tensor:
 
 def _layer(graph: ArchGraph, branch: SideBranch) -> str:
     """Return the path of the layer that an adapter stands beside."""
-    base = graph.node[branch.base]
-    fact = row(base.op).linear_map
-    weight = base.arg(fact.weight) if fact else None
-    return weight.name.rpartition(".")[0] if isinstance(weight, Leaf) else base.scope
-
-
-def _transposed(graph: ArchGraph, branch: SideBranch) -> bool:
-    fact = row(graph.node[branch.base].op).linear_map
-    return fact is not None and bool(fact.transposed)
+    return branch.weight.rpartition(".")[0] or graph.node[branch.base].scope
 
 
 def _plain(number: float) -> float | int:
