@@ -13,9 +13,9 @@ from .learning import LearningTask as LearningTask
 from .low_rank import AdapterSums as AdapterSums
 from .low_rank import LowRank as LowRank
 from .low_rank import LowRankAdapter as LowRankAdapter
+from .low_rank import fresh_factors as fresh_factors
 from .low_rank import frozen as frozen
 from .low_rank import low_rank as low_rank
-from .low_rank import without_training as without_training
 from .metrics import DerivedMetric as DerivedMetric
 from .metrics import Metric as Metric
 from .norms import NormPolicy as NormPolicy
