@@ -97,7 +97,9 @@ class LowRank(Averaging, Masking):
             same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
             theirs = low_rank(tier.graph)
             if self.own_scales:
-                theirs = tuple(replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False))
+                theirs = tuple(
+                    replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False)
+                )
             if theirs != adapters or not same:
                 raise RunError(
                     f"{name} serves clients that differ in rank alone",
@@ -163,10 +165,9 @@ def frozen(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) 
 
 def fresh_factors(world: World, label: str, round: int) -> State:
     """Draw the first factor of every adapter of the global model as a new one starts."""
-    downs = {a.down for a in low_rank(world.graph)}
-    params = tuple(p for p in world.graph.params if p.name in downs)
     draw = torch.randint(2**62, (), generator=seeded(world.seed, label, round))
-    return initial_state(world.graph.replace(params=params), int(draw))
+    fresh = initial_state(world.graph, int(draw))
+    return {a.down: fresh[a.down] for a in low_rank(world.graph)}
 
 
 @dataclass

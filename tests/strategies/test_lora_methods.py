@@ -226,7 +226,9 @@ def test_hetlora_weights_by_hand(build):
     world = build("low", "full", examples=[1, 300])
     after, (low, full), _ = one(HetLoRA(), world)
     for a in low_rank(world.graph):
-        p, q = (float((a.matrices(s)[0] @ a.matrices(s)[1]).norm()) for s in (low.state, full.state))
+        p, q = (
+            float((a.matrices(s)[0] @ a.matrices(s)[1]).norm()) for s in (low.state, full.state)
+        )
         for name, dim in ((a.down, 0), (a.up, 1)):
             padded = torch.zeros_like(full.state[name])
             padded.narrow(dim, 0, 2).copy_(low.state[name])
@@ -309,9 +311,9 @@ def test_a_round_without_results_changes_nothing(build, method):
 
 
 def test_what_is_no_difference_in_rank_is_refused(build, lab):
-    with pytest.raises(ag.RunError, match=r"FedIT averages adapters of one rank; .*tier low|tier low"):
+    with pytest.raises(ag.RunError, match="FedIT averages adapters of one rank"):
         FedIT().init(build("low", "full"))
-    other = build("low", "full", low_alpha=3.0)
+    other = build("low", "full", low_alpha=5.0)
     assert FLoRA().init(other)
     for method in (RankMean, HetLoRA, FlexLoRA):
         with pytest.raises(ag.RunError, match="differ in rank alone"):
