@@ -28,5 +28,5 @@ class RoLoRA(fl.LowRank):
     serves = ("rank",)
 
     def fixed(self, world: fl.World, round: int) -> frozenset[str]:
-        """Fix ``A`` in odd rounds, ``B`` in even ones: before ``B`` moves, ``A`` has no gradient."""
+        """Fix ``A`` in odd rounds, ``B`` in even ones: at B = 0, A has no gradient."""
         return frozenset(a.down if round % 2 else a.up for a in fl.low_rank(world.graph))
