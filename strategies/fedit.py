@@ -26,7 +26,7 @@ class FedIT(fl.LowRankAveraging):
 
     paper = "Federated Instruction Tuning"
     year = 2024
-    serves = ("rank",)
+    serves = ("one",)
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from the global model.

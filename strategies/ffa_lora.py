@@ -25,7 +25,6 @@ class FFALoRA(fl.LowRankAveraging):
     year = 2024
     serves = ("rank",)
 
-    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client its part, to be trained without the first factors."""
-        task = super().send(world, state, client, round)
-        return fl.without_training(task, frozenset(a.down for a in fl.low_rank(world.graph)))
+    def fixed(self, world: fl.World, round: int) -> frozenset[str]:
+        """Fix the first factors: clients get them once."""
+        return frozenset(a.down for a in fl.low_rank(world.graph))

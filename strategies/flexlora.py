@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import archgraph as ag
 from archgraph import federation as fl
 
 ZERO = 1e-12  # of the largest singular value
@@ -44,7 +43,7 @@ class FlexLoRA(fl.LowRankAveraging):
     serves = ("rank",)
     averages = False  # products are averaged, not entries
 
-    def receive(
+    def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Average products, and divide each mean into factors of the largest rank."""
@@ -56,8 +55,7 @@ class FlexLoRA(fl.LowRankAveraging):
         rest = sums.watched(fl.low_rank(world.graph), results)
         after = fl.covered_mean(world, state, rest, weights=self.weights)
         weights = dict(after.group("global"))
-        draw = fl.seeded(world.seed, "flexlora", round)
-        fresh = ag.initial_state(world.graph, int(torch.randint(2**62, (), generator=draw)))
+        fresh = fl.fresh_factors(world, "flexlora", round)
         for adapter, (mean,) in sums.means().items():
             down, up = weights[adapter.down], weights[adapter.up]
             left, values, right = torch.linalg.svd(mean, full_matrices=False)

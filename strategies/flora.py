@@ -13,8 +13,8 @@ base weights of client k               stay with the client, which adds each sta
                                        it gets
 =====================================  ==================================================
 
-Every round begins with new adapters, which the server draws. A client gets the base weights once,
-then the stacks of all rounds since its last one: bytes count ``Σ r_k`` for each.
+Every round begins with new adapters, which the server draws. A client gets the base weights when it
+comes first, then the stacks of all rounds since its last one: bytes count ``Σ r_k`` for each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-import archgraph as ag
 from archgraph import federation as fl
 
 
@@ -59,31 +59,31 @@ class FLoRA(fl.LowRankAveraging):
     year = 2024
     serves = ("rank",)
     averages = False  # adapters are stacked
+    own_scales = True
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from the global model; refuse (RunError) one without low-rank adapters."""
-        return super().init(world).with_values(seen={})
+        return super().init(world).with_values(last={})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send new adapters, and the base weights or the stacks of the rounds that it missed."""
         task, adapters = super().send(world, state, client, round), fl.low_rank(world.graph)
-        base = frozenset(a.weight for a in adapters)
-        weights, extras = task.state, dict[str, torch.Tensor]()
-        if (last := state.values["seen"].get(str(client))) is not None:
-            weights = {name: value for name, value in weights.items() if name not in base}
-            for number in range(last, round):
-                stack = state.group(f"stack {number}")
-                extras |= {f"{number} {name}": value for name, value in stack.items()}
+        base, extras = frozenset(a.weight for a in adapters), dict[str, Tensor]()
+        last = state.values["last"].get(str(client), round)
+        for number in range(last, round):
+            stack = state.group(f"stack {number}")
+            extras |= {f"{number} {name}": value for name, value in stack.items()}
         return replace(
             task,
             graph=fl.freeze(task.graph, base, trainable=True),  # what is frozen is not stored
-            state=weights,
+            state={k: v for k, v in task.state.items() if last == round or k not in base},
             extras=extras,
             private=task.private | base,
+            known=task.known - base,
             program=Stacked(adapters, task.program),
         )
 
-    def receive(
+    def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Stack the adapters, add their products to the base weights, and draw new adapters."""
@@ -97,19 +97,23 @@ class FLoRA(fl.LowRankAveraging):
 
         after = fl.covered_mean(world, state, others(), weights=self.weights)
         total = sum(result.weight(self.weights) for result in arrived)
+        last = {**state.values["last"], **{str(r.client): round for r in arrived}}
         if not total:
-            return after
-        weights, stack = dict(after.group("global")), dict[str, torch.Tensor]()
-        draw = int(torch.randint(2**62, (), generator=fl.seeded(world.seed, "flora", round)))
-        fresh = ag.initial_state(world.graph, draw)
+            return after.with_values(last=last)
+        weights, stack = dict(after.group("global")), dict[str, Tensor]()
+        fresh = fl.fresh_factors(world, "flora", round)
         for a in adapters:
-            ups, downs = zip(*(a.matrices(result.state) for result in arrived), strict=True)
-            shares = [a.scale * result.weight(self.weights) / total for result in arrived]
-            up = torch.cat([share * up for share, up in zip(shares, ups, strict=True)], 1)
+            ups, downs = list[Tensor](), list[Tensor]()
+            for one in arrived:
+                theirs = fl.low_rank(world.tier(one.tier).graph)[adapters.index(a)]
+                up, down = theirs.matrices(one.state)
+                ups.append(theirs.scale * one.weight(self.weights) / total * up)
+                downs.append(down)
             dtype = weights[a.weight].dtype
-            stack[a.up], stack[a.down] = up.to(dtype), torch.cat(downs).to(dtype)
+            stack[a.up], stack[a.down] = torch.cat(ups, 1).to(dtype), torch.cat(downs).to(dtype)
             weights[a.weight] = a.folded(weights[a.weight], stack[a.up], stack[a.down])
             weights[a.down], weights[a.up] = fresh[a.down], torch.zeros_like(weights[a.up])
-        seen = {**state.values["seen"], **{str(result.client): round for result in arrived}}
         after = after.with_group("global", weights).with_group(f"stack {round}", stack)
-        return after.with_values(seen=seen)
+        for number in range(min(state.values["last"].values(), default=0), min(last.values())):
+            after = after.with_group(f"stack {number}", {})  # every client has it
+        return after.with_values(last=last)

@@ -12,18 +12,39 @@ zero padding         ``Transfer.push``
 truncation           ``Transfer.pull``: the first ``r_k`` positions
 ===================  ==============================================================
 
-Left out: pruning of ranks during training (§3.1, ``γ`` and its penalty); ranks stay those of the
-family.
+Chosen: a weight for each adapter. With ``prune`` (γ, §3.1), λ ``penalty`` times ``‖A_k‖ ‖B_k‖`` of
+the positions from ``γ r_k`` on is added to the loss, and a client for which this became smaller in
+a round has rank ``γ r_k`` from the next on; one rank for all of its adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+import archgraph as ag
 from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The sum over adapters of ``‖A‖ ‖B‖`` of the positions from a share of the rank on."""
+
+    adapters: tuple[fl.LowRankAdapter, ...]
+    share: float
+    factor: float = 1.0
+
+    def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work | None = None) -> Tensor:
+        """Return the sum times the factor."""
+        norm, total = torch.linalg.vector_norm, torch.zeros(())
+        for a in self.adapters:
+            keep = math.ceil(self.share * len(parameters[a.down]))
+            total = total + norm(parameters[a.down][keep:]) * norm(parameters[a.up][:, keep:])
+        return self.factor * total
 
 
 @dataclass(frozen=True)
@@ -31,6 +52,8 @@ class HetLoRA(fl.LowRankAveraging):
     """Options of HetLoRA.
 
     Attributes:
+        prune: γ, the share of its rank that a client keeps when it is pruned. Default: never.
+        penalty: λ of the other positions, with ``prune``.
         weights: Weight of a client in the means of all but adapters: its number of examples, or 1.
 
     Example:
@@ -43,25 +66,57 @@ class HetLoRA(fl.LowRankAveraging):
     serves = ("rank",)
     averages = False  # adapters have weights of their own
 
-    def receive(
+    prune: float | None = fl.option(None, above=0, most=1)
+    penalty: float = fl.option(1e-3, least=0)
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start from the global model; refuse (RunError) one without low-rank adapters."""
+        return super().init(world).with_values(ranks={})
+
+    def tier(self, world: fl.World, state: fl.ServerState, client: int) -> fl.Tier:
+        """Return the client's tier, with the rank that it has by now."""
+        tier, rank = world.tier_of(client), state.values["ranks"].get(str(client))
+        if rank is None:
+            return tier
+        cut = ag.rank(tier.graph, rank)
+        return replace(tier, graph=cut.graph, transfer=tier.transfer >> cut.transfer)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send the client its part, with the penalty where ranks are pruned."""
+        task = super().send(world, state, client, round)
+        if self.prune is None:
+            return task
+        tail = Tail(fl.low_rank(world.graph), self.prune, self.penalty)
+        return replace(task, program=fl.Train(fl.TaskLoss(mask_absent=self.mask_absent), tail))
+
+    def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise of B; the mean of all else."""
+        adapters, ranks = fl.low_rank(world.graph), dict(state.values["ranks"])
 
-        def padded(
-            adapter: fl.LowRankAdapter, result: fl.Result
-        ) -> tuple[tuple[Tensor, ...], float]:
+        def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:
             assert result.transfer is not None
-            pair = result.transfer.only({adapter.down, adapter.up})
-            full, _ = pair.push({n: result.state[n].double() for n in (adapter.down, adapter.up)})
-            norm = float(adapter.product(result.state).norm())
-            return (full[adapter.down].double(), full[adapter.up].double()), norm
+            pair = result.transfer.only({a.down, a.up})
+            full, _ = pair.push({name: result.state[name].double() for name in (a.down, a.up)})
+            return (full[a.down], full[a.up]), float(a.product(result.state).norm())
+
+        def pruned() -> Iterator[fl.Result]:
+            for result in results:
+                if self.prune is not None and result.transfer is not None:
+                    tail = Tail(adapters, self.prune)
+                    before = tail(result.transfer.pull(state.group("global"), copy=False))
+                    rank = max(len(result.state[a.down]) for a in adapters)
+                    keep = math.ceil(self.prune * rank)
+                    if keep < rank and tail(result.state) < before:
+                        ranks[str(result.client)] = keep
+                yield result
 
         sums = fl.AdapterSums(padded)
-        rest = sums.watched(fl.low_rank(world.graph), results)
+        rest = sums.watched(adapters, pruned())
         after = fl.covered_mean(world, state, rest, weights=self.weights)
         weights = dict(after.group("global"))
-        for adapter, (down, up) in sums.means().items():
-            weights[adapter.down] = down.to(weights[adapter.down].dtype)
-            weights[adapter.up] = up.to(weights[adapter.up].dtype)
-        return after.with_group("global", weights)
+        for a, (down, up) in sums.means().items():
+            weights[a.down] = down.to(weights[a.down].dtype)
+            weights[a.up] = up.to(weights[a.up].dtype)
+        return after.with_group("global", weights).with_values(ranks=ranks)

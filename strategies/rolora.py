@@ -27,11 +27,6 @@ class RoLoRA(fl.LowRankAveraging):
     year = 2025
     serves = ("rank",)
 
-    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client its part: in odd rounds without ``A`` to train, in even ones without B.
-
-        ``B`` is zero at first, so that ``A`` has no gradient before ``B`` was trained.
-        """
-        task = super().send(world, state, client, round)
-        still = (a.down if round % 2 else a.up for a in fl.low_rank(world.graph))
-        return fl.without_training(task, frozenset(still))
+    def fixed(self, world: fl.World, round: int) -> frozenset[str]:
+        """Fix ``A`` in odd rounds, ``B`` in even ones: at B = 0, A has no gradient."""
+        return frozenset(a.down if round % 2 else a.up for a in fl.low_rank(world.graph))

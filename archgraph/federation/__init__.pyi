@@ -14,8 +14,8 @@ from .low_rank import AdapterSums as AdapterSums
 from .low_rank import LowRankAdapter as LowRankAdapter
 from .low_rank import LowRankAveraging as LowRankAveraging
 from .low_rank import freeze as freeze
+from .low_rank import fresh_factors as fresh_factors
 from .low_rank import low_rank as low_rank
-from .low_rank import without_training as without_training
 from .metrics import DerivedMetric as DerivedMetric
 from .metrics import Metric as Metric
 from .norms import NormPolicy as NormPolicy

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from archgraph.analysis.roles import frozen as untrained
 from archgraph.analysis.side_branches import side_branches
 from archgraph.errors import RunError
 from archgraph.federation.average import by_tier, covered_mean, part
 from archgraph.federation.options import Averaging, Masking
 from archgraph.federation.state import GLOBAL, ServerState
-from archgraph.federation.strategy import Evaluated
+from archgraph.federation.strategy import Evaluated, Serves
 from archgraph.federation.tasks import Result, Task
-from archgraph.federation.world import World
+from archgraph.federation.world import Tier, World, seeded
 from archgraph.graph.ir import ArchGraph
+from archgraph.module.initial import initial_state
 from archgraph.states import State
 
 
@@ -69,10 +72,13 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
-    By itself it averages every entry over the clients that have it.
+    By itself it averages every entry over the clients that have it. Methods differ in what is
+    ``fixed`` in a round and in how results are ``merged``.
     """
 
-    serves = ("rank",)
+    serves: ClassVar[Serves] = ("rank",)
+    own_scales: ClassVar[bool] = False
+    """Whether clients' adapters may have other scales than the global model's."""
 
     def init(self, world: World) -> ServerState:
         """Start from the global model.
@@ -89,19 +95,58 @@ class LowRankAveraging(Averaging, Masking):
         for tier in world.tiers:
             entries = tier.transfer.entries
             same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
-            if low_rank(tier.graph) != adapters or not same:
+            theirs = low_rank(tier.graph)
+            if self.own_scales:
+                theirs = tuple(
+                    replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False)
+                )
+            if theirs != adapters or not same:
                 raise RunError(
                     f"{name} serves clients that differ in rank alone",
                     where=f"tier {tier.name}",
                     expected="the global model, or one with a `rank`",
                 )
-        return ServerState().with_group(GLOBAL, world.state)
+        return ServerState().with_group(GLOBAL, world.state).with_values(seen=[])
+
+    def fixed(self, world: World, round: int) -> frozenset[str]:
+        """Return the factors that are not trained in a round."""
+        return frozenset()
+
+    def tier(self, world: World, state: ServerState, client: int) -> Tier:
+        """Return what a client trains."""
+        return world.tier_of(client)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
-        """Send the client its part of the global model."""
-        return part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
+        """Send the client its part of the global model.
+
+        What is not trained does not come back. What never changes is sent once.
+        """
+        tier = self.tier(world, state, client)
+        task = part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
+        still, fixed = untrained(task.graph), self.fixed(world, round)
+        same = still | (fixed & self.fixed(world, round + 1))
+        return replace(
+            task,
+            graph=freeze(task.graph, fixed) if fixed else task.graph,
+            private=task.private | still | fixed,
+            known=same if client in state.values["seen"] else frozenset(),
+        )
 
     def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Merge what clients return, and note who has what never changes."""
+        seen = set(state.values["seen"])
+
+        def noted() -> Iterator[Result]:
+            for result in results:
+                seen.add(result.client)
+                yield result
+
+        after = self.merged(world, state, noted(), round)
+        return after.with_values(seen=sorted(seen))
+
+    def merged(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """Average every entry over the clients that have it."""
@@ -118,9 +163,11 @@ def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) 
     return graph.replace(params=tuple(change))
 
 
-def without_training(task: Task, names: frozenset[str]) -> Task:
-    """Return a task whose named entries are not trained and not merged."""
-    return replace(task, graph=freeze(task.graph, names), unmerged=task.unmerged | names)
+def fresh_factors(world: World, label: str, round: int) -> State:
+    """Draw the first factor of every adapter of the global model as a new one starts."""
+    draw = torch.randint(2**62, (), generator=seeded(world.seed, label, round))
+    fresh = initial_state(world.graph, int(draw))
+    return {a.down: fresh[a.down] for a in low_rank(world.graph)}
 
 
 @dataclass

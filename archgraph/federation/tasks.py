@@ -174,6 +174,8 @@ class Task:
         transfer: Linear map from the global state to this model's; it comes back on the result.
         indexed: Entries that are 0 where a mask leaves them out: bytes count their other numbers,
             on the way to the client with four bytes for the position of each.
+        known: Entries of ``private`` that the client has from an earlier task and that nothing has
+            changed since: bytes leave them out.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
@@ -192,6 +194,7 @@ class Task:
     unmerged: frozenset[str] = frozenset()
     transfer: Transfer | None = None
     indexed: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int) -> Result:
         """Return the part of an outcome that the server sees: private entries are left out."""

@@ -71,6 +71,7 @@ def task_record(task: Task, round: int, private: ClientState | None, confirmed: 
         "values": task.values,
         "tier": task.tier,
         "indexed": sorted(task.indexed),
+        "known": sorted(task.known),
     }
     said = ConfigRecord({"format": FORMAT, "client": task.client})
     return RecordDict({"task": said, "body": as_record(body)})
@@ -94,6 +95,7 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
         values=body["values"],
         tier=body["tier"],
         indexed=frozenset(body["indexed"]),
+        known=frozenset(body["known"]),
     )
     state = body["client_state"]
     private = None if state is None else ClientState.from_flat(state)

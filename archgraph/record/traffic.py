@@ -45,7 +45,8 @@ def sent(task: Task, private: ClientState) -> int:
     Plain values, and the architecture as text, are not counted.
     """
     state = private.over(task.state, task.private)
-    brought = {name: t for name, t in task.state.items() if state[name] is t}
+    new = task.state.keys() - task.known
+    brought = {name: t for name, t in task.state.items() if name in new and state[name] is t}
     others = size(task.extras, *(model.state for model in task.others.values()))
     return masked_size(brought, task.indexed, POSITION) + others
 

@@ -21,6 +21,11 @@ EXITS = (
     "clients: [{name: first, count: 2, ends_after: {section: stage1}}, {name: whole, count: 1}]"
 )
 EDGE = "clients: [{name: edge, count: 2, ends_after: {section: stage1, head: 10}}]"
+RANKS = (
+    "change: {add_lora: {rank: 4}}, "
+    "clients: [{name: low, count: 2, rank: 2}, {name: whole, count: 1}]"
+)
+RANK = "change: {add_lora: {rank: 4}}, clients: [{name: all, count: 3}]"
 # Of each strategy its clients and its options; running statistics stay with clients where they can.
 STRATEGIES = {
     "adaptivefl_pool": (WIDTHS, "{}"),
@@ -35,7 +40,14 @@ STRATEGIES = {
     "fedin": (DEPTHS, "{}"),
     "fedrolex": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),
+    "fedit": (RANK, "{}"),
+    "ffa_lora": (RANKS, "{}"),
     "fiarse": (WIDTHS, "{}"),
+    "flexlora": (RANKS, "{}"),
+    "flora": (RANKS, "{}"),
+    "hetlora": (RANKS, "{prune: 0.5}"),
+    "rank_mean": (RANKS, "{}"),
+    "rolora": (RANKS, "{}"),
     "flexfl_pool": (WIDTHS, "{}"),
     "flexifed": (DEPTHS, "{}"),
     "heterofl": (WIDTHS, "{norm: local, scaler: false}"),

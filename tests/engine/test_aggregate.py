@@ -42,6 +42,7 @@ from archgraph.states.clipping import change
 AVERAGING = (
     *("allsmall", "exclusivefl", "fedadp", "fedavg", "fedfa", "fedin", "flexifed", "heterofl"),
     *("adaptivefl_pool", "flexfl_pool"),
+    *("fedit", "ffa_lora", "rank_mean", "rolora"),
     *("clusteredfl", "depthfl", "fedrolex", "fjord", "inclusivefl", "nefl", "scalefl"),
 )
 
