@@ -62,8 +62,8 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
         ...     load(f"{folder}/small.yaml") == load(f"{folder}/small").graph == traced.graph
         True
     """
-    target, state = Path(path), weights_of(model)
     graph = graph_of(cast("GraphLike", getattr(model, "arch", model)))  # of a built module
+    target, state = Path(path), weights_of(model)
     check_ending(target)
     if state is not None and target.suffix.lower() not in (".yaml", ".yml"):
         save_folder(graph, state, target)

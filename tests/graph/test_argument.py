@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 }
 # Those that take several graphs, or a graph among other things, are called by the tests below.
 OTHERS = {
-    *("export", "fold", "rank", "save", "state_dict", "widths"),
+    *("export", "fold", "rank", "state_dict", "widths"),
     *("fit", "importance", "match", "repair", "sensitivity"),
     *("from_peft", "to_peft", "to_timm", "to_transformers"),
 }

@@ -13,7 +13,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph import federation as fl
-from archgraph.federation import LocalOptions, Outcome, frozen, low_rank
+from archgraph.federation import LocalOptions, Outcome, freeze, low_rank
 from archgraph.record.client import ClientState
 from archgraph.record.traffic import back, sent
 from archgraph.strategies.fedit import FedIT
@@ -129,7 +129,7 @@ def test_flora_is_exact_with_unequal_weights_ranks_and_alphas(
 
 def test_a_client_that_missed_rounds_has_the_base_weights_of_the_server_bit_for_bit(build, lab):
     world = build("low", "full", "low")
-    strategy, kept = FLoRA(), {}
+    strategy, kept = FLoRA(), dict[int, dict[str, torch.Tensor]]()
     state = strategy.init(world)
     base = {a.weight for a in low_rank(world.graph)}
     local = LocalOptions(batch=4, lr=0.05)
@@ -315,9 +315,9 @@ def test_what_is_no_difference_in_rank_is_refused(build, lab):
         FedIT().init(build("low", "full"))
     other = build("low", "full", low_alpha=5.0)
     assert FLoRA().init(other)
-    for method in (RankMean, HetLoRA, FlexLoRA):
+    for served in (RankMean, HetLoRA, FlexLoRA):
         with pytest.raises(ag.RunError, match="differ in rank alone"):
-            method().init(other)
+            served().init(other)
     for method in ALL:
         with pytest.raises(ag.RunError, match="low-rank adapters"):
             method().init(lab.uniform(2))
@@ -341,4 +341,4 @@ def test_what_is_not_trained_stays_and_what_else_is_trained_is_averaged(lab):
         after = task.program(lab.work_of(task, lab.toy(0), local)).state
         assert not torch.equal(after["stem.weight"], weights["stem.weight"])
         assert torch.equal(after["fc.weight"], weights["fc.weight"]) is (method is FLoRA)
-    assert frozen(adapted.graph, frozenset({"fc.weight"})) != adapted.graph
+    assert freeze(adapted.graph, frozenset({"fc.weight"})) != adapted.graph
