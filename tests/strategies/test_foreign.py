@@ -32,12 +32,19 @@ SOME: Mapping[str, tuple[str, ...]] = {
     "clusteredfl": ("vit",),
     "depthfl": ("mobilenet_v2", "vit"),
     "fedgkt": ("mobilenet_v2",),
+    "fedit": ("bert",),
     "fedrolex": ("mobilenet_v2", "vit"),
+    "ffa_lora": ("vit",),
     "fiarse": ("mobilenet_v2", "vit"),
     "fjord": ("vit", "bert"),
     "flexfl_pool": ("mobilenet_v2", "bert"),
+    "flexlora": ("resnet18", "bert"),
+    "flora": ("mobilenet_v2", "bert"),
+    "hetlora": ("resnet18", "vit"),
     "inclusivefl": ("vit", "bert"),
     "matched": ("vit",),
+    "rank_mean": ("bert",),
+    "rolora": ("mobilenet_v2",),
     "scalefl": ("mobilenet_v2", "vit"),
 }
 
@@ -50,6 +57,7 @@ EXITS = {
 # Kinds of client that a method can serve, where it cannot serve all.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("whole",),  # averages one architecture
+    "fedit": ("whole",),  # averages one rank
     "fedin": ("whole", "short"),  # all clients share first and last layers
     "fedrolex": ("whole", "half"),  # slices, and nothing else
     "fjord": ("whole", "half"),  # of two clients one is a part of the other
@@ -85,15 +93,19 @@ clients:
 """
 # What is in front of the server's part, with a classifier.
 EDGE = "clients: [{{name: edge, ends_after: {{section: {0}, head: 10}}}}]"
+RANKS = "change: {{add_lora: 4}}\nclients: [{{name: whole}}, {{name: low, rank: 2}}]"
 # Clients that are not those of the file.
 OWN = {"depthfl": AT_EXIT, "scalefl": AT_EXIT, "fedgkt": EDGE}
+OWN |= dict.fromkeys(
+    ("fedit", "ffa_lora", "flexlora", "flora", "hetlora", "rank_mean", "rolora"), RANKS
+)
 
 
 @functools.cache
 def family_with(clients: str, model: str) -> tuple[FamilySpec, Family]:
     """The same with other clients."""
     text = (FAMILIES / f"foreign_{model}.yaml").read_text().partition("clients:")[0]
-    text += clients.format(EXITS[model])
+    text += clients.format(EXITS.get(model, ""))
     spec = parse_document(text, f"{model}.yaml").validate(FamilySpec)
     return spec, ag.resolve(spec, python=True)
 
