@@ -15,6 +15,8 @@ from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from archgraph.graph.ir import ArchGraph
     from archgraph.states import State
 
@@ -99,12 +101,12 @@ def match(
     import archgraph
 
     if output is not None:
-        _check_weights_file(output)
+        check_weights_file(output)
     (graph, a), (second, b) = (_one(n, data, s) for n, s in with_states([model, other], state))
     result = archgraph.match(graph, a, b, other=second, restarts=restarts, seed=seed)
     show_item(result.table())
     if output is not None:
-        _write_weights(second, result.order.pull(b), output)
+        write_weights(second, result.order.pull(b), output)
 
 
 @command()
@@ -186,25 +188,42 @@ def export(
             raise SpecError("applies to ONNX files only", where=option, found=str(output))
     graph, weights = _one(model, data, state, tested=True)
     if ending == ".safetensors":
-        _write_weights(graph, weights, output)
+        write_weights(graph, weights, output)
         return
     where: Literal["beside", "inside"] = "beside" if beside else "inside"
     wrote(archgraph.export(graph, weights, output, weights=where, optimize=optimize, verify=verify))
 
 
-def _check_weights_file(output: Path) -> None:
+def check_weights_file(output: Path, option: str = "--output") -> None:
+    """Check that a file for weights ends as one, before anything is printed."""
     if output.suffix.lower() != ".safetensors":
         expected = "a .safetensors file"
-        raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
+        raise SpecError("unknown suffix", where=option, found=str(output), expected=expected)
 
 
-def _write_weights(graph: ArchGraph, weights: State, output: Path) -> None:
+def write_weights(graph: ArchGraph, weights: State, output: Path) -> None:
+    """Write the weights of a model as safetensors, and print which file was written."""
     from safetensors.torch import save
 
     from archgraph.files import write
 
     tensors = {name: weights[name].contiguous() for name in graph.state_names}
     wrote(write(output, save(tensors, metadata={"format": "pt"})))  # transformers asks for it
+
+
+def read_weights(graph: ArchGraph, file: Path) -> dict[str, Tensor]:
+    """Read the weights of a model; ones that diverged can be looked at."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from archgraph.states import check_update
+
+    try:
+        state = load_file(file)
+    except SafetensorError as error:
+        raise SpecError("is not a safetensors file", where=str(file), found=error) from error
+    check_update(graph, state, finite=False)
+    return state
 
 
 def with_states(
@@ -241,14 +260,10 @@ def _models(
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     import archgraph
     from archgraph.engine.trained import trained
     from archgraph.language import load_model
     from archgraph.language.yaml import read_document
-    from archgraph.states import check_update
 
     # A file whose name holds a colon is that file.
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
@@ -262,11 +277,7 @@ def _models(
         return {chosen: models[chosen]} if mark else models
     graph, state = load_model(read_document(name))
     if file is not None:
-        try:
-            state = load_file(file)
-        except SafetensorError as error:
-            raise SpecError("is not a safetensors file", where=str(file), found=error) from error
-        check_update(graph, state, finite=False)  # weights that diverged can be looked at
+        state = read_weights(graph, file)
     return {"": (graph, state or archgraph.initial_state(graph, 0))}
 
 

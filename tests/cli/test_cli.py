@@ -530,6 +530,36 @@ def test_match_writes_the_weights_in_the_order_of_the_first(here: Path):
     refused(call("match", *pair, "-o", "c.pt"), "c.pt", ".safetensors")
 
 
+def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
+    from safetensors.torch import load_file, save_file
+
+    graph = archgraph.load("model.yaml")
+    state = archgraph.initial_state(graph, 0)
+    save_file({k: v.contiguous() for k, v in state.items()}, "full.safetensors")
+    # From the back, so that the best positions are not the first.
+    scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
+    archgraph.Importance(scores, {}).save("scores.safetensors")
+    ask = ("fit", "model.yaml", "--macs", "50%", "--importance", "scores.safetensors")
+    alone = call(*ask, "-o", "small.yaml")
+    assert alone.exit_code == 0, alone.output
+    assert "--state FILE --weights FILE keeps the positions that were chosen" in alone.output
+    both = call(
+        *ask, "-o", "small.yaml", "--state", "full.safetensors", "--weights", "w.safetensors"
+    )
+    assert both.exit_code == 0, both.output
+    assert "keeps the positions" not in both.output
+    expected = archgraph.fit(graph, macs="50%", importance=scores)
+    assert archgraph.load("small.yaml").state_names == expected.graph.state_names
+    written = load_file("w.safetensors")
+    pulled = expected.transfer.pull(state)
+    assert all(torch.equal(written[name], value) for name, value in pulled.items())
+    first = {name: state[name][tuple(map(slice, v.shape))] for name, v in written.items()}
+    assert not all(torch.equal(written[name], value) for name, value in first.items())
+    refused(call(*ask, "--state", "full.safetensors"), "--state: needs --weights")
+    refused(call(*ask, "--weights", "w.safetensors"), "--weights: needs --state")
+    refused(call(*ask, "--weights", "w.pt"), "--weights", ".safetensors")
+
+
 def test_trace_says_what_cannot_be_captured(here: Path):
     (here / "made_here.py").write_text(MODULE)
     given = ["--input", "x=2,3", "-o", "net.yaml"]
