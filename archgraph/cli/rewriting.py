@@ -7,11 +7,12 @@ import itertools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
+from archgraph.budgets.amounts import MEASURES
 from archgraph.cli.app import Command, command
 from archgraph.cli.arguments import (
     Choose,
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
 
 
-Budgeted = Annotated[
-    str | None, typer.Option(metavar="BUDGET", help="A share, or an amount: 0.5, 50%, 10M, 50MB.")
-]
+def _budget(measure: str) -> Any:
+    """Return the option of a budget, with the units of its measure."""
+    row = MEASURES[measure]
+    units = ", ".join(filter(None, row.units))
+    share = "a share, 50%, " if measure == "milliseconds" else "a share, 0.5 or 50%, "
+    text = f"Budget of {row.text}: {share}or an amount, {row.example} ({units})."
+    return typer.Option(metavar="BUDGET", help=text)
 
 
 def rewrite(
@@ -100,12 +105,12 @@ def rewrite(
 @command()
 def fit(
     file: ModelFile,
-    parameters: Budgeted = None,
-    macs: Budgeted = None,
-    bytes: Budgeted = None,
-    activations: Budgeted = None,
-    memory: Budgeted = None,
-    milliseconds: Budgeted = None,
+    parameters: Annotated[str | None, _budget("parameters")] = None,
+    macs: Annotated[str | None, _budget("macs")] = None,
+    bytes: Annotated[str | None, _budget("bytes")] = None,
+    activations: Annotated[str | None, _budget("activations")] = None,
+    memory: Annotated[str | None, _budget("memory")] = None,
+    milliseconds: Annotated[str | None, _budget("milliseconds")] = None,
     device: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What `archgraph profile` wrote, for --milliseconds."),

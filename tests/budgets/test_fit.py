@@ -292,6 +292,27 @@ def test_what_is_no_budget_is_refused(budget):
         limit_of(MEASURES["macs"], budget, 3000)
 
 
+@pytest.mark.parametrize(
+    ("measure", "budget", "meant"),
+    [
+        ("macs", "10m", "10M"),
+        ("macs", "10MB", "10M"),
+        ("macs", "1.5 GiB", "1.5G"),
+        ("parameters", "2K", "2k"),
+        ("bytes", "50mb", "50MB"),
+        ("bytes", "5KB", "5kB"),
+        ("bytes", "5 kib", "5KiB"),
+        ("bytes", "10M", "10MB"),
+        ("memory", "1g", "1GB"),
+        ("milliseconds", "8 MS", "8ms"),
+    ],
+)
+def test_a_unit_in_another_case_is_suggested(measure, budget, meant):
+    with pytest.raises(RewriteError, match=rf"unknown unit.*; did you mean {meant}\?$"):
+        limit_of(MEASURES[measure], budget, 3000)
+    limit_of(MEASURES[measure], meant, 3000)
+
+
 def test_errors_say_what_is_possible():
     graph = perceptron(3, 8, 2)
     with pytest.raises(RewriteError, match=r"^no budget; expected one or more of parameters, macs"):

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph
+from archgraph.budgets.amounts import MEASURES
 from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import decode_data
@@ -528,6 +529,16 @@ def test_match_writes_the_weights_in_the_order_of_the_first(here: Path):
     written = load_file("c.safetensors")
     assert all(torch.equal(written[name], value) for name, value in state.items())
     refused(call("match", *pair, "-o", "c.pt"), "c.pt", ".safetensors")
+
+
+def test_each_budget_of_fit_names_its_units():
+    text = " ".join(call("fit", "--help").stdout.split())
+    rows = MEASURES.values()
+    for row, following in zip(rows, (*list(rows)[1:], None), strict=True):
+        end = f"--{following.name}" if following else "--device"
+        part = text[text.index(f"--{row.name} BUDGET") : text.index(f"{end} ")]
+        assert row.text in part and row.example in part
+        assert all(unit in part for unit in row.units)
 
 
 def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
