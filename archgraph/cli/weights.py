@@ -64,7 +64,7 @@ def similarity(
     from archgraph.studies.weights import heat, similarity_tables
 
     names = [model] if other is None else [model, other]
-    (graph, weights), *second = [_one(name, data, s) for name, s in with_states(names, state)]
+    (graph, weights), *second = [one_model(name, data, s) for name, s in with_states(names, state)]
     likeness = block_similarity(
         graph,
         weights,
@@ -102,7 +102,7 @@ def match(
 
     if output is not None:
         check_weights_file(output)
-    (graph, a), (second, b) = (_one(n, data, s) for n, s in with_states([model, other], state))
+    (graph, a), (second, b) = (one_model(n, data, s) for n, s in with_states([model, other], state))
     result = archgraph.match(graph, a, b, other=second, restarts=restarts, seed=seed)
     show_item(result.table())
     if output is not None:
@@ -186,7 +186,7 @@ def export(
     for option, asked in (("--beside", beside), ("--optimize", optimize)):
         if asked and ending != ".onnx":
             raise SpecError("applies to ONNX files only", where=option, found=str(output))
-    graph, weights = _one(model, data, state, tested=True)
+    graph, weights = one_model(model, data, state, tested=True)
     if ending == ".safetensors":
         write_weights(graph, weights, output)
         return
@@ -249,7 +249,7 @@ def with_weights(
         return subjects[0], {name: model[1] for name, model in models.items()}
     # One file with several states stands there as often.
     names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
-    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
+    weights = {name: one_model(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
     return dict(zip(names, subjects, strict=True)), weights
 
 
@@ -281,7 +281,7 @@ def _models(
     return {"": (graph, state or archgraph.initial_state(graph, 0))}
 
 
-def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
+def one_model(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
     """Return an architecture with weights; of a run folder its global model."""
     from archgraph.fields import GLOBAL  # with pydantic: not before a command needs it
 
