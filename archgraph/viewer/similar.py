@@ -81,7 +81,7 @@ def similarity_overlay(
     figures.insert(0, _mean_cosines(first, back))
     # The colours begin at 0, unless some part points the other way.
     negative = any(value < 0 for one in figures if one for value in _values(one))
-    name = "similarity of weights, matched" if matched else "similarity of weights"
+    name = "matched similarity" if matched else "similarity of weights"
     return Overlay(name, "scale", -float(negative), 1.0, tuple(figures))
 
 
