@@ -31,9 +31,9 @@ class BudgetMeasure:
 
     Attributes:
         name: The keyword.
-        text: What it counts, for messages and tables.
+        text: What it counts, for help.
         units: What one of each unit is worth.
-        example: How it is amount_text.
+        example: How an amount of it is written.
         unit: The unit of tables, behind its multiples.
     """
 
@@ -53,8 +53,8 @@ MEASURES: Mapping[str, BudgetMeasure] = {
         BudgetMeasure(
             "activations", "bytes of intermediate results of one example", _BYTES, "8MB", "B"
         ),
-        BudgetMeasure("memory", "bytes of a training step at most", _BYTES, "50MB", "B"),
-        BudgetMeasure("milliseconds", "attoseconds of a call", _TIMES, "8ms", " ms"),
+        BudgetMeasure("memory", "bytes that a training step allocates", _BYTES, "50MB", "B"),
+        BudgetMeasure("milliseconds", "milliseconds of a call", _TIMES, "8ms", " ms"),
     )
 }
 
@@ -85,8 +85,13 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         number, unit = Fraction(parts[1]), parts[2]
         if unit not in ("", "%") and unit not in measure.units:
             units = ", ".join(filter(None, measure.units))
+            hint = _nearest(parts[1], unit, measure.units)
             raise RewriteError(
-                "unknown unit", where=measure.name, found=unit, expected=f"% or one of {units}"
+                "unknown unit",
+                where=measure.name,
+                found=unit,
+                expected=f"% or one of {units}",
+                hint=hint,
             )
         if unit == "%":
             number, unit = number / 100, "share"
@@ -99,6 +104,19 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     if number <= 0 or (unit == "share" and number > 1):
         raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
     return math.floor(number * (full if unit == "share" else measure.units.get(unit, 1)))
+
+
+def _nearest(number: str, unit: str, units: Mapping[str, int]) -> str | None:
+    """Suggest the unit that differs in case, or by the B of bytes.
+
+    >>> _nearest("10", "m", _SUFFIX), _nearest("5", "Kb", _BYTES), _nearest("5", "m", _BYTES)
+    ('did you mean 10M?', 'did you mean 5kB?', 'did you mean 5MB?')
+    """
+    text = unit.lower()
+    meant = (text, f"{text}b", text.removesuffix("ib"), text.removesuffix("b"))
+    known = {name.lower(): name for name in units if name}
+    name = next((known[word] for word in meant if word in known), None)
+    return None if name is None else f"did you mean {number}{name}?"
 
 
 def amount_text(measure: BudgetMeasure, amount: float) -> str:

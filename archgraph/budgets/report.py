@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import Cost, cost
 from archgraph.analysis.structure import structure
@@ -10,6 +13,63 @@ from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
 from archgraph.tables import Table
+
+# The training step of the memory that is told where nobody said which.
+BATCH, OPTIMIZER = 32, "sgd"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRange:
+    """What budgets of one measure are possible.
+
+    Attributes:
+        full: What the whole model costs.
+        least: What the smallest submodel costs, all blocks there.
+        without_blocks: The smallest one without the blocks that can be left out.
+    """
+
+    full: int
+    least: int
+    without_blocks: int
+
+
+def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
+    """Return what a model costs in each budget, and the least that there is.
+
+    Milliseconds are left out, which need the profile of a device. Memory is that of a training step
+    of 32 examples by SGD. Nothing is rewritten: costs are polynomials of the sizes.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> budget_ranges(trace(net, torch.zeros(1, 3)).graph)["macs"]
+        BudgetRange(full=40, least=5, without_blocks=5)
+    """
+    known = cost(graph)
+    costs, step = known.polynomial, known.training(BATCH, OPTIMIZER).polynomial
+    ones = dict.fromkeys(costs.axes, 1)
+    gone = costs.blocks.keys() - costs.equal.keys()
+    points = [costs.at(), costs.at(ones), costs.at(ones, gone)]
+    ranges = {
+        name: BudgetRange(*(getattr(point, name) for point in points))
+        for name in ("parameters", "macs", "bytes", "activations")
+    }
+    memory = (step.at(), step.at(ones), step.at(ones, gone))
+    return ranges | {"memory": BudgetRange(*(point.total for point in memory))}
+
+
+def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
+    """Return a row for each measure: the whole model, and the least that there is."""
+    removable = any(one.least != one.without_blocks for one in ranges.values())
+    columns = ("budget", "whole model", "least", *(["without blocks"] if removable else []))
+    rows = []
+    for name, one in ranges.items():
+        values = [one.full, one.least, *([one.without_blocks] if removable else [])]
+        label = name if name != "memory" else f"memory ({BATCH}, {OPTIMIZER})"
+        rows.append((label, *(amount_text(MEASURES[name], value) for value in values)))
+    note = "`archgraph fit` makes the submodel for a budget; milliseconds need `archgraph profile`"
+    return Table("Budgets", columns, tuple(rows), frozenset({1, 2, 3}), note=note)
 
 
 def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple[Table, ...]:

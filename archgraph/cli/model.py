@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,9 +28,12 @@ from archgraph.cli.arguments import (
     typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
-from archgraph.cli.weights import States, with_weights
+from archgraph.cli.weights import States, one_model, with_states, with_weights
 from archgraph.errors import SpecError
 from archgraph.plain import Json
+
+if TYPE_CHECKING:
+    from archgraph.relate.match import PositionMatch
 
 # Differences of two runs that are printed.
 MOST = 20
@@ -244,6 +248,12 @@ def view(
         ),
     ] = False,
     state: States = None,
+    match: Annotated[
+        bool,
+        typer.Option(
+            "--match", help="Bring weights into the order of the first ones, for --similarity."
+        ),
+    ] = False,
     data: DataFolder = None,
 ) -> None:
     """Write a page that shows architectures in a browser.
@@ -255,8 +265,9 @@ def view(
     """
     from archgraph.viewer import view as page
 
-    if state and not similarity:
-        raise SpecError("needs --similarity", where="--state")
+    for option, asked in (("--state", state), ("--match", match)):
+        if asked and not similarity:
+            raise SpecError("needs --similarity", where=option)
     subject: Json = [page_subject(file) for file in files]
     numbers = None if importance is None else numbers_by_name(importance)
     weights = None
@@ -264,7 +275,7 @@ def view(
         subject, weights = with_weights(files, subject, state, data)
     # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(subject, path, title=title, importance=numbers, states=weights)
+    page(subject, path, title=title, importance=numbers, states=weights, match=match)
     wrote(path)
 
 
@@ -277,6 +288,12 @@ def diff(
     details: Annotated[
         bool, typer.Option("--details", help="Every leaf and operator, matched by name, too.")
     ] = False,
+    match: Annotated[
+        bool,
+        typer.Option("--match", help="Compare the weights, too, in one order of their positions."),
+    ] = False,
+    state: States = None,
+    data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two models, or check whether two runs are the same.
@@ -285,12 +302,17 @@ def diff(
     operator with other arguments. Two models of one family are compared through the transfers of
     the family, any others by structure, whatever their names.
 
+    --match says whether the weights are equal but for the order of positions, which changes no
+    result, or how near they are: those of --state, of runs, or of the model files.
+
     Of two run folders: where their settings, figures or tensors differ, bit by bit; times and
     numbers of workers do not count. Exit code 1 if they differ.
     """
+    if state and not match:
+        raise SpecError("needs --match", where="--state")
     # Of runs their bits are compared; RUN:NAME compares architectures.
     if is_run(Path(a)) and is_run(Path(b)):
-        _diff_runs(Path(a), Path(b), as_json)
+        _diff_runs(Path(a), Path(b), as_json, _matched((a, b), state, data) if match else None)
         return
     from archgraph.display import diff as differences
     from archgraph.display.difference import correspondence_table
@@ -299,8 +321,9 @@ def diff(
     # Through the transfers of a family it is known which part comes from which, not guessed.
     one, two, way = two_graphs(a, b)
     matched, difference = correspond(one, two, way), differences(one, two)
+    order = _matched((a, b), state, data) if match else None
     if as_json:
-        say_json(matched.plain())
+        say_json(matched.plain() | _weights_as_json(order))
     elif matched.differences:
         show_item(correspondence_table(matched))
     # Correspondence goes by structure, the difference by names: only the second is exact.
@@ -310,22 +333,53 @@ def diff(
         say("the same architecture")
     if details and not as_json:
         show_tables(difference.tables())
-    if difference:
+    if order is not None and not as_json:
+        say(_weights_in_words(order))
+    if difference or (order is not None and not order.equal):
         raise typer.Exit(DIFFERENT)
 
 
-def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
+def _matched(
+    models: Sequence[str], state: Sequence[Path] | None, data: Path | None
+) -> PositionMatch:
+    """Bring the weights of two models into one order."""
+    import archgraph
+
+    (graph, a), (second, b) = (one_model(n, data, s) for n, s in with_states(models, state))
+    return archgraph.match(graph, a, b, other=second)
+
+
+def _weights_in_words(order: PositionMatch) -> str:
+    moved, total = sum(order.moved.values()), sum(map(len, order.positions.values()))
+    if order.equal:
+        return f"weights: equal{f' in another order of {moved} positions' if moved else ''}"
+    return (
+        f"weights: similarity {order.before:.3f}, in one order {order.after:.3f} "
+        f"({moved} of {total} positions move); `archgraph match` shows it by axis"
+    )
+
+
+def _weights_as_json(order: PositionMatch | None) -> dict[str, Json]:
+    if order is None:
+        return {}
+    facts = {"equal": order.equal, "moved": dict(order.moved)}
+    return {"weights": {**facts, "similarity": order.before, "in_one_order": order.after}}
+
+
+def _diff_runs(a: Path, b: Path, as_json: bool, order: PositionMatch | None) -> None:
     from archgraph.record.equal import run_differences
 
     differing, compared = run_differences(a, b)
     if as_json:
-        say_json({"differences": differing, "compared": compared})
+        say_json({"differences": differing, "compared": compared, **_weights_as_json(order)})
     else:
         for text in differing[:MOST]:
             say(text)
         if len(differing) > MOST:
             say(f"and {len(differing) - MOST} more; --json lists all")
         say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
+        if order is not None:
+            say(_weights_in_words(order))
     if differing:
         raise typer.Exit(DIFFERENT)
 

@@ -7,17 +7,19 @@ import itertools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
+from archgraph.budgets.amounts import MEASURES
 from archgraph.cli.app import Command, command
 from archgraph.cli.arguments import (
     Choose,
     ModelFile,
     OutputFile,
     Words,
+    numbers,
     read_graph,
     settings_of,
     typed,
@@ -32,9 +34,13 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
 
 
-Budgeted = Annotated[
-    str | None, typer.Option(metavar="BUDGET", help="A share, or an amount: 0.5, 50%, 10M, 50MB.")
-]
+def _budget(measure: str) -> Any:
+    """Return the option of a budget, with the units of its measure."""
+    row = MEASURES[measure]
+    units = ", ".join(filter(None, row.units))
+    share = "a share, 50%, " if measure == "milliseconds" else "a share, 0.5 or 50%, "
+    text = f"Budget of {row.text}: {share}or an amount, {row.example} ({units})."
+    return typer.Option(metavar="BUDGET", help=text)
 
 
 def rewrite(
@@ -99,12 +105,12 @@ def rewrite(
 @command()
 def fit(
     file: ModelFile,
-    parameters: Budgeted = None,
-    macs: Budgeted = None,
-    bytes: Budgeted = None,
-    activations: Budgeted = None,
-    memory: Budgeted = None,
-    milliseconds: Budgeted = None,
+    parameters: Annotated[str | None, _budget("parameters")] = None,
+    macs: Annotated[str | None, _budget("macs")] = None,
+    bytes: Annotated[str | None, _budget("bytes")] = None,
+    activations: Annotated[str | None, _budget("activations")] = None,
+    memory: Annotated[str | None, _budget("memory")] = None,
+    milliseconds: Annotated[str | None, _budget("milliseconds")] = None,
     device: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What `archgraph profile` wrote, for --milliseconds."),
@@ -130,23 +136,50 @@ def fit(
         Words, typer.Option(metavar="BLOCK", help="A block that may be left out. Repeatable.")
     ] = None,
     output: OutputFile = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the submodel's weights, too (safetensors): those of --state, or of the "
+            "model file, at the positions that stay.",
+        ),
+    ] = None,
     choose: Choose = None,
 ) -> None:
     """Make the submodel of a model for a budget.
 
     Each budget is a share of the whole model, 0.5 or 50%, or an amount, 10M or 50MB; several hold
-    at once. What is printed is what the submodel costs, and the axes that became narrower; --output
-    writes it. In a family's file the same is the key `fit` of a client.
+    at once. What is printed is what the submodel costs, and the axes that became narrower. --output
+    writes its architecture, with sizes but without the positions that --importance chose; --weights
+    writes its weights, at these positions. In a family's file the same is the key `fit` of a
+    client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables
     from archgraph.cli.output import show_tables
-    from archgraph.language.loading import check_ending
+    from archgraph.cli.weights import check_weights_file, read_weights
+    from archgraph.language.loading import check_ending, load_model
+    from archgraph.language.yaml import read_document
     from archgraph.rewrites.options import FitOptions
 
+    # Before anything is printed.
     if output is not None:
-        check_ending(output)  # before anything is printed
-    graph = read_graph(file, choose)
+        check_ending(output)
+    if weights is not None:
+        check_weights_file(weights, "--weights")
+    elif state is not None:
+        raise SpecError("needs --weights", where="--state")
+    full = None
+    if weights is None:
+        graph = read_graph(file, choose)
+    else:
+        graph, full = load_model(read_document(file), numbers(choose or ()) or None)
+        full = full if state is None else read_weights(graph, state)
+        if full is None:
+            raise SpecError("needs --state: the model file has no weights", where="--weights")
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
         "milliseconds": milliseconds, "device": None if device is None else str(device),
@@ -162,6 +195,10 @@ def fit(
     if output is not None:
         archgraph.save(result.graph, output)
         wrote(output)
+        if importance is not None and weights is None:
+            say("its sizes alone: --state FILE --weights FILE keeps the positions that were chosen")
+    if weights is not None and full is not None:
+        wrote(archgraph.export(result.graph, result.transfer.pull(full), weights))
 
 
 def _flag(name: str) -> str:

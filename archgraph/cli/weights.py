@@ -15,6 +15,8 @@ from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from archgraph.graph.ir import ArchGraph
     from archgraph.states import State
 
@@ -62,7 +64,7 @@ def similarity(
     from archgraph.studies.weights import heat, similarity_tables
 
     names = [model] if other is None else [model, other]
-    (graph, weights), *second = [_one(name, data, s) for name, s in with_states(names, state)]
+    (graph, weights), *second = [one_model(name, data, s) for name, s in with_states(names, state)]
     likeness = block_similarity(
         graph,
         weights,
@@ -99,8 +101,8 @@ def match(
     import archgraph
 
     if output is not None:
-        _check_weights_file(output)
-    (graph, a), (second, b) = (_one(n, data, s) for n, s in with_states([model, other], state))
+        check_weights_file(output)
+    (graph, a), (second, b) = (one_model(n, data, s) for n, s in with_states([model, other], state))
     result = archgraph.match(graph, a, b, other=second, restarts=restarts, seed=seed)
     show_item(result.table())
     if output is not None:
@@ -184,15 +186,31 @@ def export(
     for option, asked in (("--beside", beside), ("--optimize", optimize)):
         if asked and output.suffix.lower() != ".onnx":
             raise SpecError("applies to ONNX files only", where=option, found=str(output))
-    graph, weights = _one(model, data, state, tested=True)
+    graph, weights = one_model(model, data, state, tested=True)
     where: Literal["beside", "inside"] = "beside" if beside else "inside"
     wrote(archgraph.export(graph, weights, output, weights=where, optimize=optimize, verify=verify))
 
 
-def _check_weights_file(output: Path) -> None:
+def check_weights_file(output: Path, option: str = "--output") -> None:
+    """Check that a file for weights ends as one, before anything is printed."""
     if output.suffix.lower() != ".safetensors":
         expected = "a .safetensors file"
-        raise SpecError("unknown suffix", where="--output", found=str(output), expected=expected)
+        raise SpecError("unknown suffix", where=option, found=str(output), expected=expected)
+
+
+def read_weights(graph: ArchGraph, file: Path) -> dict[str, Tensor]:
+    """Read the weights of a model; ones that diverged can be looked at."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from archgraph.states import check_update
+
+    try:
+        state = load_file(file)
+    except SafetensorError as error:
+        raise SpecError("is not a safetensors file", where=str(file), found=error) from error
+    check_update(graph, state, finite=False)
+    return state
 
 
 def with_states(
@@ -218,7 +236,7 @@ def with_weights(
         return subjects[0], {name: model[1] for name, model in models.items()}
     # One file with several states stands there as often.
     names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
-    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
+    weights = {name: one_model(f, data, s)[1] for name, (f, s) in zip(names, pairs, strict=True)}
     return dict(zip(names, subjects, strict=True)), weights
 
 
@@ -229,14 +247,10 @@ def _models(
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     import archgraph
     from archgraph.engine.trained import trained
     from archgraph.language import load_model
     from archgraph.language.yaml import read_document
-    from archgraph.states import check_update
 
     # A file whose name holds a colon is that file.
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
@@ -250,15 +264,11 @@ def _models(
         return {chosen: models[chosen]} if mark else models
     graph, state = load_model(read_document(name))
     if file is not None:
-        try:
-            state = load_file(file)
-        except SafetensorError as error:
-            raise SpecError("is not a safetensors file", where=str(file), found=error) from error
-        check_update(graph, state, finite=False)  # weights that diverged can be looked at
+        state = read_weights(graph, file)
     return {"": (graph, state or archgraph.initial_state(graph, 0))}
 
 
-def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
+def one_model(name: str, data: Path | None, file: Path | None, tested: bool = False) -> WithState:
     """Return an architecture with weights; of a run folder its global model."""
     from archgraph.fields import GLOBAL  # with pydantic: not before a command needs it
 

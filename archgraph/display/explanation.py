@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from pydantic_core import to_jsonable_python
 
+from archgraph.budgets.report import BudgetRange, budget_ranges, range_table
 from archgraph.display import explanation_tables as tables
 from archgraph.display.collect import graph_facts
 from archgraph.display.facts import (
@@ -51,6 +52,8 @@ class Explanation:
         blocks: The blocks in question.
         leaves: The leaves in question; empty for the whole graph.
         operators: The operators in question; empty for the whole graph.
+        budgets: By measure, what the whole graph costs and the least that there is; empty for a
+            part.
     """
 
     model: str
@@ -62,6 +65,7 @@ class Explanation:
     blocks: tuple[BlockFact, ...] = ()
     leaves: tuple[LeafFact, ...] = ()
     operators: tuple[OperatorFact, ...] = ()
+    budgets: Mapping[str, BudgetRange] = dataclasses.field(default_factory=dict)
 
     @property
     def free(self) -> tuple[AxisFact, ...]:
@@ -79,10 +83,10 @@ class Explanation:
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
         ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
         ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
-        ``blocks``, ``leaves``, ``operators``.
+        ``blocks``, ``leaves``, ``operators``, ``budgets``.
         """
         overall = {k: getattr(self.about, k) for k in ("parameters", "macs", "reach", "halving")}
-        parts = {k: getattr(self, k) for k in KINDS}
+        parts = {k: getattr(self, k) for k in (*KINDS, "budgets")}
         return to_jsonable_python({"model": self.model, "asked": self.asked, **overall, **parts})
 
     def _repr_html_(self) -> str:
@@ -99,7 +103,7 @@ class Explanation:
         """
         each = self.asked is not None
         if self.asked is None:
-            first = [self._overview()]
+            first = [self._overview(), range_table(self.budgets)]
         elif len(self.axes) == 1 and self.axes[0].name == self.asked and not self.blocks:
             axis = self.axes[0]
             of_axis = (
@@ -202,7 +206,8 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
         kind: tuple(fact for n, fact in getattr(about, kind).items() if n in parts.get(kind, ()))
         for kind in KINDS
     }
-    return Explanation(graph.name, name, about, **chosen)
+    budgets = budget_ranges(graph) if name is None else {}
+    return Explanation(graph.name, name, about, **chosen, budgets=budgets)
 
 
 def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:

@@ -34,6 +34,7 @@ from archgraph.record.folder import RunRecord, reserved, resumable
 from archgraph.record.points import frame
 from archgraph.record.progress import bars, idle, table, troubles
 from archgraph.record.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
+from archgraph.states.wire import check_tensors
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ def execute(
         first = begun(experiment)
         checkpoint = None
         if out is not None:
+            check_tensors(first.tensors)
             # JSON lacks NaN: facts must equal what facts.json gives back when a run is resumed.
             facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):

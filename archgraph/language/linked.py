@@ -30,13 +30,29 @@ R = TypeVar("R", bound=Rewrites)
 FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
-def load_family(path: str | os.PathLike[str]) -> FamilySpec:
-    """Read a family file; :func:`archgraph.federation.family.resolve` makes its graphs.
+def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySpec:
+    r"""Read a family file; :func:`archgraph.federation.family.resolve` makes its graphs.
+
+    Args:
+        path: The file; or keys and values as a file would say them, where a model may be a graph,
+            or what ``ag.trace`` returns: then its weights are the first ones.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
+
+    Example:
+        >>> from archgraph.graph.text import parse
+        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> family = load_family({"model": parse(text), "clients": [{"name": "all", "count": 2}]})
+        >>> [(client.name, client.count) for client in family.clients]
+        [('all', 2)]
     """
-    return _family(read_document(path))
+    if not isinstance(path, Mapping):
+        return _family(read_document(path))
+    document, weights = _from_values("family", path, ("family",))
+    family = _family(document)
+    family.weights.update(weights)
+    return family
 
 
 def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
@@ -59,7 +75,7 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> Expe
         3
     """
     if isinstance(path, Mapping):
-        return read_experiment(*_from_values(path))
+        return read_experiment(*_from_values("experiment", path))
     return read_experiment(read_document(path))
 
 
@@ -98,8 +114,16 @@ def read_experiment(
     return spec.model_copy(update=updates).read_from(document)
 
 
-def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, FirstWeights]]:
-    """Convert Python values to a document, with models as text, and weights by place."""
+def _from_values(
+    kind: str, values: Mapping[str, object], at: Place = ()
+) -> tuple[Document, dict[Place, FirstWeights]]:
+    """Convert Python values to a document, with models as text, and weights by place.
+
+    Args:
+        kind: What they describe, as the document's name.
+        values: Keys and values of an experiment, or of a part of one.
+        at: The place of that part.
+    """
     weights: dict[Place, FirstWeights] = {}
 
     def plain(value: Json, loc: Place = ()) -> Json:
@@ -119,11 +143,11 @@ def _from_values(values: Mapping[str, object]) -> tuple[Document, dict[Place, Fi
             return tuple(plain(item, (*loc, i)) for i, item in enumerate(value))
         return value
 
-    data = {"archgraph": 1, **plain(values)}
+    data = {"archgraph": 1, **plain(values, at)}
     if isinstance(data.get("family"), dict):
         data["family"] = {"archgraph": 1, **data["family"]}
     # Line 0: values passed in Python are not in a file.
-    return Document("experiment", data, dict.fromkeys(places(data), 0)), weights
+    return Document(kind, data, dict.fromkeys(places(data), 0)), weights
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:

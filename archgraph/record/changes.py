@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ValidationError, model_validator
+from torch import Tensor
 
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Result, ServerState
@@ -90,7 +91,7 @@ class Changes:
             return None
         norms = [
             # Squares of small changes are summed in double.
-            torch.linalg.vector_norm(new[name] - old[name], dtype=torch.float64)
+            torch.linalg.vector_norm(_real(new[name] - old[name]), dtype=torch.float64)
             for name in self._names
         ]
         line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
@@ -117,6 +118,10 @@ class Changes:
         shapes = {slot.name: slot.shape for slot in self._source if slot.name in terms}
         covered = Coverage(shapes, terms)
         return _short(covered.share(name) for name in self._names)
+
+
+def _real(values: Tensor) -> Tensor:
+    return values.abs() if values.is_complex() else values
 
 
 def _short(values: Iterable[float]) -> list[float]:

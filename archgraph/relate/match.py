@@ -44,6 +44,9 @@ class PositionMatch:
             same as ``b``.
         before: Cosine similarity of the weights as they are.
         after: In one order.
+        by_axis: The same two of the weights with each axis.
+        equal: Whether the second network is the first in another order, or a part of it, bit for
+            bit.
     """
 
     positions: Mapping[str, Order]
@@ -51,6 +54,8 @@ class PositionMatch:
     order: Transfer
     before: float
     after: float
+    by_axis: Mapping[str, tuple[float, float]]
+    equal: bool
 
     @functools.cached_property
     def moved(self) -> Mapping[str, int]:
@@ -66,11 +71,20 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a row per axis: how many of its positions move."""
+        """Return a row per axis: how many of its positions move, and how alike its weights are."""
         rows = tuple(
-            (name, str(len(self.positions[name])), str(moved)) for name, moved in self.moved.items()
+            (
+                name,
+                str(len(self.positions[name])),
+                str(moved),
+                *(f"{cosine:.3f}" for cosine in self.by_axis[name]),
+            )
+            for name, moved in self.moved.items()
         )
-        return Table(repr(self).strip("<>"), ("axis", "positions", "move"), rows, frozenset({1, 2}))
+        columns = ("axis", "positions", "move", "similarity", "in one order")
+        note = "in one order, all weights are equal" if self.equal else ""
+        right = frozenset({1, 2, 3, 4})
+        return Table(repr(self).strip("<>"), columns, rows, right, note=note)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -149,12 +163,18 @@ def match(
     if transfer.target != signature(second):
         difference = first_difference(transfer.target, signature(second))
         raise RewriteError("the second network is no narrower form of the first", **difference)
+    part = transfer.pull(a)
     return PositionMatch(
         best,
         transfer,
         take(second, positions=back, allow_nothing=True).transfer,
         weights.cosine(search.as_it_is),
         weights.cosine(best),
+        {
+            name: (weights.cosine(search.as_it_is, name), weights.cosine(best, name))
+            for name in best
+        },
+        all(torch.equal(value, b[name]) for name, value in part.items()),
     )
 
 
@@ -286,17 +306,22 @@ class _Search:
         self.of = {name: [pair for pair in pairs if name in pair[2]] for name in sizes}
         self.as_it_is: dict[str, Order] = {name: np.arange(size) for name, size in sizes.items()}
 
-    def likeness(self, positions: Mapping[str, Order]) -> float:
-        """Return the inner product of the second network and its part of the first."""
-        return sum(float((_part(x, names, positions) * y).sum()) for x, y, names in self.pairs)
+    def likeness(self, positions: Mapping[str, Order], axis: str | None = None) -> float:
+        """Return the inner product of the second network and its part of the first.
 
-    def cosine(self, positions: Mapping[str, Order]) -> float:
+        Args:
+            positions: The orders.
+            axis: Of the weights with this axis alone.
+        """
+        pairs = self.pairs if axis is None else self.of[axis]
+        return sum(float((_part(x, names, positions) * y).sum()) for x, y, names in pairs)
+
+    def cosine(self, positions: Mapping[str, Order], axis: str | None = None) -> float:
         """Return the same as a cosine."""
-        squares = sum(
-            float(_part(x, names, positions).square().sum()) for x, _, names in self.pairs
-        )
-        others = sum(float(y.square().sum()) for _, y, _ in self.pairs)
-        return self.likeness(positions) / max((squares * others) ** 0.5, 1e-300)
+        pairs = self.pairs if axis is None else self.of[axis]
+        squares = sum(float(_part(x, names, positions).square().sum()) for x, _, names in pairs)
+        others = sum(float(y.square().sum()) for _, y, _ in pairs)
+        return self.likeness(positions, axis) / max((squares * others) ** 0.5, 1e-300)
 
     def guess(self) -> dict[str, Order]:
         """Return the orders in which positions are alike in moments that no order changes."""

@@ -208,7 +208,7 @@ def _check_values(name: str, value: Tensor) -> None:
         counts = f"{wrong} NaN and {infinite} infinite of {value.numel()} values"
         raise RejectedUpdate("not finite", where=name, found=counts)
     if (largest := value.abs().max().item()) >= LARGEST:
-        hint = "values must be below 1e24: training has diverged, or the client is faulty"
+        hint = "values must be below 2**80, 1.2e24: training has diverged, or the client is faulty"
         raise RejectedUpdate(
             "too large to be averaged", where=name, found=f"a value of {largest:.3g}", hint=hint
         )
@@ -226,7 +226,7 @@ def check_options(update: Update) -> None:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
     """
     if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):  # 1
-        raise RejectedUpdate("weight is not between 1e-24 and 1e24", found=update.weight)
+        raise RejectedUpdate("weight is not between 2**-80 and 2**80", found=update.weight)
     options = (("scale", update.scales), ("row mask", update.rows), ("unmerged", update.unmerged))
     for kind, names in options:  # 2
         for name in names:
@@ -234,7 +234,7 @@ def check_options(update: Update) -> None:
                 raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
     for name, scale in update.scales.items():  # 3
         if not (_number(scale) and abs(scale) < LARGEST):
-            raise RejectedUpdate("scale is not a number below 1e24", where=name, found=scale)
+            raise RejectedUpdate("scale is not a number below 2**80", where=name, found=scale)
     shapes = {slot.name: slot.shape for slot in update.transfer.target} if update.rows else {}
     for name, mask in update.rows.items():  # 4
         if (other := foreign(mask)) is not None:

@@ -21,7 +21,7 @@ from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
-from archgraph.errors import RejectedUpdate
+from archgraph.errors import RejectedUpdate, RunError
 from archgraph.states.state import State
 
 K = TypeVar("K", bound=type)
@@ -29,6 +29,12 @@ K = TypeVar("K", bound=type)
 # Where a header holds the plain values, and the names of a file's tensors in their order.
 VALUES, ORDER = "values", "order"
 _KINDS: dict[str, type] = {}
+# What safetensors has a name for, except float4, of which two values share a byte.
+DTYPES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "float8_e8m0fnu", "float16", "bfloat16", "float32", "float64", "complex64",
+)  # fmt: skip
 # What JSON, NumPy and the constructors of values raise where a message is damaged.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
@@ -79,13 +85,14 @@ def encode(value: Any) -> bytes:
 
     Raises:
         TypeError: If it holds something else.
+        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
 
     Example:
         >>> decode(encode({"weight": torch.ones(2), "loss": 0.5}))
         {'weight': tensor([1., 1.]), 'loss': 0.5}
     """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_written(value, tensors))
+    text = json.dumps(_written(value, tensors, ""))
     return save_bytes(_apart(tensors), {VALUES: text})
 
 
@@ -105,7 +112,12 @@ def decode(message: bytes) -> Any:
 
 
 def save_tensors(path: str | os.PathLike[str], state: State) -> None:
-    """Write tensors as a safetensors file, which keeps their order."""
+    """Write tensors as a safetensors file, which keeps their order.
+
+    Raises:
+        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
+    """
+    check_tensors(state)
     tensors = _apart(state)
     save_file(tensors, path, {ORDER: json.dumps(list(tensors))})
 
@@ -143,21 +155,57 @@ def _apart(state: State) -> dict[str, Tensor]:
     return result
 
 
-def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
+def check_tensors(state: State) -> None:
+    """Check that tensors can be sent and stored.
+
+    Raises:
+        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
+
+    Example:
+        >>> check_tensors({"weight": torch.ones(2, dtype=torch.complex64)})
+    """
+    for name, tensor in state.items():
+        _check(name, tensor)
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    """Check that the format holds a tensor.
+
+    Raises:
+        RunError: If it is not dense, or of another dtype.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_meta or layout != "strided":
+        kind = "meta" if tensor.is_meta else layout
+        problem, expected = f"{kind} tensors cannot be sent or stored", "a dense tensor"
+        raise RunError(problem, where=name or None, expected=expected)
+    if dtype not in DTYPES:
+        problem, expected = "values cannot be sent or stored", f"one of {', '.join(DTYPES)}"
+        raise RunError(problem, where=name or None, found=dtype, expected=expected)
+
+
+def _written(value: Any, tensors: dict[str, Tensor], at: str) -> Any:
     """Return JSON for a value; every mapping in it has one key that says what it stands for."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
+        _check(at, value)
         tensors[name := str(len(tensors))] = value
         return {"tensor": [name, str(value.dtype).removeprefix("torch.")]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"map": {key: _written(item, tensors) for key, item in value.items()}}
+        return {"map": {key: _written(v, tensors, _inside(at, key)) for key, v in value.items()}}
     kind = type(value).__name__
     if _KINDS.get(kind) is type(value):
-        return {kind: {k: _written(v, tensors) for k, v in _fields(value).items()}}
+        fields = _fields(value).items()
+        return {kind: {key: _written(v, tensors, _inside(at, key)) for key, v in fields}}
     if isinstance(value, list | tuple):
-        return [_written(item, tensors) for item in value]
+        return [_written(v, tensors, _inside(at, number)) for number, v in enumerate(value)]
     raise TypeError(f"neither a plain value nor a tensor: {kind}")
+
+
+def _inside(at: str, key: str | int) -> str:
+    return f"{at}: {key}" if at else str(key)
 
 
 def _fields(value: Any) -> dict[str, Any]:

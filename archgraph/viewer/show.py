@@ -43,6 +43,7 @@ def view(
     title: str | None = None,
     importance: Mapping[str, PartNumbers] | Importance | None = None,
     states: Mapping[str, State] | None = None,
+    match: bool = False,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
@@ -65,6 +66,8 @@ def view(
         states: Weights by the name of a graph on the page, `global` for that of a family and
             `NAME/CLIENT` for a client's own version: colours show how alike the weights of each
             part are to those of the first graph, as the cosine of what the transfer matches.
+        match: Compare graphs that no transfer leads to in one order of their positions, as
+            :func:`archgraph.match` finds it.
 
     Returns:
         The page as HTML text.
@@ -101,7 +104,7 @@ def view(
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
         overlays["similarity"] = similarity_overlay(
-            anatomies, ways, _versions(parts, graphs, states)
+            anatomies, ways, _versions(parts, graphs, states), matched=match
         )
     data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)

@@ -15,6 +15,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.relate.align import align
 from archgraph.relate.correspond import Way
+from archgraph.relate.match import match
 from archgraph.states import State, Transfer, check_update
 from archgraph.states.updates import unsummable
 from archgraph.viewer.anatomy import Anatomy
@@ -30,7 +31,11 @@ class Products(NamedTuple):
 
 
 def similarity_overlay(
-    graphs: Sequence[Anatomy], ways: Sequence[Way | None], states: Sequence[Sequence[State]]
+    graphs: Sequence[Anatomy],
+    ways: Sequence[Way | None],
+    states: Sequence[Sequence[State]],
+    *,
+    matched: bool = False,
 ) -> Overlay:
     """Compute the cosine of each graph's weights with the matching ones of the first.
 
@@ -41,6 +46,7 @@ def similarity_overlay(
         graphs: The graphs of a page.
         ways: How each further graph is derived from the first; None to align it instead.
         states: Weights of each graph, of all its versions.
+        matched: Bring graphs that are not derived from the first into its order of positions.
 
     Raises:
         GraphError: If there are not weights of the first graph and of another one.
@@ -63,15 +69,20 @@ def similarity_overlay(
         if not versions:
             figures.append(None)
             continue
-        known = way or align(parts.graph, first.graph).transfer
-        both = itertools.product(states[0], versions)
-        pairs = [_products(mine, theirs, parts.graph, known) for mine, theirs in both]
+        pairs = []
+        for mine, theirs in itertools.product(states[0], versions):
+            if way is None and matched:
+                known: Way = match(first.graph, mine, theirs, other=parts.graph).transfer
+            else:
+                known = way or align(parts.graph, first.graph).transfer
+            pairs.append(_products(mine, theirs, parts.graph, known))
         back += [by_mine for by_mine, _ in pairs]
         figures.append(_mean_cosines(parts, [by_theirs for _, by_theirs in pairs]))
     figures.insert(0, _mean_cosines(first, back))
     # The colours begin at 0, unless some part points the other way.
     negative = any(value < 0 for one in figures if one for value in _values(one))
-    return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
+    name = "matched similarity" if matched else "similarity of weights"
+    return Overlay(name, "scale", -float(negative), 1.0, tuple(figures))
 
 
 def _products(

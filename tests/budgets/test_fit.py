@@ -292,6 +292,48 @@ def test_what_is_no_budget_is_refused(budget):
         limit_of(MEASURES["macs"], budget, 3000)
 
 
+@pytest.mark.parametrize(
+    ("measure", "budget", "meant"),
+    [
+        ("macs", "10m", "10M"),
+        ("macs", "10MB", "10M"),
+        ("macs", "1.5 GiB", "1.5G"),
+        ("parameters", "2K", "2k"),
+        ("bytes", "50mb", "50MB"),
+        ("bytes", "5KB", "5kB"),
+        ("bytes", "5 kib", "5KiB"),
+        ("bytes", "10M", "10MB"),
+        ("memory", "1g", "1GB"),
+        ("milliseconds", "8 MS", "8ms"),
+    ],
+)
+def test_a_unit_in_another_case_is_suggested(measure, budget, meant):
+    with pytest.raises(RewriteError, match=rf"unknown unit.*; did you mean {meant}\?$"):
+        limit_of(MEASURES[measure], budget, 3000)
+    limit_of(MEASURES[measure], meant, 3000)
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "tiny_vit"])
+def test_an_explanation_has_the_least_budgets_exactly(name):
+    graph = ag.load(f"specs/models/{name}.yaml")
+    fit: Any = ag.fit
+    full, ranges = ag.cost(graph), ag.explain(graph).budgets
+    assert list(ranges) == ["parameters", "macs", "bytes", "activations", "memory"]
+    for measure, one in ranges.items():
+        step = {"batch": 32} if measure == "memory" else {}
+        whole = full.training(32, "sgd").total if step else getattr(full, measure)
+        assert one.full == whole and one.without_blocks <= one.least < one.full
+        # Amounts as text: a number up to 1 is a share.
+        for least, skip in ((one.least, ()), (one.without_blocks, "*")):
+            unit = "B" if MEASURES[measure].unit else ""
+            if measure != "memory":  # whose bound is searched, up to 5 % above the total
+                small = fit(graph, **{measure: f"{least}{unit}"}, skip=skip).graph
+                assert getattr(ag.cost(small), measure) == least
+            with pytest.raises(RewriteError, match="no submodel is within the budget"):
+                fit(graph, **{measure: f"{least - 1}{unit}"}, **step, skip=skip)
+    assert ag.explain(graph, ag.axes(graph).free[0].name).budgets == {}
+
+
 def test_errors_say_what_is_possible():
     graph = perceptron(3, 8, 2)
     with pytest.raises(RewriteError, match=r"^no budget; expected one or more of parameters, macs"):

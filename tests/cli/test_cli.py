@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph
+from archgraph.budgets.amounts import MEASURES
 from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import decode_data
@@ -527,12 +528,88 @@ def test_match_writes_the_weights_in_the_order_of_the_first(here: Path):
     assert "→ 1.000" in result.output
     for axis, order in orders.items():
         assert any(
-            line.split() == [axis, str(len(order)), str(len(order))]
+            line.split()[:3] + line.split()[-1:] == [axis, *[str(len(order))] * 2, "1.000"]
             for line in result.output.splitlines()
         )
     written = load_file("c.safetensors")
     assert all(torch.equal(written[name], value) for name, value in state.items())
     refused(call("match", *pair, "-o", "c.pt"), "c.pt", ".safetensors")
+
+
+def test_diff_and_view_see_through_an_order(here: Path):
+    from safetensors.torch import save_file
+
+    graph = archgraph.load("model.yaml")
+    state = archgraph.initial_state(graph, 0)
+    orders = {a.name: [*range(a.size)][::-1] for a in archgraph.axes(graph).free}
+    moved = archgraph.take(graph, positions=orders).transfer.pull(state)
+    near = {k: v + 1e-3 if v.is_floating_point() else v for k, v in moved.items()}
+    for name, weights in (("a", state), ("b", moved), ("c", near)):
+        save_file({k: v.contiguous() for k, v in weights.items()}, f"{name}.safetensors")
+
+    def pair(other: str) -> list[str]:
+        states = ["--state", "a.safetensors", "--state", f"{other}.safetensors"]
+        return ["model.yaml", "model.yaml", *states]
+
+    same = call("diff", *pair("a"), "--match")
+    assert same.exit_code == 0 and same.output.endswith("weights: equal\n")
+    other = call("diff", *pair("b"), "--match")
+    count = sum(map(len, orders.values()))
+    assert other.exit_code == 0
+    assert f"weights: equal in another order of {count} positions" in other.output
+    third = call("diff", *pair("c"), "--match")
+    assert third.exit_code == 1 and "in one order 1.000" in third.output
+    told = json.loads(call("diff", *pair("c"), "--match", "--json").stdout)["weights"]
+    assert not told["equal"] and told["similarity"] < 0.9 < 0.999 < told["in_one_order"] < 1
+    refused(call("diff", *pair("b")), "--state: needs --match")
+    figures = []
+    for option in ([], ["--match"]):
+        result = call("view", *pair("b"), "--similarity", *option, "-o", "page.html")
+        assert result.exit_code == 0, result.output
+        page = decode_data(Path("page.html").read_text())
+        figures.append(page["graphs"][1]["figures"]["similarity"]["whole"])
+    assert figures[0] < 0.9 and figures[1] == pytest.approx(1)
+    refused(call("view", "model.yaml", "--match"), "--match: needs --similarity")
+
+
+def test_each_budget_of_fit_names_its_units():
+    text = " ".join(call("fit", "--help").stdout.split())
+    rows = MEASURES.values()
+    for row, following in zip(rows, (*list(rows)[1:], None), strict=True):
+        end = f"--{following.name}" if following else "--device"
+        part = text[text.index(f"--{row.name} BUDGET") : text.index(f"{end} ")]
+        assert row.text in part and row.example in part
+        assert all(unit in part for unit in row.units)
+
+
+def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
+    from safetensors.torch import load_file, save_file
+
+    graph = archgraph.load("model.yaml")
+    state = archgraph.initial_state(graph, 0)
+    save_file({k: v.contiguous() for k, v in state.items()}, "full.safetensors")
+    # From the back, so that the best positions are not the first.
+    scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
+    archgraph.Importance(scores, {}).save("scores.safetensors")
+    ask = ("fit", "model.yaml", "--macs", "50%", "--importance", "scores.safetensors")
+    alone = call(*ask, "-o", "small.yaml")
+    assert alone.exit_code == 0, alone.output
+    assert "--state FILE --weights FILE keeps the positions that were chosen" in alone.output
+    both = call(
+        *ask, "-o", "small.yaml", "--state", "full.safetensors", "--weights", "w.safetensors"
+    )
+    assert both.exit_code == 0, both.output
+    assert "keeps the positions" not in both.output
+    expected = archgraph.fit(graph, macs="50%", importance=scores)
+    assert archgraph.load("small.yaml").state_names == expected.graph.state_names
+    written = load_file("w.safetensors")
+    pulled = expected.transfer.pull(state)
+    assert all(torch.equal(written[name], value) for name, value in pulled.items())
+    first = {name: state[name][tuple(map(slice, v.shape))] for name, v in written.items()}
+    assert not all(torch.equal(written[name], value) for name, value in first.items())
+    refused(call(*ask, "--state", "full.safetensors"), "--state: needs --weights")
+    refused(call(*ask, "--weights", "w.safetensors"), "--weights: needs --state")
+    refused(call(*ask, "--weights", "w.pt"), "--weights", ".safetensors")
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):

@@ -302,7 +302,7 @@ def test_an_explanation_is_plain_and_keeps_its_keys(model):
     assert json.loads(json.dumps(plain)) == plain
     assert list(plain) == [
         "model", "asked", "parameters", "macs", "reach", "halving",
-        "axes", "roles", "sections", "blocks", "leaves", "operators",
+        "axes", "roles", "sections", "blocks", "leaves", "operators", "budgets",
     ]  # fmt: skip
     axis = plain["axes"][0]
     assert list(axis) == [f.name for f in dataclasses.fields(AxisFact)]
@@ -315,16 +315,17 @@ def test_an_explanation_is_plain_and_keeps_its_keys(model):
     assert one["asked"] == found.axes[0].name and axis in one["axes"]
 
 
-def test_everything_is_told_in_five_tables(resnet):
+def test_everything_is_told_in_six_tables(resnet):
     titles = [table.title for table in explain(resnet).tables()]
     assert titles == [
         f"{resnet.name}: what halving saves",
+        "Budgets",
         "Free axes: what halving saves",
         "Pinned axes",
         "Removable blocks: what skipping one saves",
         "Blocks that stay",
     ]
-    overview, free, *_ = explain(resnet).tables()
+    overview, _, free, *_ = explain(resnet).tables()
     assert overview.rows[0][:2] == ("all free axes", "12")
     assert ("layer1.*.conv1.out", "2", "64", "channels") in [row[:4] for row in free.rows]
 

@@ -412,3 +412,18 @@ def test_mistakes_of_a_join_are_located(tmp_path: Path, text: str, message: str)
     file.write_text(f"archgraph: 1\n{text}\n")
     with pytest.raises(ArchGraphError, match=message):
         resolve(load_family(file))
+
+
+def test_a_family_may_be_keys_and_values(family, tmp_path: Path) -> None:
+    net = MLP(3, [4, 2])
+    traced = ag.trace(net, torch.zeros(2, 3))
+    clients = [{"name": "a"}, {"name": "half", "count": 2, "take": 0.5}]
+    found = ag.resolve(ag.load_family({"model": traced, "clients": clients}))
+    assert found.graph == traced.graph and found.state is not None
+    assert all(torch.equal(found.state[name], value) for name, value in traced.state.items())
+    # The same as in a file; a file's name is relative to the current folder.
+    filed = family("{name: a}, {name: half, count: 2, take: 0.5}")
+    values = ag.load_family({"model": str(tmp_path / "net.yaml"), "clients": clients})
+    assert [kind.graph for kind in resolve(values).clients] == [k.graph for k in filed.clients]
+    with pytest.raises(SpecError, match=r"^family: clients\[0\].taek: is an unknown key"):
+        ag.load_family({"model": traced, "clients": [{"name": "a", "taek": 0.5}]})

@@ -145,6 +145,25 @@ def test_a_network_matches_itself_as_it_is():
     assert not any(result.moved.values())
 
 
+def test_similarity_by_axis_and_equality_of_bits():
+    layers = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)
+    graph = ag.trace(nn.Sequential(*layers), torch.zeros(1, 3)).graph
+    state = without_symmetry(graph, 0)
+    other = ag.take(graph, positions={"0.out": [1, 2, 3, 0]}).transfer.pull(state)
+    found = ag.match(graph, state, other)
+    assert found.equal and found.by_axis["0.out"][1] == pytest.approx(1)
+    # Of the weights with an axis: closed form of the last one, which only two tensors have.
+    names = "2.weight", "2.bias", "4.weight"
+    flat = [torch.cat([s[k].flatten() for k in names]).double() for s in (state, other)]
+    cosine = float(flat[0] @ flat[1] / (flat[0].norm() * flat[1].norm()))
+    assert found.by_axis["2.out"] == pytest.approx((cosine, 1))
+    other = {**other, "4.bias": other["4.bias"] + 1}  # no axis, but another network
+    assert not ag.match(graph, state, other).equal
+    part = ag.take(graph, positions={"0.out": [3, 1]}).transfer.pull(state)
+    narrow = ag.match(graph, state, part, other=ag.take(graph, sizes={"0.out": 2}).graph)
+    assert narrow.equal and narrow.positions["0.out"].tolist() == [3, 1]
+
+
 def test_a_narrower_network_is_found_within_a_wider_one():
     graph, state = perceptron(6)
     small = ag.take(graph, positions={"0.out": [4, 1, 3]})

@@ -741,17 +741,21 @@ FAULTS = {
     "quantized": "conv.weight: not a dense tensor; found quantized tensor",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "weight is not between 1e-24 and 1e24; found 0": {"weight": 0},
-    "weight is not between 1e-24 and 1e24; found nan": {"weight": math.nan},
-    "weight is not between 1e-24 and 1e24; found -1": {"weight": -1.0},
-    "weight is not between 1e-24 and 1e24; found 3": {"weight": "3"},
-    "weight is not between 1e-24 and 1e24; found 1000": {"weight": 10**400},
-    "weight is not between 1e-24 and 1e24; found tensor": {"weight": torch.ones(2)},
-    "fc.weight: scale is not a number below 1e24": {"scales": {"fc.weight": None}},
-    "fc.weight: scale is not a number below 1e24; found inf": {"scales": {"fc.weight": math.inf}},
-    "fc.weight: scale is not a number below 1e24; found 1e[+]25": {"scales": {"fc.weight": 1e25}},
-    "weight is not between 1e-24 and 1e24; found 1e[+]25": {"weight": 1e25},
-    "weight is not between 1e-24 and 1e24; found 1e-25": {"weight": 1e-25},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found 0": {"weight": 0},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found nan": {"weight": math.nan},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found -1": {"weight": -1.0},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found 3": {"weight": "3"},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found 1000": {"weight": 10**400},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found tensor": {"weight": torch.ones(2)},
+    r"fc.weight: scale is not a number below 2\*\*80": {"scales": {"fc.weight": None}},
+    r"fc.weight: scale is not a number below 2\*\*80; found inf": {
+        "scales": {"fc.weight": math.inf}
+    },
+    r"fc.weight: scale is not a number below 2\*\*80; found 1e[+]25": {
+        "scales": {"fc.weight": 1e25}
+    },
+    r"weight is not between 2\*\*-80 and 2\*\*80; found 1e[+]25": {"weight": 1e25},
+    r"weight is not between 2\*\*-80 and 2\*\*80; found 1e-25": {"weight": 1e-25},
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
     "fc: unmerged of an unknown entry": {"unmerged": ["fc"]},
