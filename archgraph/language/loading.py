@@ -17,7 +17,7 @@ from archgraph.language import flat
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.saved import is_saved, read_weights, save_folder, weights_of
+from archgraph.language.saved import is_saved, save_folder, saved_weights, weights_of
 from archgraph.language.short_forms import written_out
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
@@ -107,7 +107,7 @@ def load_model(
     """
     graph, state = _read(document, choices)
     if state is None and is_saved(Path(document.file).parent):
-        state = read_weights(graph, Path(document.file).parent)
+        state = saved_weights(graph, Path(document.file).parent)
     for note in graph.notes:
         NOTES.info("%s: %s", document.file, note)
     return graph, state

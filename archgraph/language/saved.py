@@ -83,7 +83,7 @@ def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
     return folder
 
 
-def read_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
+def saved_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
     """Return the weights of a saved model.
 
     Raises:

@@ -501,9 +501,11 @@ def test_the_ending_of_a_file_decides_what_export_writes(here: Path):
     again = ("export", "half.yaml", "--state", "half.SafeTensors", "-o", "again.safetensors")
     assert call(*again).exit_code == 0
     assert same(load_file("again.safetensors"), load_file("half.SafeTensors"))
-    for name in ("net.pt", "net", "net.yaml"):
+    for name in ("net.pt", "net.yaml"):
         refused(call("export", "model.yaml", "-o", name), name, ".onnx", ".safetensors")
         assert not Path(name).exists()
+    assert call("export", "half.yaml", "--state", "half.SafeTensors", "-o", "half").exit_code == 0
+    assert same(archgraph.load("half").state, load_file("half.SafeTensors"))
     for option in ("--beside", "--optimize"):
         refused(call("export", "model.yaml", "-o", "b.safetensors", option), option, "ONNX")
     for name in ("net.onnx", "net.safetensors", "net.pt"):
