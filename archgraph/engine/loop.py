@@ -311,9 +311,7 @@ class Loop:
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy
         sent = strategy.send(self.experiment.world, state, client, number)
-        task = private_task(
-            strategy, self.experiment.world, returned(Task, sent, strategy, "send")
-        )
+        task = private_task(strategy, self.experiment.world, returned(Task, sent, strategy, "send"))
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
             where = f"{type(strategy).__name__}.send"

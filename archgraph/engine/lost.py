@@ -24,7 +24,7 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
         RunError: If a pattern names no entry of any architecture (says the nearest), or an entry
             that stays with a client has other positions of the global model in another round.
     """
-    world, where = experiment.world, "strategy: private"
+    world, where = experiment.world, "private"
     patterns: tuple[str, ...] = getattr(experiment.strategy, "private", ())
     if not patterns:
         return
