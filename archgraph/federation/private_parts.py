@@ -128,7 +128,6 @@ def private_models(
     for model in models:
         private = strategy.private_entries(world, model.graph)
         if model.clients:
-            personal = private or any(world.clients[c].name in more for c in model.clients)
-            yield replace(model, private=True) if personal else model
+            yield replace(model, private=True) if private or model.name in more else model
         elif every or not private:
             yield model

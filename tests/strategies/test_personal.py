@@ -19,7 +19,13 @@ from archgraph.strategies.ditto import Ditto, Towards
 from archgraph.strategies.fedbabu import FedBABU
 from archgraph.strategies.fedrep import FedRep
 
-METHODS = ("fedper", "fedbn", "fedrep: {head_epochs: 2}", "fedbabu: {tune_epochs: 1}", "ditto")
+METHODS = (
+    *("fedper", "ditto"),
+    *(
+        pytest.param(method, marks=pytest.mark.full)
+        for method in ("fedbn", "fedrep: {head_epochs: 2}", "fedbabu: {tune_epochs: 1}")
+    ),
+)
 HEAD = {"fc.weight", "fc.bias"}
 TEXT = """archgraph: 1
 name: personal
