@@ -108,7 +108,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
                     update = {
                         p.name: result.state[p.name] - sent[p.name]
                         for p in graph.params
-                        if p.trainable
+                        if p.trainable and p.name in result.state
                     }
                     products.add(result.client, update)
                 group = f"cluster/{state.values['clusters'][result.client]}"

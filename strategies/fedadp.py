@@ -148,7 +148,7 @@ class FedADP(fl.Averaging, fl.Masking):
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
+        unmerged = self._unmerged(world)
         # Popped: an architecture's mean is freed before the next one is grown.
         for fit in list(means):
             mean, _ = means.pop(fit).result()
@@ -157,12 +157,21 @@ class FedADP(fl.Averaging, fl.Masking):
             merger.accumulate(update, through=fit.up if fit.exact else None)
         return merger.result()
 
+    def _unmerged(self, world: fl.World) -> frozenset[str]:
+        """Return the entries of the global state that stay as they are."""
+        private = (
+            str(tier.transfer.entries[name].source)
+            for tier in world.tiers
+            for name in self.private_entries(world, tier.graph)
+        )
+        return fl.NormPolicy(self.norm).unmerged(world.graph).union(private)
+
     def _each_grown(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], drawn: int
     ) -> fl.ServerState:
         """Average with every client's model counted by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        unmerged = fl.NormPolicy(self.norm).unmerged(world.graph)
+        unmerged = self._unmerged(world)
         arrived = False
 
         def contributions() -> Iterator[fl.Contribution]:

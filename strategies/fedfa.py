@@ -158,7 +158,7 @@ class FedFA(fl.Averaging, fl.Masking):
         known: dict[int, Tensor] = {}  # a copied block's tensors are those of its source
         norms = {}
         for name in fit.grafted.state_names:
-            if name in scaled:
+            if name in scaled and name in grafted:
                 weights = grafted[name]
                 if id(weights) not in known:
                     source = str(fit.graft.entries[name].source)

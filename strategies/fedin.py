@@ -171,8 +171,9 @@ class FedIN(fl.Weighted):
                 client = result.client
                 cut = self._cut(world.tier_of(client))
                 names, fixed = self._mapped(world, cut), ag.frozen(cut.graph)
-                ends = {first: result.state[name] for first, name in names.items()}
-                unmerged = frozenset(first for first, name in names.items() if name in fixed)
+                back = {f: name for f, name in names.items() if name in result.state}
+                ends = {first: result.state[name] for first, name in back.items()}
+                unmerged = frozenset(f for f, n in names.items() if f not in back or n in fixed)
                 yield fl.Contribution(
                     client, "shared", same.source, same, ends, result.weight(self.weights), unmerged
                 )

@@ -121,7 +121,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         def unmasked() -> Iterator[fl.Result]:
             for one in results:
                 theirs = limits[world.clients[one.client].name]
-                for name in masked:
+                for name in masked - one.unmerged:
                     mask = (old[name].abs() >= theirs.get(name, 0.0)) * one.weight(self.weights)
                     sums[name] += one.state[name] * mask
                     covered[name] += mask

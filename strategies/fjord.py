@@ -58,8 +58,8 @@ class FjORD(fl.Weighted, fl.Masking):
         """Start from ``w^0``, and the statistics of every width.
 
         Raises:
-            RunError: If a tier does not lie in the next larger one; or answers are not classes that
-                can be distilled.
+            RunError: If a tier does not lie in the next larger one; answers are not classes that
+                can be distilled; or ``private`` names running statistics.
         """
         if self.distil and world.learning.form != "classes":
             message = f"distillation compares probabilities of classes, not {world.learning.name}"
@@ -68,6 +68,10 @@ class FjORD(fl.Weighted, fl.Masking):
         for tier in world.tiers:
             # Refuses tiers that are not nested before any client trains.
             nested_widths(world.by_size, tier.name)
+            if kept := self.private_entries(world, tier.graph) & self._statistics(tier.graph):
+                message = "running statistics of every width are averaged, apart from the model"
+                hint = "with `norm: static` there are none"
+                raise ag.RunError(message, where="private", found=min(kept), hint=hint)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
         return state

@@ -114,7 +114,8 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 graph = world.tier(client.name).graph
                 unmerged, weight = result.unmerged | ag.frozen(graph), result.weight(self.weights)
                 for number, transfer in self._runs(graph, state.values["runs"][client.name]):
-                    shared = {name: result.state[name] for name in transfer.entries}
+                    names = transfer.entries.keys() & result.state.keys()
+                    shared = {name: result.state[name] for name in names}
                     out = unmerged & transfer.entries.keys()
                     yield fl.Contribution(
                         client.id, f"trie/{number}", transfer.source, transfer, shared, weight, out

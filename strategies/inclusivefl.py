@@ -98,6 +98,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                     policy = fl.NormPolicy(self.norm)
                     # A mean of equal frozen values need not be that value.
                     local = policy.unmerged(graph) | ag.frozen(graph)
+                    local |= set(names) - update.keys()  # they stay with the client
                     yield fl.Contribution(
                         result.client,
                         group,

@@ -139,9 +139,9 @@ class NeFL(fl.Weighted):
                 graph = submodel.graph
                 names = tuple(name for name in graph.state_names if name in submodel.private)
                 same = fl.identity_of(graph, names)
-                private = {name: result.state[name] for name in names}
-                # A mean of equal numbers need not be that number.
-                still = ag.frozen(graph) & private.keys()
+                private = {name: result.state[name] for name in names if name in result.state}
+                # A mean of equal numbers need not be that number; the others stay with the client.
+                still = (ag.frozen(graph) & private.keys()) | (frozenset(names) - private.keys())
                 yield fl.Contribution(
                     result.client, group, same.source, same, private, consistent.weight, still
                 )

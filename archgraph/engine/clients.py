@@ -25,6 +25,7 @@ class ClientFacts(BaseModel):
         tier: Name of the tier that the family gives it.
         name: What the data calls it, or whose further model it is; empty where there is neither.
         of: The client that trains this model beside its own; None: a client itself.
+        added: Entries that its model has and the global one lacks: they stay with the client.
         examples: Examples that it trains on.
         classes: How many of them are of each class; empty where examples have no single class.
         malicious: Whether it attacks.
@@ -39,6 +40,7 @@ class ClientFacts(BaseModel):
     classes: list[int] = []
     malicious: bool = False
     of: int | None = None
+    added: list[str] = []
 
     @property
     def label(self) -> str:
@@ -53,8 +55,13 @@ class ClientFacts(BaseModel):
 _FILE = TypeAdapter(list[ClientFacts])
 
 
-def clients_file(experiment: Experiment) -> str:
-    """Return the content of `clients.json`."""
+def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
+    """Return the content of `clients.json`.
+
+    Args:
+        experiment: Who takes part.
+        added: By tier, the entries that the global model lacks and that stay with clients.
+    """
     world = experiment.world
 
     def owner(client: Client) -> str:
@@ -70,7 +77,8 @@ def clients_file(experiment: Experiment) -> str:
             classes=list(client.histogram) if world.learning.per_example else [],
             malicious=client.id in experiment.malicious,
             of=client.of,
-        ).model_dump(exclude_none=True)
+            added=added.get(client.name, []),
+        ).model_dump(exclude_none=True, exclude=None if client.name in added else {"added"})
         for client in world.clients
     ]
     return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"

@@ -232,15 +232,18 @@ def _steps(tell: Tell) -> Progress:
     return stepped
 
 
-def private_part(task: Task, outcome: Outcome) -> ClientState:
+def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientState:
     """Return what a client has for the next round: the entries of its own, and what it keeps.
 
-    Frozen entries are not among them: nothing changes them, so every task brings them.
+    Frozen entries are not among them: nothing changes them, so every task brings them. What its
+    model does not have this time (another tier's adapters) stays as it is.
     """
     names = task.private - frozen(task.graph)
     entries = {name: outcome.state[name] for name in names if name in outcome.state}
     # Copies: else the memory of all that has come back would stay for a part of it.
-    return ClientState(server_copies(entries), server_copies(outcome.keep))
+    copies = server_copies(entries)
+    others = {k: v for k, v in before.state.items() if k not in task.graph.param}
+    return ClientState(others | copies, server_copies(outcome.keep))
 
 
 def server_copies(state: State) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from ruamel.yaml import YAML
 from archgraph.data import Dataset
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
+from archgraph.federation.options import LATER
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
 from archgraph.plain import Json
 
@@ -48,12 +50,21 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
     """
     # Without options that are not set: runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
-    options, name = pydantic_core.to_jsonable_python(strategy), spec.strategy_name
+    options, name = _options(strategy), spec.strategy_name
     imported = "python" in spec.strategy
     values["strategy"] = {"python": name, **options} if imported else {name: options}
     if not every:
         known = ("partition", *spec.data.known)
         values["data"] = {key: value for key, value in values["data"].items() if key in known}
+    return values
+
+
+def _options(strategy: Strategy) -> dict[str, Json]:
+    """Return the options of a strategy; those that came later where they are set."""
+    values: dict[str, Json] = pydantic_core.to_jsonable_python(strategy)
+    for option in dataclasses.fields(strategy):
+        if option.metadata.get(LATER) and getattr(strategy, option.name) == option.default:
+            del values[option.name]
     return values
 
 

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
+from archgraph.engine.lost import kept_additions
 from archgraph.engine.turn import Elsewhere
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
-from archgraph.federation import GLOBAL, Evaluated, ServerState
+from archgraph.federation import GLOBAL, Evaluated, ServerState, private_models
+from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.consent import consent_given
 from archgraph.language.experiment import LOCAL, installed_engines
@@ -87,7 +89,9 @@ class Run:
     @property
     def models(self) -> tuple[Evaluated, ...]:
         """The models that the strategy answers for, as trained."""
-        return tuple(self.experiment.strategy.evaluated(self.experiment.world, self.server))
+        strategy, world = self.experiment.strategy, self.experiment.world
+        models = strategy.evaluated(world, self.server)
+        return tuple(private_models(strategy, world, models, every=True))
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -227,6 +231,7 @@ def execute(
         rounds, device = experiment.world.rounds, experiment.world.device
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
+        added = kept_additions(experiment, first)
         checkpoint = None
         if out is not None:
             check_tensors(first.tensors)
@@ -239,7 +244,7 @@ def execute(
             else:
                 stack.enter_context(reserved(out, overwrite=overwrite))
                 loop.record = RunRecord.create(
-                    out, experiment.text, facts, files=_files(experiment), device=device
+                    out, experiment.text, facts, files=_files(experiment, added), device=device
                 )
             stack.enter_context(loop.record)
             if checkpoint is not None:
@@ -256,7 +261,11 @@ def execute(
             loop.round()
         loop.trackers.end()  # now, not at the stack's end: its notes belong to the run
         recorded = () if loop.record is None else loop.record.notes
-        notes = (*experiment.data.notes, *recorded, *loop.trackers.notes)
+        private = (
+            f"tier {tier}: the global model lacks {listed(names)}: that stays with its clients"
+            for tier, names in added.items()
+        )
+        notes = (*experiment.data.notes, *private, *recorded, *loop.trackers.notes)
         server, best = loop.server, None
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
@@ -269,10 +278,10 @@ def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker
     return () if spoken or not progress or sys.stderr.isatty() else (ConsoleTracker(),)
 
 
-def _files(experiment: Experiment) -> dict[str, str]:
+def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, str]:
     """Return what the run folder says of clients and architectures: its tensors' meaning."""
     world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     # A family without a global model has an empty graph in its place.
     models = {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items() if graph.nodes}
-    return {FILE: clients_file(experiment), **models}
+    return {FILE: clients_file(experiment, added), **models}

@@ -21,7 +21,15 @@ from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
-from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
+from archgraph.federation import (
+    Evaluated,
+    Result,
+    ServerState,
+    Task,
+    private_models,
+    private_task,
+    seeded,
+)
 from archgraph.plain import Json, json_safe
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
@@ -297,12 +305,13 @@ class Loop:
         # Asked anew for each test: models may be made one at a time, as they are tested.
         models = setup.strategy.evaluated(setup.world, self.server)
         each = each_returned(Evaluated, models, setup.strategy, "evaluated")
+        each = private_models(setup.strategy, setup.world, each)
         return evaluator(self._announced(each), private=self.private, round=self.done)
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy
         sent = strategy.send(self.experiment.world, state, client, number)
-        task = returned(Task, sent, strategy, "send")
+        task = private_task(strategy, self.experiment.world, returned(Task, sent, strategy, "send"))
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
             where = f"{type(strategy).__name__}.send"

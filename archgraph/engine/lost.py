@@ -1,50 +1,81 @@
-"""What clients train and the server would not take up: found before the first round."""
+"""What stays with clients, before the first round: patterns, and what the global model lacks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import fnmatch
+from collections.abc import Iterator, Mapping
 
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import GraphError, RewriteError, RunError
-from archgraph.federation import GLOBAL, ServerState, Task, World
-from archgraph.graph.ir import ArchGraph
-from archgraph.hints import listed
-from archgraph.ops.table import statistics
-from archgraph.states import Transfer, signature
+from archgraph.federation import GLOBAL, ServerState, Task, World, private_task
+from archgraph.federation.private_parts import additions
+from archgraph.hints import listed, nearest
 
 # Rounds whose tasks are looked at: where a strategy draws tiers, one may come up in a later round.
 LOOKED = 10
 HINT = "move the rewrite to the family's `change`, which changes the global model, too"
 
 
-def check_taken_up(experiment: Experiment, state: ServerState) -> None:
-    """Check that no client trains what the global model lacks and the strategy does not keep.
-
-    A strategy says what it keeps by the first tasks that it sends: entries that stay with the
-    client (``Task.private``), and those that it merges itself or leaves out (``Task.unmerged``). A
-    mean reaches all others through the global model alone.
+def check_private(experiment: Experiment, state: ServerState) -> None:
+    """Check what the strategy's ``private`` names: something, and the same in every round.
 
     Raises:
-        RunError: Names the tier and the entries.
+        RunError: If a pattern names no entry of any architecture (says the nearest), or an entry
+            that stays with a client has other positions of the global model in another round.
     """
-    world, strategy = experiment.world, experiment.strategy
-    open_tiers = set(_lacking(world))
-    if not open_tiers or not state.group(GLOBAL):
+    world, where = experiment.world, "private"
+    patterns: tuple[str, ...] = getattr(experiment.strategy, "private", ())
+    if not patterns:
         return
-    here = signature(world.graph)
-    # First those whose tier it is: mostly, one round then tells all.
-    clients = sorted(world.clients, key=lambda client: client.name not in open_tiers)
+    names = {n for p in world.graph.params for n in (p.name, *p.aliases)}
+    before: dict[tuple[int, str], object] = {}
+    for task in _tasks(experiment, state):
+        names.update(n for p in task.graph.params for n in (p.name, *p.aliases))
+        for name in task.private if task.transfer is not None else ():
+            entry = task.transfer.entries.get(name) if task.transfer else None
+            if before.setdefault((task.client, name), entry) != entry:
+                raise RunError(
+                    "what a client keeps is of its last part, which changes from round to round",
+                    where=where,
+                    found=name,
+                    hint="give clients parts that stay, or leave this entry to the server",
+                )
+    for pattern in patterns:
+        if pattern not in names and not fnmatch.filter(names, pattern):
+            raise RunError(
+                "matches no parameter or buffer",
+                where=where,
+                found=repr(pattern),
+                hint=nearest(pattern, names, cutoff=0.0, count=3),
+            )
+
+
+def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, list[str]]:
+    """By tier, the entries that the global model lacks and that stay with clients.
+
+    Those that the strategy merges itself (NeFL's step sizes) are not among them.
+    """
+    world, kept = experiment.world, dict[str, list[str]]()
+    if not _with_additions(world) or not state.group(GLOBAL):
+        return {}
+    for task in _tasks(experiment, state):
+        if task.transfer is not None and task.tier not in kept:
+            more = additions(task.graph, task.transfer) & task.private
+            names = [name for name in task.graph.state_names if name in more]
+            kept |= {task.tier: names} if names else {}
+    return kept
+
+
+def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
+    """Yield the first tasks of a client of each tier, with what stays with it."""
+    world, strategy = experiment.world, experiment.strategy
+    ids = tuple(client.id for client in world.clients)
+    first = {world.clients[client].name: client for client in reversed(ids)}
     for round in range(1, LOOKED + 1):
-        before = strategy.begin(world, state, round, tuple(client.id for client in world.clients))
-        for client in clients:
-            task = strategy.send(world, before, client.id, round)
-            # Transfers from other groups of the state say nothing of the global model.
-            if task.transfer is not None and task.transfer.source == here:
-                _check(task, task.transfer, type(strategy).__name__)
-            open_tiers.discard(task.tier)
-            if not open_tiers:
-                return
+        before = strategy.begin(world, state, round, ids)
+        for client in sorted(first.values()):
+            yield private_task(strategy, world, strategy.send(world, before, client, round))
 
 
 @contextlib.contextmanager
@@ -53,7 +84,7 @@ def explained(world: World) -> Iterator[None]:
     try:
         yield
     except (RewriteError, GraphError) as error:
-        for tier, names in _lacking(world).items():
+        for tier, names in _with_additions(world).items():
             raise RunError(
                 f"the strategy cannot use weights that the global model lacks ({error.message})",
                 where=": ".join(filter(None, (f"tier {tier}", error.where))),
@@ -63,30 +94,12 @@ def explained(world: World) -> Iterator[None]:
         raise
 
 
-def _check(task: Task, transfer: Transfer, strategy: str) -> None:
-    spared = task.private | task.unmerged
-    lost = [name for name in _created(task.graph, transfer) if name not in spared]
-    if lost:
-        raise RunError(
-            f"trains what the global model lacks: {strategy} would discard it after every round",
-            where=f"tier {task.tier}",
-            found=listed(lost),
-            hint=HINT,
-        )
-
-
-def _lacking(world: World) -> dict[str, list[str]]:
+def _with_additions(world: World) -> dict[str, list[str]]:
     """By tier, what it trains and the global model lacks; tiers without are left out."""
-    if not world.graph.nodes:
-        return {}
-    created = {tier.name: _created(tier.graph, tier.transfer) for tier in world.tiers}
-    return {name: entries for name, entries in created.items() if entries}
-
-
-def _created(graph: ArchGraph, transfer: Transfer) -> list[str]:
-    """Entries that training changes and that come from nowhere."""
-    # Constants and frozen entries are not lost: a new round creates the same again.
-    changing = {p.name for p in graph.params if p.role == "parameter" and p.trainable}
-    changing.update(statistics(graph))
-    entries = transfer.entries.items()
-    return [name for name, entry in entries if entry.source is None and name in changing]
+    tiers = world.tiers if world.graph.nodes else ()
+    more = {tier.name: (tier.graph, additions(tier.graph, tier.transfer)) for tier in tiers}
+    return {
+        tier: [name for name in graph.state_names if name in names]
+        for tier, (graph, names) in more.items()
+        if names
+    }

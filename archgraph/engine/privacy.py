@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import each_returned, returned
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, ServerState, Task, World, seeded
+from archgraph.federation import Outcome, Result, ServerState, Task, World, private_task, seeded
 from archgraph.federation.private_means import Census, PrivateMeans
 from archgraph.language.privacy import PrivacySpec
 from archgraph.ops.table import statistics
@@ -76,6 +76,7 @@ def _unchanged(
     strategy, world = experiment.strategy, experiment.world
     for client in world.clients:
         task = returned(Task, strategy.send(world, state, client.id, round), strategy, "send")
+        task = private_task(strategy, world, task)
         result = task.result(Outcome(task.state), client.examples)
         try:
             if task.others:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from archgraph.engine.recalibration import as_tested
 from archgraph.engine.world import prepare
-from archgraph.federation import Evaluated, Model, ServerState, State
+from archgraph.federation import Evaluated, Model, ServerState, State, private_models
 from archgraph.plain import json_safe
 from archgraph.record.client import ClientState
 from archgraph.record.folder import RunRecord, run_folder
@@ -44,7 +44,8 @@ def trained(
     best = setup.selection.chosen if setup.selection is not None else None
     checkpoint = RunRecord.last(path, json_safe(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
-    models = setup.strategy.evaluated(setup.world, server)
+    strategy, world = setup.strategy, setup.world
+    models = private_models(strategy, world, strategy.evaluated(world, server), every=True)
     private = {client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()}
 
     def state_of(model: Evaluated, state: State) -> State:

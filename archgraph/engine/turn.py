@@ -246,7 +246,7 @@ class Turn:
         except RejectedUpdate as error:
             self.rejected.append({**row, "reason": reason(error)})
             return None
-        private = private_part(task, outcome)
+        private = private_part(task, outcome, self._own(task.client))
         if private.state or private.keep or task.client in self.private:
             self.private[task.client] = private
         row["examples"] = result.examples

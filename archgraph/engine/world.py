@@ -22,7 +22,7 @@ from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, deciding_facts, family_of
 from archgraph.engine.fit import check_images, check_outputs, matched, results, with_main_output
-from archgraph.engine.lost import check_taken_up, explained
+from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
@@ -250,6 +250,7 @@ def begun(experiment: Experiment) -> ServerState:
     strategy, world = experiment.strategy, experiment.world
     with experiment.locating("strategy"), explained(world):
         first = returned(ServerState, strategy.init(world), strategy, "init")
+        check_private(experiment, first)
     # A strategy that surveys its clients has its models only afterwards.
     if next(iter(strategy.survey(world, first)), None) is None:
         with experiment.locating("family"):
@@ -266,10 +267,9 @@ def testable(experiment: Experiment, state: ServerState) -> None:
 
     Raises:
         RunError: If a model's outputs do not fit the task, an option of ``evaluate`` changes the
-            test of no model, or what a client trains would be thrown away.
+            test of no model.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
-    check_taken_up(experiment, state)
     learning = experiment.world.learning
     recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)

@@ -30,6 +30,14 @@ from .options import Weighted as Weighted
 from .outputs import Logits as Logits
 from .outputs import Predict as Predict
 from .pairwise import PairwiseProducts as PairwiseProducts
+from .personal import VERSION as VERSION
+from .personal import InTurn as InTurn
+from .personal import PartAveraging as PartAveraging
+from .personal import TrainOnly as TrainOnly
+from .private_parts import classifier as classifier
+from .private_parts import named_entries as named_entries
+from .private_parts import private_models as private_models
+from .private_parts import private_task as private_task
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .reservoir import reservoir as reservoir

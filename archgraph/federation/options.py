@@ -5,11 +5,18 @@ A method whose paper starts otherwise sets another default; what an option means
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from archgraph.federation.private_parts import named_entries
 from archgraph.federation.strategy import Strategy
 from archgraph.federation.tasks import Weights
+from archgraph.federation.world import World
+from archgraph.graph.ir import ArchGraph
+
+# In the metadata of an option that came later: it is written down where it is set, so that what
+# was run before it existed stays the same experiment.
+LATER = "later"
 
 
 @dataclass(frozen=True)
@@ -18,10 +25,17 @@ class Weighted(Strategy):
 
     Attributes:
         weights: Weight of a client in averages: its number of examples, or 1 (``uniform``).
+        private: Parameters and buffers that stay with each client from round to round, and are
+            neither sent nor merged: names, or patterns of names (``fc.*``).
     """
 
     averages = True
     weights: Weights = "examples"
+    private: tuple[str, ...] = field(default=(), metadata={LATER: True})
+
+    def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
+        """Return the entries that match ``private``."""
+        return named_entries(graph, self.private)
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,14 @@ class Strategy(ABC):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """Return the task of a sampled client in this round."""
 
+    def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
+        """Return the entries of an architecture that stay with each client that trains it.
+
+        The engine adds them to ``Task.private``: they live on with the client from round to round,
+        are neither sent nor merged, and are laid over the model that is tested on its data.
+        """
+        return frozenset()
+
     def examine(self, world: World, result: Result) -> State | None:
         """Look at what came from a client, before the server takes any of it.
 

@@ -85,7 +85,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
             work.check(task, outcome)
     except RejectedUpdate as error:
         return Returned(refused=reason(error))
-    after = private_part(task, outcome)
+    after = private_part(task, outcome, before)
     state = {name: t for name, t in outcome.state.items() if name not in task.private}
     if private is not None:
         both = {**state, **after.state}

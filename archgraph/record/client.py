@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from archgraph.federation import VERSION
 from archgraph.states import State
 
 # Where nodes hold what their clients keep, the server notes the last round in which it accepted an
@@ -36,10 +37,15 @@ class ClientState:
     def over(self, sent: State, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Overlay a state that was sent with the client's own entries (those of ``names`` alone).
 
-        An entry of another shape stays as it was sent: the client now runs another architecture.
+        Without ``names``, a version of the model that its program keeps is laid over it, too. An
+        entry of another shape stays as it was sent: the client now runs another architecture.
         """
         result = dict(sent)
-        for name, tensor in self.state.items():
+        ours = {**self.state}
+        if names is None:
+            version = {k: t for k, t in self.keep.items() if k.startswith(VERSION)}
+            ours |= {name.removeprefix(VERSION): tensor for name, tensor in version.items()}
+        for name, tensor in ours.items():
             replaced = name in sent if names is None else name in names
             # Another shape: the client runs another architecture now.
             if replaced and (name not in sent or sent[name].shape == tensor.shape):

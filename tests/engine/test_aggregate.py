@@ -41,7 +41,7 @@ from archgraph.states.clipping import change
 
 AVERAGING = (
     *("allsmall", "exclusivefl", "fedadp", "fedavg", "fedfa", "fedin", "flexifed", "heterofl"),
-    *("adaptivefl_pool", "flexfl_pool"),
+    *("adaptivefl_pool", "flexfl_pool", "ditto", "fedbabu", "fedbn", "fedper", "fedrep"),
     *("fedit", "ffa_lora", "rank_mean", "rolora"),
     *("clusteredfl", "depthfl", "fedrolex", "fjord", "inclusivefl", "nefl", "scalefl"),
 )

@@ -1,4 +1,4 @@
-"""What clients train and the server would throw away is refused before the first round."""
+"""What clients train and the global model lacks stays with them, and is said."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from archgraph.engine.local import execute
+from archgraph.engine.lost import kept_additions
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.language import verdicts
@@ -39,20 +41,43 @@ def write(folder: Path, client: str, strategy: str, change: str = "") -> Path:
 
 @pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("strategy", ["heterofl: {mode: dynamic}", "inclusivefl: {}", "fedfa: {}"])
-def test_what_no_mean_reaches_is_refused(tmp_path: Path, added: str, strategy: str) -> None:
-    file = write(tmp_path, ADDED[added], strategy)
-    with pytest.raises(RunError, match=r"tier more: .*the global model lacks") as caught:
+def test_what_no_mean_reaches_stays_with_its_client(
+    tmp_path: Path, added: str, strategy: str
+) -> None:
+    setup = prepare(write(tmp_path, ADDED[added], strategy))
+    run = execute(setup, progress=False)
+    part = {"adapters": "adapter.down.weight", "steps": "step_size", "exit": "end"}[added]
+    (note,) = (note for note in run.notes if "the global model lacks" in note)
+    assert note.startswith("tier more: ") and part in note
+    assert not run.troubles
+    tested = {model.name: model.private for model in run.models}
+    assert tested == {"global": False, "plain": False, "more": True}
+    names = kept_additions(setup, begun(setup))["more"]
+    assert any(part in name for name in names)
+    assert not any(part in name for name in run.server.tensors)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "added", "message"),
+    [
+        ("fedadp", "adapters", r"body.0.adapter.down.weight: entry has no counterpart"),
+        ("nefl", "steps", r"the strategy cannot use weights that the global model lacks"),
+    ],
+)
+def test_a_strategy_that_cannot_use_it_says_so(
+    tmp_path: Path, strategy: str, added: str, message: str
+) -> None:
+    file = write(tmp_path, ADDED[added], f"{strategy}: {{}}")
+    with pytest.raises(RunError, match=f"tier more: .*{message}") as caught:
         begun(prepare(file))
-    assert "either a source or an initialiser" not in str(caught.value)
-    named = {"adapters": "adapter.down.weight", "steps": "step_size", "exit": "end"}[added]
-    assert named in str(caught.value.found) and "`change`" in str(caught.value)
     (verdict,) = verdicts([file])
     assert str(verdict.error) == str(caught.value)
 
 
 @pytest.mark.parametrize("strategy", ["flexifed", "standalone", "nefl"])
-def test_strategies_that_keep_it_go_on(tmp_path: Path, strategy: str) -> None:
-    begun(prepare(write(tmp_path, ADDED["adapters"], f"{strategy}: {{}}")))
+def test_strategies_that_keep_or_merge_it_themselves_go_on(tmp_path: Path, strategy: str) -> None:
+    setup = prepare(write(tmp_path, ADDED["adapters"], f"{strategy}: {{}}"))
+    assert not kept_additions(setup, begun(setup)) or strategy == "flexifed"
 
 
 def test_frozen_additions_and_those_of_the_global_model_go_on(tmp_path: Path) -> None:

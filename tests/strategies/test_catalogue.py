@@ -46,7 +46,7 @@ def test_every_strategy_has_a_row_with_its_facts():
         assert "ClassVar" not in options
     assert rows["fedrolex"][3:] == (
         "paper, official_code",
-        "step, direction, scaler, weights, norm, mask_absent",
+        "step, direction, scaler, weights, norm, private, mask_absent",
     )
 
 

@@ -1,0 +1,133 @@
+"""What stays with clients: entries by pattern, a model's head, what the global model lacks.
+
+A strategy says which entries of an architecture are private (:meth:`Strategy.private_entries`); the
+engine adds them to its tasks, and lays each client's over the models that are tested.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from archgraph.analysis.roles import fixed, head, label_rows
+from archgraph.federation.strategy import Evaluated, Strategy
+from archgraph.federation.tasks import Task
+from archgraph.federation.world import World
+from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.ops.table import statistics
+from archgraph.states import Transfer, signature
+
+
+@per_graph
+def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]:
+    """Return the entries of an architecture's state that patterns name.
+
+    Args:
+        graph: The architecture.
+        patterns: Names of parameters and buffers, or patterns of names (``fc.*``); of a tied
+            parameter any of its names.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> graph = trace(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), zeros(2, 3)).graph
+        >>> sorted(named_entries(graph, ("0.*", "1.running_*")))
+        ['0.bias', '0.weight', '1.running_mean', '1.running_var']
+    """
+    entries = (graph.param[name] for name in graph.state_names)
+    owners = {name: p.name for p in entries for name in (p.name, *p.aliases)}
+    matches: set[str] = set()
+    for pattern in patterns:
+        # A name is not read as a pattern: it may hold brackets.
+        exact = [pattern] if pattern in owners else []
+        matches.update(owners[n] for n in exact or fnmatch.filter(owners, pattern))
+    return frozenset(matches)
+
+
+@per_graph
+def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
+    """Return the parameters of a model's head.
+
+    Those with a row per class, of all exits; where there are none (numbers are predicted), those of
+    the last operator that multiplies with a weight.
+
+    Args:
+        graph: The architecture.
+        classes: Number of classes; 0 where targets are not classes.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
+        >>> graph = trace(net, zeros(1, 3)).graph
+        >>> sorted(classifier(graph, 2)), sorted(classifier(graph))
+        (['2.bias', '2.weight'], ['2.bias', '2.weight'])
+    """
+    rows = frozenset(label_rows(graph, classes)) if classes else frozenset[str]()
+    last = head(graph)
+    if rows or last is None:
+        return rows
+    node = graph.node[last[0]]
+    # Behind results on leaves alone, too: a transposed or split weight.
+    leaves = set(node.leaves()).union(*(fixed(graph).get(used, ()) for used in node.uses()))
+    return frozenset(name for name in leaves if graph.param[name].role == "parameter")
+
+
+@functools.lru_cache(maxsize=1024)
+def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
+    """Return what training changes of an architecture and no entry of the global state gives.
+
+    Constants and frozen entries are not among it: every task brings them again.
+
+    Args:
+        graph: The architecture.
+        transfer: Linear map from the global state to the architecture's.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.rewrites.lora import add_lora
+        >>> more = add_lora(trace(nn.Linear(3, 2), zeros(1, 3)).graph, 1)
+        >>> len(additions(more.graph, more.transfer))
+        2
+    """
+    changing = {p.name for p in graph.params if p.role == "parameter" and p.trainable}
+    changing.update(statistics(graph))
+    entries = transfer.entries.items()
+    return frozenset(name for name, e in entries if e.source is None and name in changing)
+
+
+def private_task(strategy: Strategy, world: World, task: Task) -> Task:
+    """Return a task of :meth:`Strategy.send` with all that stays with the client.
+
+    That is what the strategy says, and what the client trains and the global model lacks, unless
+    the strategy merges it itself (``Task.unmerged``).
+    """
+    private = strategy.private_entries(world, task.graph)
+    # Transfers from other groups of the state say nothing of the global model.
+    if task.transfer is not None and task.transfer.source == signature(world.graph):
+        private |= additions(task.graph, task.transfer) - task.unmerged
+    return replace(task, private=task.private | private) if private - task.private else task
+
+
+def private_models(
+    strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
+) -> Iterator[Evaluated]:
+    """Yield what :meth:`Strategy.evaluated` yields, with each client's own entries laid over it.
+
+    Args:
+        strategy: The method.
+        world: Who takes part.
+        models: What it answers for.
+        every: With models of no client of which a part is private: nobody has trained that part.
+    """
+    tiers = world.tiers if world.graph.nodes else ()
+    more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}
+    for model in models:
+        private = strategy.private_entries(world, model.graph)
+        if model.clients:
+            yield replace(model, private=True) if private or model.name in more else model
+        elif every or not private:
+            yield model

@@ -1,0 +1,107 @@
+"""Ditto: beside the global model every client has one of its own, drawn towards the global one.
+
+Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML
+2021, Algorithm 1.
+
+==============  ==================================================================
+symbol          here
+==============  ==================================================================
+``w^t``         group ``global`` of the server state: FedAvg's
+``v_k``         kept by the client under ``version/NAME``; at first what it was sent
+``λ``           ``pull``
+Eq. (2)         ``min_v F_k(v) + λ/2 ‖v - w^t‖²``, :class:`Towards`
+==============  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class Ditto(fl.PartAveraging):
+    """Options of Ditto.
+
+    Attributes:
+        pull: λ: how much the global model pulls at a client's own; 0: it trains alone.
+        own_epochs: Passes in which a client trains its own model. Default: ``local.epochs``.
+
+    Example:
+        >>> Ditto(pull=0.1).own_epochs is None
+        True
+    """
+
+    paper = "Ditto"
+    year = 2021
+
+    pull: float = fl.option(1.0, least=0)
+    own_epochs: int | None = fl.option(None, least=1)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send ``w^t``."""
+        task = super().send(world, state, client, round)
+        train = fl.Train(fl.TaskLoss(self.mask_absent), epochs=self.own_epochs)
+        return replace(task, program=Both(task.program, train, self.pull))
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model, and each client's own."""
+        for model in super().evaluated(world, state):
+            yield replace(model, private=bool(model.clients))
+
+
+@dataclass(frozen=True)
+class Both:
+    """Train the model that was sent, then the client's own, which it keeps.
+
+    Attributes:
+        shared: Trains ``w``.
+        own: Trains ``v``, without the pull.
+        pull: λ.
+    """
+
+    shared: fl.Program
+    own: fl.Train
+    pull: float
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Return ``w``; both see the same minibatches in the same order."""
+        draw = torch.Generator().set_state(work.generator.get_state())
+        dropout = torch.get_rng_state()
+        outcome = self.shared(work)
+        torch.set_rng_state(dropout)
+        v = {name: work.keep.get(fl.VERSION + name, value) for name, value in work.state.items()}
+        penalty = Towards(self.pull, work.state) if self.pull else None
+        alone = replace(work, state=v, generator=draw)
+        personal = replace(self.own, penalty=penalty)(alone)
+        changing = personal.state.keys() - ag.frozen(work.graph)
+        metrics = {k: outcome.metrics[k] + personal.metrics[k] for k in ("steps", "seen")}
+        return replace(
+            outcome,
+            keep={fl.VERSION + name: personal.state[name] for name in changing},
+            metrics={**outcome.metrics, **metrics, "own_loss": personal.metrics["loss"]},
+        )
+
+
+@dataclass(frozen=True)
+class Towards:
+    """``λ/2 ‖v - w‖²`` over the parameters that are trained.
+
+    Attributes:
+        pull: λ.
+        sent: ``w``.
+    """
+
+    pull: float
+    sent: Mapping[str, Tensor]
+
+    def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
+        """Return the value at ``v``."""
+        moves = [v - self.sent[n] for n, v in parameters.items() if v.requires_grad]
+        return self.pull / 2 * torch.stack([move.square().sum() for move in moves]).sum()

@@ -1,0 +1,52 @@
+"""FedBABU: one random head, the same for all, is never trained; models are tuned before tests.
+
+Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR
+2022, Algorithm 1. Clients update the body alone, with the head as it was drawn at first. Before a
+test on a client's data, the model is tuned on its training data: the head, the body, or all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class FedBABU(fl.PartAveraging):
+    """Options of FedBABU.
+
+    Attributes:
+        tune: What a client tunes before a test on its data; ``none``: it is tested as it is.
+        tune_epochs: Passes over its data in which it does.
+
+    Example:
+        >>> FedBABU(tune="head").tune_epochs
+        5
+    """
+
+    paper = "FedBABU"
+    year = 2022
+
+    tune: Literal["all", "head", "body", "none"] = "all"
+    tune_epochs: int = fl.option(5, least=1)
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send the body; the client got the head in its first round."""
+        task = super().send(world, state, client, round)
+        head = fl.classifier(task.graph, world.classes)
+        body = fl.TrainOnly(task.program, head, others=True)
+        return replace(task, program=body, private=task.private | head)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate the global model as it is, and each tier's after its clients have tuned it."""
+        train = fl.Train(fl.TaskLoss(self.mask_absent), epochs=self.tune_epochs)
+        for model in super().evaluated(world, state):
+            if not model.clients or self.tune == "none":
+                yield model
+                continue
+            head = fl.classifier(model.graph, world.classes)
+            part = fl.TrainOnly(train, head, others=self.tune == "body")
+            yield replace(model, program=train if self.tune == "all" else part)
