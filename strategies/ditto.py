@@ -62,12 +62,12 @@ class Both:
 
     Attributes:
         shared: Trains ``w``.
-        own: Trains ``v``, without the pull.
+        personal: Trains ``v``, without the pull.
         pull: λ.
     """
 
     shared: fl.Program
-    own: fl.Train
+    personal: fl.Train
     pull: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
@@ -79,13 +79,13 @@ class Both:
         v = {name: work.keep.get(fl.VERSION + name, value) for name, value in work.state.items()}
         penalty = Towards(self.pull, work.state) if self.pull else None
         alone = replace(work, state=v, generator=draw)
-        personal = replace(self.own, penalty=penalty)(alone)
-        changing = personal.state.keys() - ag.frozen(work.graph)
-        metrics = {k: outcome.metrics[k] + personal.metrics[k] for k in ("steps", "seen")}
+        version = replace(self.personal, penalty=penalty)(alone)
+        changing = version.state.keys() - ag.frozen(work.graph)
+        metrics = {k: outcome.metrics[k] + version.metrics[k] for k in ("steps", "seen")}
         return replace(
             outcome,
-            keep={fl.VERSION + name: personal.state[name] for name in changing},
-            metrics={**outcome.metrics, **metrics, "own_loss": personal.metrics["loss"]},
+            keep={fl.VERSION + name: version.state[name] for name in changing},
+            metrics={**outcome.metrics, **metrics, "own_loss": version.metrics["loss"]},
         )
 
 

@@ -68,10 +68,10 @@ class FjORD(fl.Weighted, fl.Masking):
         for tier in world.tiers:
             # Refuses tiers that are not nested before any client trains.
             nested_widths(world.by_size, tier.name)
-            if kept := self.private_entries(world, tier.graph) & self._statistics(tier.graph):
+            if staying := self.private_entries(world, tier.graph) & self._statistics(tier.graph):
                 message = "running statistics of every width are averaged, apart from the model"
                 hint = "with `norm: static` there are none"
-                raise ag.RunError(message, where="private", found=min(kept), hint=hint)
+                raise ag.RunError(message, where="private", found=min(staying), hint=hint)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
         return state

@@ -243,7 +243,7 @@ def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientSta
     # Copies: else the memory of all that has come back would stay for a part of it.
     copies = server_copies(entries)
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
-    return ClientState(others | copies, server_copies(outcome.keep))
+    return ClientState({**others, **copies}, server_copies(outcome.keep))
 
 
 def server_copies(state: State) -> State:

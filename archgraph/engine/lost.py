@@ -56,15 +56,15 @@ def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, l
 
     Those that the strategy merges itself (NeFL's step sizes) are not among them.
     """
-    world, kept = experiment.world, dict[str, list[str]]()
+    world, added = experiment.world, dict[str, list[str]]()
     if not _with_additions(world) or not state.group(GLOBAL):
         return {}
     for task in _tasks(experiment, state):
-        if task.transfer is not None and task.tier not in kept:
+        if task.transfer is not None and task.tier not in added:
             more = additions(task.graph, task.transfer) & task.private
             names = [name for name in task.graph.state_names if name in more]
-            kept |= {task.tier: names} if names else {}
-    return kept
+            added |= {task.tier: names} if names else {}
+    return added
 
 
 def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
