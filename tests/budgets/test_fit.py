@@ -86,6 +86,13 @@ def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape)
     assert larger.transfer >> nested(larger.transfer, smaller.transfer) == smaller.transfer
 
 
+def test_ranks_of_adapters_stay():
+    net = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 3))
+    adapted = ag.add_lora(graph_of(net, torch.zeros(1, 9)), 4)
+    small = ag.fit(adapted.graph, macs=0.5, verify=True).graph
+    assert [a.size for a in ag.axes(small).all if a.role == "rank"] == [4, 4]
+
+
 def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
     made = HANDMADE["lstm_projected"]()
     graph = ag.trace(made.model, *made.args, **made.kwargs).graph
