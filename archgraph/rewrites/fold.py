@@ -153,7 +153,7 @@ class _Folding:
         if not isinstance(value, Ref):
             raise _refused(where, "what it multiplies is no layer's result")
         node = self.graph.node[value.name]
-        if len(self.graph.users[node.name]) != 1:
+        if len(self.graph.users[node.name]) != 1 or node.name in self.graph.output_refs():
             raise _refused(where, f"the result of {node.scope or node.name} is also used elsewhere")
         growth = row(node.op).growth
         if growth.affine:  # 1

@@ -183,6 +183,25 @@ def test_tied_weights_get_no_adapter_and_a_layer_called_twice_has_one():
     )
 
 
+class Shows(nn.Module):
+    """A residual block whose branch is a result, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        branch = self.b(torch.relu(self.a(x)))
+        return x + branch, branch
+
+
+def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
+    graph, state = ag.trace(Shows(), torch.randn(2, 4))
+    stepped = ag.add_step_sizes(graph)
+    with pytest.raises(RewriteError, match="the result of b is also used elsewhere"):
+        ag.fold(stepped.graph, stepped.transfer.pull(state))
+
+
 def test_what_cannot_be_says_why():
     layers = [nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 3)]
     graph, state = ag.trace(nn.Sequential(*layers), torch.zeros(2, 4, 4, 4))
