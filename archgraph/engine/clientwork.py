@@ -241,9 +241,8 @@ def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientSta
     names = task.private - frozen(task.graph)
     entries = {name: outcome.state[name] for name in names if name in outcome.state}
     # Copies: else the memory of all that has come back would stay for a part of it.
-    copies = server_copies(entries)
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
-    return ClientState({**others, **copies}, server_copies(outcome.keep))
+    return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))
 
 
 def server_copies(state: State) -> State:

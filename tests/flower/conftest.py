@@ -35,6 +35,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "clients": [{"name": "all", "count": 4}],
         "strategy": {"fedavg": {"norm": "local"}},
     },
+    "fedrep": {"clients": WIDTHS, "strategy": {"fedrep": {"head_epochs": 2}}},
+    "ditto": {"clients": WIDTHS},
     "heterofl": {"clients": WIDTHS},
     "fedfa": {
         "clients": [{"name": "small", "count": 2, "shorten": {"body": 1}, "take": 0.5}, DEEP]
