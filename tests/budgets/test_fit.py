@@ -252,7 +252,7 @@ def test_a_call_stays_within_its_time(tmp_path):
     full = laptop.milliseconds(graph)
     half = full / 2 + laptop.milliseconds(ag.take(graph, sizes={"*": 1}).graph) / 2
     small = ag.fit(graph, milliseconds=f"{half:.9f}ms", device=laptop)
-    assert laptop.milliseconds(small.graph) <= half
+    assert laptop.milliseconds(small.graph) <= half * (1 + 1e-12)  # a sum of floats
     file = laptop.save(tmp_path / "laptop.json")
     assert ag.fit(graph, milliseconds=f"{half:.9f}ms", device=file) == small
     ag.save(graph, tmp_path / "net.yaml")

@@ -272,8 +272,8 @@ MISTAKES = {
         experiment("heterofl: {}", "heterofl: {scalar: true}"),
         RUN,
         "experiment.yaml:5: strategy.heterofl.scalar: unknown option; found 'scalar'; "
-        "expected one of mode, rates, scaler, mask_absent, label_rows, weights, norm; did you"
-        " mean 'scaler'?",
+        "expected one of mode, rates, scaler, mask_absent, label_rows, weights, norm, private; "
+        "did you mean 'scaler'?",
     ),
     "torch's name of a setting": Mistake(
         experiment("lr: 0.1", "learning_rate: 0.1"),

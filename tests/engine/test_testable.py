@@ -14,7 +14,15 @@ import archgraph as ag
 from archgraph.engine import execute, prepare
 from archgraph.engine.world import begun
 from archgraph.errors import RunError
-from archgraph.federation import Evaluated, Outcome, ServerState, Train, Work, World
+from archgraph.federation import (
+    Evaluated,
+    LowRankAveraging,
+    Outcome,
+    ServerState,
+    Train,
+    Work,
+    World,
+)
 from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
 from archgraph.language.local import LocalOptions
 
@@ -138,6 +146,8 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
         family: dict[str, object] = {"model": str(model), "clients": ({"name": "a", "count": 2},)}
         if entry.name in ("depthfl", "scalefl"):  # which train networks with exits
             family["change"] = {"add_exits": {"b": 10}}
+        if issubclass(entry.load(), LowRankAveraging):
+            family["change"] = {"add_lora": 2}
         spec = ExperimentSpec.model_validate(
             {
                 "name": "read",
