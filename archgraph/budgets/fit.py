@@ -237,8 +237,8 @@ def _search(
     stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
     grids, shares, losses = [], [], []
     for axis, grown in zip(free, grows, strict=True):
-        whole = axis.name in stay or axis.role == "rank"  # a client's rank is a budget of its own
-        grid = np.array([axis.size] if whole else _grid(axis, multiple))
+        stays = axis.name in stay or axis.role == "rank"  # a client's rank is a budget of its own
+        grid = np.array([axis.size] if stays else _grid(axis, multiple))
         share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 1
         grids.append(grid)
         shares.append(share)
