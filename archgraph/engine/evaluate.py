@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -66,6 +66,7 @@ class Evaluator:
             :meth:`Answers.matched`); else, of personal models, on all test data.
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
+            ``tenth``: of each figure the mean over the tenth of the clients that fare worst by it.
             ``worst``: the tier with the worst figure of the one that judges.
             ``right`` (with `evaluate.answers`): of each model which test examples it answered
             rightly (:func:`archgraph.record.right.packed`).
@@ -326,6 +327,30 @@ def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
 
 
+def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> dict[str, float]:
+    """Return the mean of each figure over the tenth of the clients that has it worst.
+
+    Args:
+        rows: Figures of each client; a tenth of them is rounded up.
+        lower: The figures of which less is better.
+
+    Example:
+        >>> worst_tenth([{"accuracy": a / 10, "loss": 1 - a / 10} for a in range(10)], {"loss"})
+        {'accuracy': 0.0, 'loss': 1.0}
+    """
+    rows = list(rows)
+    worst: dict[str, float] = {}
+    for name in rows[0] if rows else ():
+        # NaN: training diverged, and nothing is worse.
+        values = sorted(
+            (row[name] for row in rows),
+            key=lambda x: -math.inf if math.isnan(x) else -x if name in lower else x,
+        )
+        tenth = values[: math.ceil(len(values) / 10)]
+        worst[name] = sum(tenth) / len(tenth)
+    return worst
+
+
 def _together(
     figures: dict[str, dict[str, Json]],
     clients: Mapping[str, Mapping[int, dict[str, float]]],
@@ -358,4 +383,6 @@ def _together(
         result["worst"] = {"name": worst, **everywhere[worst]}
     if personal:
         result["local"] = derived(mean_of(personal.values()), learning.metrics)
+        lower = {name for name, more in learning.better.items() if not more}
+        result["tenth"] = derived(worst_tenth(personal.values(), lower), learning.metrics)
     return result

@@ -30,9 +30,9 @@ class Point(NamedTuple):
     Attributes:
         round: Counted from 1.
         part: ``test``, ``validation``: on all examples of these; with `` local`` behind it: on each
-            client's own, the mean over clients; with `` trained`` behind it: of the models that
-            clients send, before they are averaged. ``train``: of a client's training. ``run``: of
-            the round itself.
+            client's own, the mean over clients; with `` tenth``: over the tenth that fares worst;
+            with `` trained``: of the models that clients send, before they are averaged.
+            ``train``: of a client's training. ``run``: of the round itself.
         group: The model (``global``, or a tier), ``client 3``, ``all clients``, or ``run``.
         metric: Name of the figure.
         value: NaN where it was not finite.
@@ -77,7 +77,7 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
         for group, figures in models.items():
             yield from _figures(number, part, group, figures)
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
-        for of in ("local", "trained"):
+        for of in ("local", "tenth", "trained"):
             yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
     rows = line.get("clients") or ()
     for row in rows if clients and not isinstance(rows, int) else ():

@@ -59,7 +59,7 @@ class Measure:
 def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
     """Yield columns of figures: of the worst tier, of all, of the global model, of clients.
 
-    The first three on test data, and on validation examples where a run has some.
+    Where a run has validation examples, also on these.
 
     Args:
         figures: Of the rounds whose tests count.
@@ -71,6 +71,8 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
         yield from _of_clients(figures, name, more)
     for name, more in names.items():
         yield from _of_all(figures, name, more, "validation")
+    for part in ("test", "validation"):
+        yield from _of_mixtures(figures, part)
 
 
 def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> Iterator[Measure]:
@@ -84,6 +86,15 @@ def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> It
     }
     for which, value in values.items():
         yield _column(f"{of.strip()}_{which}_{name}".lstrip("_"), f"{of}{which}", name, value)
+
+
+def _of_mixtures(figures: DataFrame, part: str) -> Iterator[Measure]:
+    """Yield the mean over clients, each on its own mixture of classes, and over the worst tenth."""
+    of = "" if part == "test" else f"{part} "
+    for which, title in {"local": "", "tenth": ", worst tenth"}.items():
+        rows = rows_where(figures, part=f"{part} {which}", group=ALL_CLIENTS, metric="matched")
+        key = f"{of}{'worst ' if title else ''}{which} matched".replace(" ", "_")
+        yield Measure(key, f"{of}own mixture{title} %", _percent, _averaged(figures, rows))
 
 
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:

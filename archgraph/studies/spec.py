@@ -45,7 +45,9 @@ class StudyFigure(Base):
 
     measure: _Text = Field(
         description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
-        "global_accuracy, validation_global_accuracy, local_accuracy, global_perplexity, seconds, "
+        "global_accuracy, validation_global_accuracy, local_accuracy (each client on its own "
+        "classes), local_matched (on its mixture of them), worst_tenth_matched (the tenth of the "
+        "clients that fares worst), global_perplexity, seconds, "
         "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
         "clients), models.PATTERN.accuracy (each once), …; reach.TARGET.MEASURE: T·E until the "
         "first test with so much of a share, a run that never gets there counts all of its T·E and "

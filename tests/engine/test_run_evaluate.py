@@ -18,7 +18,7 @@ from torch import nn
 from archgraph.capture.trace import trace
 from archgraph.data import Dataset, Split
 from archgraph.data.partition import local_test_indices
-from archgraph.engine.evaluate import Evaluator
+from archgraph.engine.evaluate import Evaluator, worst_tenth
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.recalibration import recalibrated
@@ -232,6 +232,7 @@ def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
         at = local_test_indices(digits.test.targets, torch.tensor(client.histogram))
         accuracy.append((predicted[at] == digits.test.targets[at]).double().mean().item())
     assert found["local"]["accuracy"] == pytest.approx(sum(accuracy) / 4)
+    assert found["tenth"]["accuracy"] == pytest.approx(min(accuracy))
     # Who runs a model stands beside its figures, and is none of them.
     assert [row.get("clients") for row in found["models"].values()] == [None, 2, 2]
     assert not {"clients"} & (found["global"].keys() | found["worst"].keys())
@@ -264,7 +265,18 @@ def test_matched_figures_are_of_each_clients_own_mixture(world, digits, net):
     for name, value in expected.items():
         assert found["models"][name]["local"]["matched"] == pytest.approx(value, abs=1e-12)
     assert found["local"]["matched"] == pytest.approx(sum(share) / 3, abs=1e-12)
+    assert found["tenth"]["matched"] == pytest.approx(min(share), abs=1e-12)
+
     assert "matched" not in found["global"]
+
+
+def test_the_worst_tenth_is_rounded_up_and_has_what_diverged():
+    rows = [{"accuracy": a / 11, "loss": -a / 11} for a in (*range(5, 11), *range(5))]
+    found = worst_tenth(rows, {"loss"})
+    assert found == pytest.approx({"accuracy": 0.5 / 11, "loss": -0.5 / 11}, abs=1e-12)
+    for name in rows[0]:
+        diverged = worst_tenth([*rows[1:], {**rows[0], name: math.nan}], {"loss"})
+        assert [key for key, value in diverged.items() if math.isnan(value)] == [name]
 
 
 def test_equal_models_are_tested_once_and_alike(world, digits, net, monkeypatch):

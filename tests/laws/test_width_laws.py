@@ -25,7 +25,7 @@ from tests.nets import image, networks
 
 
 @given(networks(), st.booleans())
-@at_most(15)
+@at_most(8)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, image())
     built = ag.build(graph, state)
@@ -50,7 +50,7 @@ def test_build_inverts_trace(net, training):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(25)
+@at_most(15)
 def test_mask_equals_take(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     rng = np.random.default_rng(seed)

@@ -164,7 +164,7 @@ def experiment(
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [

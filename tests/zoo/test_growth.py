@@ -30,7 +30,7 @@ SAMPLE = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_grown_model_computes_the_same(name, monkeypatch):
     monkeypatch.setitem(growth.SECONDS, "quick", 1.0)

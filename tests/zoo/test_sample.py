@@ -28,7 +28,7 @@ NAMES = [f"torchvision/{n}" for n in CLASSIFIERS] + [f"transformers/{n}" for n i
 PINNED = {"transformers/clip": 0.75, "transformers/t5": 0.94}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_check_of_the_examination(name):
     item = entry(name)
