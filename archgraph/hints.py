@@ -83,6 +83,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "pyarrow": "data",
+    "tokenizers": "data",
     "torch_geometric": "hypernet",
     "transformers": "hf",
 }

@@ -18,6 +18,7 @@ from archgraph.data.files import check_size
 from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
+from archgraph.language.mistakes import abbreviate
 
 Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
@@ -53,7 +54,7 @@ class Column:
         self, row: int, message: str, *, expected: str | None = None, hint: str | None = None
     ) -> DataError:
         """Build an error about the value of a row."""
-        cell = repr(self.cells[row])
+        cell = abbreviate(self.cells[row])
         return DataError(message, where=self.at(row), found=cell, expected=expected, hint=hint)
 
     @functools.cached_property
@@ -106,6 +107,41 @@ class Column:
             expected = "numbers such as 1.5 for 1,5 or 1234 for 1,234"
             question = "is it a number or a category?"
             raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
+
+    def check_words(self, otherwise: str) -> None:
+        """Raise if a presumed category holds texts: most values are of several words and differ.
+
+        Args:
+            otherwise: Advice for values that are meant to be categories.
+
+        Raises:
+            DataError: If they are; says that texts need a tokenizer.
+        """
+        rows = [row for row, cell in enumerate(self.cells) if len(str(cell).split()) > 2]
+        if len(rows) * 2 > len(self.cells) and len(set(self.cells)) * 2 > len(self.cells):
+            message = "is it a text or a category?"
+            raise self.error(rows[0], message, expected=self.as_text, hint=otherwise)
+
+    @property
+    def as_text(self) -> str:
+        """What a file says of a column of texts."""
+        return f"text: {self.name}, tokenizer: tokenizer.json, length: 128"
+
+    def sentences(self) -> list[str]:
+        """Return texts as the file has them, with the blanks around them.
+
+        Raises:
+            DataError: If one is missing or empty, or they are numbers.
+        """
+        for row, cell in enumerate(self.cells):
+            if cell is None or not str(cell).strip() or cell != cell:  # NaN differs from itself
+                raise self.error(row, "the text is missing", hint="remove the row, or fill it")
+            if not isinstance(cell, str):
+                hint = "texts are for a tokenizer; numbers are columns that models see"
+                raise self.error(row, "is not a text", hint=hint)
+        if self.numeric:
+            raise self.error(0, "is not a text: all values are numbers", hint="name another column")
+        return [str(cell) for cell in self.cells]
 
     def texts(self) -> list[str]:
         """Return the values as text.
@@ -204,6 +240,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             continue
         if kind is None:
             column.check_category(meant)
+            column.check_words(meant)
         codes, names = number_classes(column.texts())
         if len(names) > MOST_CATEGORIES:
             raise DataError(
@@ -211,7 +248,8 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
                 where=column.at(0),
                 found=f"{len(names)} different ones",
                 expected=f"at most {MOST_CATEGORIES}",
-                hint="name the columns that models shall see: columns: […]",
+                hint="name the columns that models shall see: columns: […]; texts are written "
+                + column.as_text,
             )
         parts.append((codes.numpy(), len(names)))
     rows, width = len(parts[0][0]), sum(count or 1 for _, count in parts)
@@ -232,8 +270,10 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     return Features(values, torch.tensor(measured), tuple(names_of_features))
 
 
-def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
-    """Return the columns that a target is read from."""
+def target_columns(target: str | TargetSpec | None) -> tuple[str, ...]:
+    """Return the columns that a target is read from; none without a target."""
+    if target is None:
+        return ()
     if isinstance(target, str):
         return (target,)
     (names,) = (value for _, value in target if value is not None)

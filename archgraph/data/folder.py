@@ -1,24 +1,29 @@
-"""Images in a folder for each class, as `data: {folder: …}` names them."""
+"""Images or texts in a folder for each class, as `data: {folder: …}` names them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from archgraph.data.files import MOST_BYTES, check_size, readable
+from archgraph.data.columns import Column
+from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
 from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
+from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
 
 WHERE = "data.folder"
 TRAIN, TEST = "train", "test"
+Files: TypeAlias = dict[str, list[tuple[str, Path]]]
+"""Class and file of each example, by split."""
 # What Pillow may open; other formats can name further files, or have many pages.
 FORMATS = {
     ".png": "PNG",
@@ -30,6 +35,8 @@ FORMATS = {
     ".ppm": "PPM",
 }
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
+TEXTS = (".txt",)
+MOVE = "move it elsewhere"
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What Pillow raises for a file that is damaged, or made to fill the memory.
@@ -39,18 +46,29 @@ MOST_PIXELS = 2**26
 
 
 def read_folder(spec: FolderData) -> Dataset:
-    """Read a folder of images: the folder of each is its class, classes in order of their names.
+    """Read a folder of files: the folder of each is its class, classes in order of their names.
+
+    Texts without folders of classes are for predicting the next token.
 
     Raises:
-        DataError: If a folder is empty, a file is not an image, or images differ in size and no
-            size is asked for.
+        DataError: If a folder is empty, a file is not an image (a text), or images differ in size
+            and no size is asked for.
     """
     root = Path(spec.folder)
+    parts = _parts(root, spec)
+    if spec.tokenizer is not None:
+        return _texts(root.name, parts, spec)
+    rows, labels = _read(parts, spec)
+    train, test = (rows[TRAIN], rows[TEST]) if TEST in rows else parted(rows[""], spec.test)
+    return dataset_of_rows(root.name, "image", train, test, labels=labels)
+
+
+def _parts(root: Path, spec: FolderData) -> Files:
+    """Return class and file of each example, by split; without splits under an empty name."""
+    texts = spec.tokenizer is not None
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
-        rows, labels = _read({"": _listed(root)}, spec)
-        train, test = parted(rows[""], spec.test)
-        return dataset_of_rows(root.name, "image", train, test, labels=labels)
+        return {"": _listed(root, texts)}
     if missing:
         raise DataError(
             "has only one of the two splits",
@@ -61,26 +79,35 @@ def read_folder(spec: FolderData) -> Dataset:
     if spec.test is not None:
         problem = f"conflicts with the folder {root / TEST}: remove one of the two"
         raise DataError(problem, where="data.test")
-    files = {part: _listed(root / part) for part in (TRAIN, TEST)}
-    # A class without training images would get a number, and a logit that nothing trains.
+    files = {part: _listed(root / part, texts) for part in (TRAIN, TEST)}
+    # A class without training examples would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
         raise DataError(
-            "a class has test images only: is the folder's name misspelt?",
+            "a class has test files only: is the folder's name misspelt?",
             where=str(root / TEST / name),
         )
-    rows, labels = _read(files, spec)
-    return dataset_of_rows(root.name, "image", rows[TRAIN], rows[TEST], labels=labels)
+    return files
 
 
-def _listed(folder: Path) -> list[tuple[str, Path]]:
-    """Return class and file of each image, in order; hidden files are skipped."""
-    pairs = []
-    for directory in _visible(folder):
-        for file in _visible(directory):
-            if file.suffix.lower() not in FORMATS or not file.is_file():
-                expected, hint = ", ".join(FORMATS), "move it elsewhere"
-                raise DataError("is not an image", where=str(file), expected=expected, hint=hint)
-            pairs.append((directory.name, file))
+def _listed(folder: Path, texts: bool) -> list[tuple[str, Path]]:
+    """Return class and file of each example, in order; hidden files are skipped.
+
+    Texts beside one another, without folders, have an empty class.
+    """
+    inside = _visible(folder)
+    flat = texts and all(path.is_file() for path in inside)
+    pairs = (
+        [("", file) for file in inside]
+        if flat
+        else [(directory.name, file) for directory in inside for file in _visible(directory)]
+    )
+    kind, endings = ("a text", TEXTS) if texts else ("an image", tuple(FORMATS))
+    for _, file in pairs:
+        if file.suffix.lower() not in endings or not file.is_file():
+            words = not texts and file.suffix.lower() in TEXTS
+            hint = "texts need tokenizer: tokenizer.json, length: 128" if words else MOVE
+            expected = ", ".join(endings)
+            raise DataError(f"is not {kind}", where=str(file), expected=expected, hint=hint)
     return pairs
 
 
@@ -92,14 +119,31 @@ def _visible(folder: Path) -> list[Path]:
         raise DataError(
             "is empty or not a folder",
             where=str(folder),
-            expected="a folder for each class, with its images",
+            expected="a folder for each class, with its files",
         )
     return paths
 
 
-def _read(
-    parts: dict[str, list[tuple[str, Path]]], spec: FolderData
-) -> tuple[dict[str, Records], tuple[str, ...]]:
+def _texts(name: str, parts: Files, spec: FolderData) -> Dataset:
+    """Read texts as tokens: with their classes, or for predicting the next token."""
+    pairs = [pair for listed in parts.values() for pair in listed]
+    check_size(sum(file.stat().st_size for _, file in pairs), MOST_BYTES >> 2, "set", WHERE)
+    texts = [decode_text(file.read_bytes(), str(file), "save it as UTF-8") for _, file in pairs]
+    column = Column("text", texts, lambda row: str(pairs[row][1]))
+    classes = [label for label, _ in pairs]
+    count = len(parts.get(TRAIN, ()))
+
+    def divide(rows: Records) -> tuple[Records, Records]:
+        if not count:
+            return parted(rows, spec.test)
+        positions = np.arange(len(rows))
+        return rows.at(positions[:count]), rows.at(positions[count:])
+
+    targets = number_classes(classes) if any(classes) else None
+    return dataset_of_texts(name, spec, [column], targets, divide)
+
+
+def _read(parts: Files, spec: FolderData) -> tuple[dict[str, Records], tuple[str, ...]]:
     """Read the images of each part, all of one size and number of channels; and the classes."""
     listed = [pair for files in parts.values() for pair in files]
     # Heads of all files first: what is wrong with the last one is known before pixels are read.

@@ -6,6 +6,7 @@ address that it names is followed, and nothing is unpickled.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -24,10 +25,11 @@ from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, readable
 from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
-from archgraph.language.data import HuggingFaceData
+from archgraph.language.data import HuggingFaceData, text_columns
 from archgraph.plain import Json
 
 WHERE = "data.huggingface"
@@ -44,24 +46,33 @@ def read_huggingface(spec: HuggingFaceData) -> Dataset:
     """
     path = Path(spec.huggingface)
     splits = _splits(path)
-    inputs = {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs)
-    asked = target_columns(spec.target)
-    _check_columns(splits, inputs, asked, spec.client)
+    inputs = {name: name for name in text_columns(spec.text)} or (
+        {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
+    )
+    key, asked = "inputs" if spec.text is None else "text", target_columns(spec.target)
+    _check_columns(splits, key, list(inputs.values()), asked, spec.client)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError("conflicts with the split `test` of the set", where="data.test")
     # As Arrow values: the set's own features would decode by code that it chooses.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
-    tensors = {name: _input(path, column, tables) for name, column in inputs.items()}
-    target_rows, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
-    rows = Records(tensors, target_rows, owners)
-    if TEST in splits:
+
+    def divide(rows: Records) -> tuple[Records, Records]:
+        rows = dataclasses.replace(rows, clients=owners)
+        if TEST not in splits:
+            return parted(rows, spec.test)
         positions, count = np.arange(len(rows)), len(splits[TRAIN])
-        train, test = rows.at(positions[:count]), rows.at(positions[count:])
-    else:
-        train, test = parted(rows, spec.test)
-    return dataset_of_rows(path.name, None, train, test, labels=labels)
+        return rows.at(positions[:count]), rows.at(positions[count:])
+
+    known = splits[TRAIN].features
+    answers = None if spec.target is None else _targets(spec.target, asked, known, path, tables)
+    if answers is None or spec.text is not None:
+        columns = [_column(path, name, tables) for name in inputs.values()]
+        return dataset_of_texts(path.name, spec, columns, answers, divide)
+    tensors = {name: _input(path, column, tables) for name, column in inputs.items()}
+    train, test = divide(Records(tensors, answers[0]))
+    return dataset_of_rows(path.name, None, train, test, labels=answers[1])
 
 
 def _splits(path: Path) -> Mapping[str, Any]:
@@ -114,10 +125,14 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
 
 
 def _check_columns(
-    splits: Mapping[str, Any], inputs: Mapping[str, str], asked: Sequence[str], client: str | None
+    splits: Mapping[str, Any],
+    inputs_key: str,
+    inputs: Sequence[str],
+    asked: Sequence[str],
+    client: str | None,
 ) -> None:
     """Raise unless the columns are there, and no input is also the target or the client."""
-    required = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
+    required = [*((inputs_key, name) for name in inputs), *(("target", n) for n in asked)]
     required += [] if client is None else [("client", client)]
     for split, (key, name) in itertools.product(splits.values(), required):
         if name not in (columns := split.column_names):
@@ -125,10 +140,10 @@ def _check_columns(
             raise DataError("the set has no such column", where=where, **unknown(name, columns))
     if not inputs:
         raise DataError("must name a column", where="data.inputs")
-    for name in inputs.values():
+    for name in inputs:
         if name in (*asked, client):
             message = f"{name} is also the target or the client"
-            raise DataError(message, where="data.inputs")
+            raise DataError(message, where=f"data.{inputs_key}")
 
 
 def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:
@@ -194,7 +209,9 @@ def _stacked(column: Column) -> Tensor:
                 "is not made of numbers",
                 where=column.at(row),
                 found="text" if part.dtype.kind in "US" else type(cell).__name__,
-                hint="encode texts first, and save the tokens" if part.dtype.kind == "U" else None,
+                hint=f"instead of inputs write {column.as_text}"
+                if part.dtype.kind == "U"
+                else None,
             )
         hint = "pad or cut them to one length"
         shape, expected = list(part.shape), list(first.shape)

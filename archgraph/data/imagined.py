@@ -9,8 +9,9 @@ from torch import Tensor
 
 from archgraph.data.load import BPTT, IMAGES, check_encoding
 from archgraph.data.pairs import LABELS
-from archgraph.data.sentences import INPUTS, LENGTH, VOCABULARY, encoder, learned
+from archgraph.data.sentences import LENGTH, VOCABULARY, encoder, learned
 from archgraph.data.source import Source, source
+from archgraph.data.tokens import INPUTS
 from archgraph.data.values import Dataset, Split
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from archgraph.data import archive, cifar, images, matlab, pairs, words
 from archgraph.data.files import located
-from archgraph.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
+from archgraph.data.sentences import LENGTH, VOCABULARY, Encode, SentencePair, encoder, learned
 from archgraph.data.source import DATASETS, Source, source
+from archgraph.data.tokens import Tokenizer, read_tokenizer
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 
@@ -46,7 +51,7 @@ def load_dataset(
         bptt: Length of a window of running text, in tokens.
         length: Tokens of a pair of sentences, its three marks and padding among them. Default: 128.
         vocabulary: Most tokens of the vocabulary learned from the train pairs. Default: 8192.
-        tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
+        tokenizer: File or folder of a tokenizer, whose vocabulary is used instead.
         verify: Compare sizes and MD5 checksums with the published files. False reads your own files
             in the same format; everything else is still checked.
 
@@ -76,12 +81,23 @@ def load_dataset(
         numbers = f"{len(train)} to train on, {len(test)} to test on"
         raise DataError("too few pairs of sentences", where=name, found=numbers)
     length = LENGTH if length is None else length
-    encode = (
-        encoder(learned(train, VOCABULARY if vocabulary is None else vocabulary), length)
-        if tokenizer is None
-        else pretrained(tokenizer, length)
-    )
+    if tokenizer is not None:
+        pretrained = read_tokenizer(tokenizer)
+        encode = _encoder(pretrained, length, name)
+        data = pairs.pair_dataset(chosen, (train, test), limit, length, encode)
+        return dataclasses.replace(data, tokens=len(pretrained.tokens))
+    encode = encoder(learned(train, VOCABULARY if vocabulary is None else vocabulary), length)
     return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
+
+
+def _encoder(tokenizer: Tokenizer, length: int, name: str) -> Encode:
+    """Return a function that encodes pairs by a tokenizer."""
+
+    def encode(sentences: Sequence[SentencePair]) -> dict[str, Tensor]:
+        first, second, _ = zip(*sentences, strict=True)
+        return tokenizer.encode(length, lambda row: f"{name}: pair {row + 1}", first, second)
+
+    return encode
 
 
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from archgraph.data.files import DAMAGED, MOST_BYTES, File, check_size, decode_text, readable
-from archgraph.data.sentences import INPUTS, Encode, SentencePair
+from archgraph.data.sentences import Encode, SentencePair
 from archgraph.data.source import Source
+from archgraph.data.tokens import INPUTS
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
 

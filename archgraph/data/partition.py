@@ -24,6 +24,7 @@ def allot(
     shares: Mapping[str, float] | None = None,
     scheme: str = "iid",
     seed: int = 0,
+    ordered: bool = True,
     **params: float | str | bool,
 ) -> tuple[np.ndarray, ...]:
     """Split examples among clients: nonempty, the same for the same seed, disjoint but for `whole`.
@@ -42,6 +43,7 @@ def allot(
         scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet`,
             `classes` or `whole`.
         seed: Seed of all draws.
+        ordered: Whether text targets are of windows that follow one another.
         **params: Of the scheme, and `min_size`, the least number of examples of a client (10 for
             `dirichlet`, else 1).
 
@@ -60,7 +62,8 @@ def allot(
         >>> [sorted(set(labels[part].tolist())) for part in parts]
         [[0], [1], [2]]
     """
-    labels, tiers, shares = _labels(np.asarray(targets), scheme), list(tiers), dict(shares or {})
+    labels, tiers = _labels(np.asarray(targets), scheme, ordered), list(tiers)
+    shares = dict(shares or {})
     # Any stretch of this order has all classes in proportion, so shares are cut from its beginning.
     order = stratified_order(labels, seed) if shares else np.arange(0)
     parts_by_client: dict[int, np.ndarray] = {}
@@ -85,7 +88,7 @@ def allot(
     return tuple(parts_by_client[client] for client in range(len(tiers)))
 
 
-def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
+def _labels(targets: np.ndarray, scheme: str, ordered: bool) -> np.ndarray:
     """Return what a scheme divides by: a class per example, text windows, or zeros for all."""
     integral = targets.dtype.kind in "iu"
     if targets.ndim == 1 and integral:
@@ -94,7 +97,8 @@ def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
         message = "the scheme divides by class, and targets are not one class per example"
         expected = " or ".join(CLASSLESS)
         raise DataError(message, where=f"{WHERE}.scheme", found=scheme, expected=expected)
-    return targets if targets.ndim == 2 and integral else np.zeros(len(targets), np.int64)
+    windows = ordered and targets.ndim == 2 and integral
+    return targets if windows else np.zeros(len(targets), np.int64)
 
 
 def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -10,22 +10,18 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from archgraph.data.extras import optional_module
+from archgraph.data.tokens import INPUTS, smallest
 from archgraph.errors import DataError
 
 Encode: TypeAlias = Callable[[Sequence["SentencePair"]], dict[str, Tensor]]
 
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first tokens of a learned vocabulary, in this order."""
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""The arrays that a pair becomes."""
 
 LENGTH = 128
 """Tokens of an encoded pair, by default."""
@@ -117,7 +113,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
     """
     _check_length(length)
     pad, unknown, begin, end = (vocabulary[mark] for mark in MARKS[:4])
-    small = _smallest(len(vocabulary))
+    small = smallest(len(vocabulary))
 
     def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
         shape = len(pairs), length
@@ -152,62 +148,6 @@ def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     if first <= room - room // 2:
         return first, room - first
     return room - room // 2, room // 2
-
-
-def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
-    """Return a function that encodes pairs by the tokenizer of a pretrained model's folder.
-
-    Args:
-        folder: What ``save_pretrained`` wrote, or what was published with a model: files of this
-            machine only, nothing is downloaded and no code of the folder is run.
-        length: As in :func:`encoder`.
-
-    Raises:
-        DataError: If the folder or its tokenizer is missing, or transformers is not installed.
-    """
-    _check_length(length)
-    path = Path(folder).expanduser()
-    # Checked here: transformers takes a folder that is not there for a name on its hub.
-    if not path.is_dir():
-        message, hint = f"tokenizer folder {path} is missing", "nothing is downloaded"
-        raise DataError(message, where="data.tokenizer", hint=hint)
-    loader = optional_module("transformers", "data.tokenizer").AutoTokenizer
-    try:
-        tokenizer = loader.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # whatever a damaged file makes it raise
-        first_line = str(error).partition("\n")[0]
-        raise DataError(
-            "the folder does not hold a tokenizer",
-            where=str(path),
-            found=f"{type(error).__name__}: {first_line}",
-            expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
-        ) from error
-    small = _smallest(len(tokenizer))
-
-    def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
-        arrays = tokenizer(
-            [pair.premise for pair in pairs],
-            [pair.hypothesis for pair in pairs],
-            truncation="longest_first",
-            max_length=length,
-            padding="max_length",
-            return_attention_mask=True,
-            return_token_type_ids=True,
-        )
-        dtypes = (small, torch.uint8, torch.uint8)
-        return {
-            name: torch.tensor(arrays[name], dtype=dtype).reshape(len(pairs), length)
-            for name, dtype in zip(INPUTS, dtypes, strict=True)
-        }
-
-    return encode
-
-
-def _smallest(tokens: int) -> torch.dtype:
-    # MultiNLI's training split is 50 million numbers in each array.
-    return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
 
 
 def _check_length(length: int) -> None:

@@ -25,10 +25,11 @@ from archgraph.data.columns import (
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, decode_text
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import unknown
-from archgraph.language.data import ColumnKind, TableData
+from archgraph.language.data import ColumnKind, TableData, text_columns
 
 Arrow: TypeAlias = Any
 """A value of pyarrow, which has no types and need not be installed."""
@@ -38,6 +39,8 @@ WHERE = "data.table"
 
 def read_table(spec: TableData) -> Dataset:
     """Read the rows in the order of the file; standardise numbers by the training rows.
+
+    Texts become tokens.
 
     Raises:
         DataError: If a column is not there, or a value is missing or of another kind; says in which
@@ -52,16 +55,23 @@ def read_table(spec: TableData) -> Dataset:
         more = _table(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
-    inputs = features([(table[name], kind) for name, kind in seen.items()])
-    values, labels = targets(spec.target, [table[name] for name in asked])
-    rows = Records({"row": inputs.values if spec.standardise else inputs.values.float()}, values)
-    if isinstance(spec.test, str):
+    answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
+
+    def divide(rows: Records) -> tuple[Records, Records]:
+        if not isinstance(spec.test, str):
+            return parted(dataclasses.replace(rows, clients=clients), spec.test)
         positions = np.arange(len(rows))
         train, test = rows.at(positions[:count]), rows.at(positions[count:])
-        train = dataclasses.replace(train, clients=clients)
-    else:
-        rows = dataclasses.replace(rows, clients=clients)
-        train, test = parted(rows, spec.test)
+        return dataclasses.replace(train, clients=clients), test
+
+    if answers is None or spec.text is not None:
+        columns = [table[name] for name in seen]
+        return dataset_of_texts(path.stem, spec, columns, answers, divide)
+    inputs = features([(table[name], kind) for name, kind in seen.items()])
+    values, labels = answers
+    train, test = divide(
+        Records({"row": inputs.values if spec.standardise else inputs.values.float()}, values)
+    )
     statistics = _statistics(train.inputs["row"], inputs.measured) if spec.standardise else None
     _check_apart(inputs, statistics, spec.table)
     return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
@@ -71,13 +81,17 @@ def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind 
     """Return the columns that models see, each with the kind that the spec states, if any."""
     asked = target_columns(spec.target)
     client = () if spec.client is None else (spec.client,)
-    if isinstance(spec.columns, Mapping):
-        seen: dict[str, ColumnKind | None] = {**spec.columns}
+    seen: dict[str, ColumnKind | None]
+    if spec.text is not None:
+        seen = dict.fromkeys(text_columns(spec.text))
+    elif isinstance(spec.columns, Mapping):
+        seen = {**spec.columns}
     elif spec.columns is not None:
         seen = dict.fromkeys(spec.columns)
     else:
         seen = {name: None for name in table if name not in (*asked, *client)}
-    for key, names in (("target", asked), ("client", client), ("columns", seen)):
+    inputs = "columns" if spec.text is None else "text"
+    for key, names in (("target", asked), ("client", client), (inputs, seen)):
         for name in names:
             if name not in table:
                 where = f"data.{key}"
@@ -86,7 +100,7 @@ def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind 
     for name in seen:
         if name in (*asked, *client):
             message = f"{name} is also the target or the client"
-            raise DataError(message, where="data.columns", hint=f"leave {name} out of columns")
+            raise DataError(message, where=f"data.{inputs}", hint=f"leave {name} out of {inputs}")
     if not seen:
         raise DataError("leaves models no column to see", where="data.columns")
     return seen

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES, check_size, decode_text
+from archgraph.data.tokens import read_tokenizer
 from archgraph.data.values import Dataset
-from archgraph.data.words import UNKNOWN, token_windows, words_of
+from archgraph.data.words import UNKNOWN, token_windows, windows, words_of
 from archgraph.language.data import TextData
 
+S = TypeVar("S", list[str], Tensor)
 SHARE = 0.1
 """Share of a text, its end, that is set aside for tests where nothing is said."""
 MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a number
 
 
 def read_running_text(spec: TextData) -> Dataset:
-    """Read text as windows of consecutive characters or words, each with the next ones.
+    """Read text as windows of consecutive characters, words or tokens, each with the next ones.
 
     Raises:
         DataError: If it is not UTF-8, or shorter than one window to train and one to test on.
     """
     path = Path(spec.text)
-    tokens = _tokens(path, spec.by)
-    if isinstance(spec.test, str):
-        train, test = tokens, _tokens(Path(spec.test), spec.by)
-        sources = [str(path), spec.test]
-    else:
-        # The end, not a random part: windows beside one another share their words.
-        cut = round(len(tokens) * (1 - (spec.test or SHARE)))
-        train, test = tokens[:cut], tokens[cut:]
-        sources = [f"{path}: train", f"{path}: test"]
+    if spec.tokenizer is not None:
+        tokenizer = read_tokenizer(spec.tokenizer)
+        streams, sources = _streams(spec, lambda file: tokenizer.running(_text(file), str(file)))
+        data = windows(path.stem, tokenizer.tokens, streams, sources, spec.bptt)
+        return dataclasses.replace(data, tokens=len(tokenizer.tokens))
+    by = list if spec.by != "word" else words_of
+    (train, test), sources = _streams(spec, lambda file: by(_text(file)))
     known = vocabulary(train, test, spec.vocabulary)
     return token_windows(path.stem, known, (train, test), sources, spec.bptt)
+
+
+def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], list[str]]:
+    """Return the tokens to train and to test on, and where they are from."""
+    tokens = read(Path(spec.text))
+    if isinstance(spec.test, str):
+        return (tokens, read(Path(spec.test))), [spec.text, spec.test]
+    # The end, not a random part: windows beside one another share their words.
+    cut = round(len(tokens) * (1 - (spec.test or SHARE)))
+    return (tokens[:cut], tokens[cut:]), [f"{spec.text}: train", f"{spec.text}: test"]
 
 
 def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> tuple[str, ...]:
@@ -56,7 +70,6 @@ def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> t
     return (*known, UNKNOWN) if foreign and UNKNOWN not in known else tuple(known)
 
 
-def _tokens(path: Path, by: str) -> list[str]:
+def _text(path: Path) -> str:
     check_size(path.stat().st_size, MOST_TEXT, "file", path)
-    text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
-    return list(text) if by == "character" else words_of(text)
+    return decode_text(path.read_bytes(), str(path), "save it as UTF-8")

@@ -129,6 +129,10 @@ class Dataset:
         owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
             assigns them; empty if a partition does.
         notes: Warnings for the user of a run.
+        tokens: Number of tokens that a text may have, those that do not occur among them; 0: those
+            that occur.
+        separate: Whether texts are examples of their own, in any order, and not consecutive windows
+            of one text.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)
@@ -147,6 +151,8 @@ class Dataset:
     inputs: tuple[str, ...] = ()
     owners: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tokens: int = 0
+    separate: bool = False
 
     def __post_init__(self) -> None:
         """Check that both splits have the same form, and targets the type that classes ask for."""
@@ -166,6 +172,13 @@ class Dataset:
     def classified(self) -> bool:
         """Whether every example has one class."""
         return self.train.targets.dtype == torch.int64 and self.train.targets.dim() == 1
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether examples are windows of a running text, which follow one another."""
+        targets = self.train.targets
+        windows = targets.dtype == torch.int64 and targets.dim() == 2
+        return windows and self.kind == "text" and not self.separate
 
     @property
     def integral(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from archgraph.data.files import File, decode_text
 from archgraph.data.source import Source
@@ -47,12 +48,28 @@ def token_windows(
     number = {token: i for i, token in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN)
 
-    def windows(words: Sequence[str], where: str) -> Split:
+    def numbered(words: Sequence[str], where: str) -> Tensor:
         tokens = [number.get(word, unknown) for word in words]
         if None in tokens:
             message = f"word outside the vocabulary, which lacks {UNKNOWN}"
             raise DataError(message, where=where, found=repr(words[tokens.index(None)]))
-        stream = torch.tensor(tokens, dtype=torch.int64)
+        return torch.tensor(tokens, dtype=torch.int64)
+
+    train, test = map(numbered, streams, sources)
+    return windows(name, vocabulary, (train, test), sources, bptt, limit)
+
+
+def windows(
+    name: str,
+    vocabulary: Sequence[str],
+    streams: tuple[Tensor, Tensor],
+    sources: Sequence[str],
+    bptt: int,
+    limit: int | None = None,
+) -> Dataset:
+    """Do the same as :func:`token_windows`, with numbers of tokens, int64 ``[position]``."""
+
+    def cut(stream: Tensor, where: str) -> Split:
         count = (len(stream) - 1) // bptt
         if count < 1:
             message, hint = "text shorter than one window", "choose a smaller bptt"
@@ -65,7 +82,7 @@ def token_windows(
             stream[1 : count * bptt + 1].view(count, bptt),
         )
 
-    train, test = map(windows, streams, sources)
+    train, test = map(cut, streams, sources)
     return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
 
 

@@ -322,7 +322,7 @@ def _logits(outputs: Value) -> Ref | None:
 
 
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model has an embedding of the data's largest number: it is run on that.
+    """Check that a model has an embedding of the largest number of a token: it is run on that.
 
     Which rows an embedding has is in its weights alone, and indices may be computed from words: so
     the part of the graph that takes integers is run, up to its first results that are real numbers.
@@ -330,7 +330,10 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     split = max((data.train, data.test), key=lambda split: int(split.inputs.max()))
     largest = split.inputs.flatten(1).max(1).values
     example = int(largest.argmax())
-    inputs, _ = split.examples(slice(example, example + 1))
+    (tokens, *others), _ = split.examples([example])  # a copy
+    # A tokenizer may have tokens that this data lacks: then it is not the tokenizer of the model.
+    most = max(int(largest.max()), data.tokens - 1)
+    tokens.view(-1)[tokens.argmax()] = most
     leaves = (p for p in graph.params if p.role != "constant")
     zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in leaves}
     tested = specialise(graph, training=False)
@@ -345,14 +348,15 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     module = build(looked_up, zeros).eval()
     try:
         with torch.inference_mode():
-            module(*inputs)
+            module(tokens, *others)
     except IndexError as error:
-        most = int(largest.max())
         beside = "".join(f"; {name} up to {int(x.max())}" for name, x in split.beside.items())
         raise RunError(
             "the model does not know these words",
             where=graph.name or "model",
             found=f"the number {most}, and an embedding of fewer rows{beside}",
             expected=f"an embedding of at least {most + 1} rows ({data.name})",
-            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary",
+            hint="use the model's own tokenizer, or enlarge its embedding"
+            if data.tokens
+            else "enlarge the model's vocabulary, or write a smaller data.vocabulary",
         ) from error

@@ -121,13 +121,13 @@ def prepare(
         source = source.model_copy(update={"partition": partition})
         with spec.locating("data", "partition"):
             scheme = partition.model_dump()
-            shares = allot(dataset.train.targets, tiers=tiers, seed=spec.seed, **scheme)
+            ordered = not dataset.separate
+            targets = dataset.train.targets
+            shares = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
     spec = spec.model_copy(update={"data": source})
     selection = None
     with spec.locating("validation"):
-        shares, held_out = hold_out(
-            shares, spec.validation, spec.seed, ordered=dataset.kind == "text"
-        )
+        shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
     world = _world(spec, family, dataset, shares, learning, device)

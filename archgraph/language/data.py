@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
+from archgraph.language.document import PathKind
 from archgraph.language.mistakes import abbreviate
 from archgraph.language.model import CallableName
 from archgraph.plain import Json
@@ -100,7 +101,7 @@ PartitionSpec = Annotated[
 ]
 
 
-Located: TypeAlias = Mapping[str, Literal["file", "folder"]]
+Located: TypeAlias = Mapping[str, PathKind]
 
 
 class DataSpec(Base):
@@ -142,11 +143,11 @@ class NamedData(DataSpec):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="folder of a pretrained model's tokenizer, used for pairs of sentences instead "
-        "of a learned vocabulary; relative to this file",
+        description="a tokenizer, used for pairs of sentences instead of a learned vocabulary: a "
+        "tokenizer.json, or a folder that transformers saved; relative to this file",
     )
 
-    located: ClassVar[Located] = {"tokenizer": "folder"}
+    located: ClassVar[Located] = {"tokenizer": "file or folder"}
     known: ClassVar[tuple[str, ...]] = ("dataset", "limit", "bptt", "length", "vocabulary")
 
 
@@ -205,12 +206,88 @@ TestPart = Annotated[
 ]
 
 
+TokenizerPath = Annotated[
+    str | None,
+    Field(
+        description="what turns texts into tokens: a tokenizer.json, or a folder that transformers "
+        "saved; relative to this file"
+    ),
+]
+TextLength = Annotated[
+    Count | None,
+    Field(
+        description="tokens of an example: shorter texts are padded, longer ones lose their end",
+        examples=[128],
+    ),
+]
+TextColumns = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=2, max_length=2)] | None,
+    Field(
+        description="the column of texts that models see as tokens, or two columns as pairs, "
+        "`[premise, hypothesis]`; with `tokenizer` and `length`",
+        examples=["review"],
+    ),
+]
+
+
+def text_columns(text: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the columns that texts are read from: one, the two of pairs, or none.
+
+    >>> text_columns("review"), text_columns(None)
+    (('review',), ())
+    """
+    return (text,) if isinstance(text, str) else text or ()
+
+
+class _Tokenized(Protocol):
+    @property
+    def tokenizer(self) -> str | None: ...
+
+    @property
+    def length(self) -> int | None: ...
+
+
+class _Columned(_Tokenized, Protocol):
+    @property
+    def text(self) -> str | tuple[str, ...] | None: ...
+
+    @property
+    def target(self) -> str | TargetSpec | None: ...
+
+
+def _check_tokenized(spec: _Tokenized, key: str) -> None:
+    """Raise unless texts have both a tokenizer and a length."""
+    if spec.tokenizer is None or spec.length is None:
+        missing = " and no ".join(k for k in ("tokenizer", "length") if getattr(spec, k) is None)
+        expected = "tokenizer: tokenizer.json, length: 128"
+        message = "texts need a tokenizer and a length"
+        raise Mistake(message, place=(key,), found=f"no {missing}", expected=expected)
+
+
+def _check_columns(spec: _Columned) -> None:
+    """Raise unless texts have what they need, and other columns nothing that is for texts."""
+    if spec.text is not None:
+        _check_tokenized(spec, "text")
+        if len(names := text_columns(spec.text)) > len(set(names)):
+            raise Mistake("names a column twice", place=("text",), found=names[0])
+        if spec.target is None and not isinstance(spec.text, str):
+            message, found = "predicts the next token of one text only", "two columns"
+            raise Mistake(message, place=("text",), found=found, expected="a target, or one column")
+        return
+    for key in ("tokenizer", "length"):
+        if getattr(spec, key) is not None:
+            hint = "name the column of texts: text: review"
+            raise Mistake("is for texts", place=(key,), found="no `text`", hint=hint)
+    if spec.target is None:
+        raise Mistake("lacks the key 'target'", expected="the column to be predicted")
+
+
 class FolderData(DataSpec):
-    """Images in a folder for each class."""
+    """Images, or with a tokenizer texts (.txt, UTF-8), in a folder for each class."""
 
     folder: str = Field(
-        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; "
-        "relative to this file"
+        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; texts "
+        "alike, or without a class, for the next token; relative to this file"
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
@@ -219,13 +296,25 @@ class FolderData(DataSpec):
     colour: bool | None = Field(
         default=None, description="three channels, or one; left out: three if an image has colour"
     )
+    tokenizer: TokenizerPath = None
+    length: TextLength = None
     test: TestShare | None = Field(
         default=None,
-        description="share of the images that is set aside for tests, of every class in proportion "
+        description="share of the files that is set aside for tests, of every class in proportion "
         "and the same for every seed; default: the folder test, else 0.2",
     )
 
-    located: ClassVar[Located] = {"folder": "folder"}
+    located: ClassVar[Located] = {"folder": "folder", "tokenizer": "file or folder"}
+
+    @pydantic.model_validator(mode="after")
+    def _one_kind(self) -> FolderData:
+        if self.tokenizer is None and self.length is None:
+            return self
+        _check_tokenized(self, "folder")
+        for key in ("size", "colour"):
+            if getattr(self, key) is not None:
+                raise Mistake("is for images", place=(key,), found="a tokenizer, for texts")
+        return self
 
 
 ColumnKind: TypeAlias = Literal["number", "category"]
@@ -235,16 +324,20 @@ class TableData(DataSpec):
     """Rows of a table: CSV, or Parquet."""
 
     table: str = Field(description="the file, .csv or .parquet; relative to this file")
-    target: Target = Field(
+    target: Target | None = Field(
+        default=None,
         description="the column to be predicted: what the task learns; without a task classes if "
         "its values are text or integers, else numbers. `{values: price}`, `{classes: grade}` or "
-        "`{labels: [a, b]}` say which"
+        "`{labels: [a, b]}` say which. Left out: the next token of `text`",
     )
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
         description="the columns that models see, or what each of them is; left out: all others. "
         "A category becomes a column of 0 and 1 for each of its values",
     )
+    text: TextColumns = None
+    tokenizer: TokenizerPath = None
+    length: TextLength = None
     client: str | None = Field(
         default=None, description="the column that says whose a row is; its clients come in order"
     )
@@ -258,7 +351,15 @@ class TableData(DataSpec):
     )
     test: TestPart = None
 
-    located: ClassVar[Located] = {"table": "file", "test": "file"}
+    located: ClassVar[Located] = {"table": "file", "tokenizer": "file or folder", "test": "file"}
+
+    @pydantic.model_validator(mode="after")
+    def _one_kind(self) -> TableData:
+        _check_columns(self)
+        for key, numbers in (("columns", self.columns), ("standardise", not self.standardise)):
+            if self.text is not None and numbers:
+                raise Mistake("is for numbers and categories", place=(key,), found="`text`, too")
+        return self
 
 
 class HuggingFaceData(DataSpec):
@@ -267,10 +368,16 @@ class HuggingFaceData(DataSpec):
     huggingface: str = Field(
         description="the folder that `save_to_disk` wrote; relative to this file"
     )
-    inputs: str | dict[str, str] = Field(
-        description="the column that models see; or several, by the names of the models' inputs"
+    inputs: str | dict[str, str] | None = Field(
+        default=None,
+        description="the column that models see; or several, by the names of the models' inputs",
     )
-    target: Target = Field(description="the column to be predicted, said as for a table")
+    text: TextColumns = None
+    tokenizer: TokenizerPath = None
+    length: TextLength = None
+    target: Target | None = Field(
+        default=None, description="the column to be predicted, said as for a table"
+    )
     client: str | None = Field(
         default=None, description="the column that says whose a row is; its clients come in order"
     )
@@ -280,16 +387,27 @@ class HuggingFaceData(DataSpec):
         "else 0.2",
     )
 
-    located: ClassVar[Located] = {"huggingface": "folder"}
+    located: ClassVar[Located] = {"huggingface": "folder", "tokenizer": "file or folder"}
+
+    @pydantic.model_validator(mode="after")
+    def _one_kind(self) -> HuggingFaceData:
+        _check_columns(self)
+        if (self.inputs is None) == (self.text is None):
+            found = "neither" if self.inputs is None else "both"
+            raise Mistake("must say what models see", found=found, expected="inputs, or text")
+        return self
 
 
 class TextData(DataSpec):
-    """Running text of your own, whose next character or word is predicted."""
+    """Running text of your own, whose next character, word or token is predicted."""
 
     text: str = Field(description="the file, UTF-8; relative to this file")
-    by: Literal["character", "word"] = Field(
-        default="character", description="what a token is; words stand between blanks"
+    by: Literal["character", "word"] | None = Field(
+        default=None,
+        description="what a token is; words stand between blanks. Left out: what the tokenizer "
+        "says, or a character",
     )
+    tokenizer: TokenizerPath = None
     bptt: Count = Field(default=64, description="length of a text window, tokens")
     vocabulary: Annotated[Count, Field(ge=2)] | None = Field(
         default=None,
@@ -304,7 +422,15 @@ class TextData(DataSpec):
         ),
     ] = None
 
-    located: ClassVar[Located] = {"text": "file", "test": "file"}
+    located: ClassVar[Located] = {"text": "file", "tokenizer": "file or folder", "test": "file"}
+
+    @pydantic.model_validator(mode="after")
+    def _one_vocabulary(self) -> TextData:
+        for key in ("by", "vocabulary"):
+            if self.tokenizer is not None and getattr(self, key) is not None:
+                message = "conflicts with the tokenizer, which has its own tokens"
+                raise Mistake(message, place=(key,), found=getattr(self, key))
+        return self
 
 
 _LEARNED = {"classification": "classes", "multilabel": "labels", "regression": "values"}
@@ -334,6 +460,12 @@ DOORS: Mapping[str, type[DataSpec]] = {
 """Kinds of data by the key that names it; what reads each is a row in `data/doors.py`."""
 
 
+def _doors(value: Mapping[str, object]) -> list[str]:
+    """Return the keys that name data; `text` beside `table` is an option of the table."""
+    doors = [key for key in DOORS if key in value]
+    return [k for k in doors if not any(k in DOORS[o].model_fields for o in doors if o != k)]
+
+
 def _names_data_once(value: object) -> object:
     """Check that a mapping names data exactly once."""
     if isinstance(value, DataSpec):
@@ -343,7 +475,7 @@ def _names_data_once(value: object) -> object:
         actual = "nothing" if value is None else abbreviate(value)
         expected = f"a mapping with {', '.join(DOORS)}"
         raise Mistake("must name the data", found=actual, expected=expected, hint=hint)
-    doors = [key for key in DOORS if key in value]
+    doors = _doors(value)
     if len(doors) > 1:
         raise Mistake("names data twice", place=(doors[1],), found=" and ".join(doors))
     others = [str(key) for key in value if key not in DataSpec.model_fields]
@@ -357,7 +489,7 @@ def _kind(value: Mapping[str, Json] | DataSpec) -> str:
     """Return the name of the class that reads a mapping."""
     if isinstance(value, DataSpec):
         return type(value).__name__
-    return next((DOORS[key] for key in value if key in DOORS), DataSpec).__name__
+    return next((DOORS[key] for key in _doors(value)), DataSpec).__name__
 
 
 Data = Annotated[

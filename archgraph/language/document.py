@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar, Unpack
+from typing import Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack
 
 import pydantic
 
@@ -16,6 +16,7 @@ from archgraph.language.mistakes import abbreviate, raise_mistake
 from archgraph.plain import Json
 
 M = TypeVar("M", bound=pydantic.BaseModel)
+PathKind: TypeAlias = Literal["file", "folder", "file or folder"]
 
 
 def dotted(loc: Place) -> str:
@@ -161,7 +162,12 @@ class FromFile(Base):
         return self._document.locating(*loc)
 
 
-def beside(document: Document, name: str, loc: Place, *, folder: bool = False) -> Path:
+def beside(
+    document: Document,
+    name: str,
+    loc: Place,
+    kind: PathKind = "file",
+) -> Path:
     """Resolve a file or folder name, absolute or relative to the file that names it.
 
     Raises:
@@ -169,17 +175,16 @@ def beside(document: Document, name: str, loc: Place, *, folder: bool = False) -
     """
     try:
         path = (Path(document.file).parent / Path(name).expanduser()).resolve()
-        there = path.is_dir() if folder else path.is_file()
+        there = ("file" in kind and path.is_file()) or ("folder" in kind and path.is_dir())
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
         path, there = Path(name), False
     if not there:
-        kind = "folder" if folder else "file"
         text = str(path) if name.isprintable() else name
         document.fail(
             loc,
             f"names a {kind} that is not there",
             found=text if len(text) < 200 else abbreviate(text),
             expected=f"a {kind} of this machine, absolute or relative to this file",
-            hint="nothing is downloaded" if folder else None,
+            hint=None if kind == "file" else "nothing is downloaded",
         )
     return path

@@ -153,7 +153,7 @@ def _from_values(
 def _data(document: Document, data: DataSpec) -> DataSpec:
     """Return the data with absolute paths of its files and folders."""
     paths = {
-        key: str(beside(document, name, ("data", key), folder=kind == "folder"))
+        key: str(beside(document, name, ("data", key), kind))
         for key, kind in data.located.items()
         if isinstance(name := getattr(data, key), str)
     }

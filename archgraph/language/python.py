@@ -118,7 +118,7 @@ def _restricted(
     folder_loc = (*loc, FOLDER)
     if not isinstance(folder_name := args.get(FOLDER), str) or not folder_name:
         document.fail(folder_loc, "is not the name of a folder", found=abbreviate(folder_name))
-    folder = beside(document, folder_name, folder_loc, folder=True)
+    folder = beside(document, folder_name, folder_loc, "folder")
     pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
     # A folder of a configuration or a tokenizer has no weights at all.
     if not any(folder.glob("*.safetensors")) and (weights or pickles):

@@ -15,7 +15,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.capture.trace import trace
 from archgraph.data import Dataset, Split
-from archgraph.data.sentences import INPUTS
+from archgraph.data.tokens import INPUTS
 from archgraph.engine import prepare
 from archgraph.engine.facts import as_resolved
 from archgraph.engine.fit import fits, fitted, matched
@@ -316,5 +316,5 @@ def test_a_tokenizers_folder_is_named_relative_to_the_experiment(folder, monkeyp
     repeated = prepare(again, python=True)
     assert repeated.facts == setup.facts and "tokenizer" not in setup.facts["data"]
     (folder / "words").rename(folder / "elsewhere")
-    with pytest.raises(SpecError, match=r"experiment\.yaml:\d+: data\.tokenizer: names a folder"):
+    with pytest.raises(SpecError, match=r"experiment\.yaml:\d+: data\.tokenizer: names a file or"):
         prepare(file, python=True)

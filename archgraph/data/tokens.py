@@ -1,0 +1,283 @@
+"""Texts as tokens of a tokenizer that was trained before: a file of `tokenizers`, or a folder.
+
+Encoding follows transformers: marks by the tokenizer's own template, the longer text of a pair cut
+first, padding and its side as the tokenizer says. Nothing is downloaded and nothing unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.data.columns import Column
+from archgraph.data.extras import optional_module
+from archgraph.data.files import MOST_BYTES, check_size
+from archgraph.data.rows import Records, dataset_of_rows
+from archgraph.data.values import Dataset
+from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
+from archgraph.language.data import FolderData, HuggingFaceData, TableData
+from archgraph.language.mistakes import abbreviate
+
+Side: TypeAlias = Literal["left", "right"]
+Texts: TypeAlias = Sequence[str]
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Inputs of models: tokens; 1 on tokens, 0 on padding; 1 on the second text of a pair."""
+WHERE, LENGTH = "data.tokenizer", "data.length"
+# Special tokens that published tokenizers pad with, where no setting names one.
+PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
+MOST_TOKENS = MOST_BYTES >> 2  # each is stored as an id, a bit of the mask and a type
+CHUNK = 1024  # texts at a time: what the library says of a text is much larger than its tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A tokenizer with what it pads with.
+
+    Attributes:
+        backend: A ``tokenizers.Tokenizer``.
+        tokens: Every token by its number; a number without a token has an empty one.
+        pad: Number and type of the padding token; None if there is none.
+        pad_side: Where texts are padded.
+        cut_side: Where texts that are too long are cut.
+        where: Its file or folder.
+    """
+
+    backend: Any
+    tokens: tuple[str, ...]
+    pad: tuple[int, int] | None
+    pad_side: Side
+    cut_side: Side
+    where: str
+
+    def encode(
+        self, length: int, at: Callable[[int], str], texts: Texts, second: Texts | None = None
+    ) -> dict[str, Tensor]:
+        """Encode texts, or pairs of them, each cut or padded to a length.
+
+        Args:
+            length: Tokens of an example, its marks and padding among them.
+            at: From the number of a text to its place, for errors.
+            texts: The texts.
+            second: The second text of each pair.
+
+        Returns:
+            Arrays ``[text, position]`` by the names in :data:`INPUTS`, in the smallest types.
+
+        Raises:
+            DataError: If there is no padding token, the length has no room for a token of each
+                text, or a text has no tokens.
+        """
+        pairs = second is not None
+        marks = self.backend.num_special_tokens_to_add(pairs)
+        if pairs and not marks:
+            raise DataError(
+                "puts nothing between the two texts of a pair",
+                where=self.where,
+                hint="set its post_processor, e.g. tokenizers.processors.TemplateProcessing",
+            )
+        least = marks + (2 if pairs else 1)
+        if length < least:
+            expected = f"at least {least}: {marks} marks and a token of each text"
+            raise DataError("is too short", where=LENGTH, found=length, expected=expected)
+        # The strategy is that of transformers' `truncation=True`.
+        self.backend.enable_truncation(length, strategy="longest_first", direction=self.cut_side)
+        return self._arrays(
+            length, at, list(zip(texts, second, strict=True)) if second is not None else texts
+        )
+
+    def next_tokens(
+        self, length: int, at: Callable[[int], str], texts: Texts
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Encode texts, and the token that follows each of their positions.
+
+        A text that is too long loses its end. What follows the last token of a text, and padding,
+        is not predicted: such targets are -100.
+
+        Returns:
+            Arrays as :meth:`encode`, and targets int64 ``[text, position]``.
+
+        Raises:
+            DataError: As :meth:`encode`; or if a text has less than two tokens.
+        """
+        # Not the library's truncation: it would end a text that goes on with the mark of its end.
+        self.backend.no_truncation()
+        arrays = self._arrays(length + 1, at, list(texts), least=2)
+        ids, mask, _ = arrays.values()
+        targets = torch.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:].to(torch.int64), IGNORED)
+        return {name: rows[:, :-1].contiguous() for name, rows in arrays.items()}, targets
+
+    def running(self, text: str, where: str) -> Tensor:
+        """Return the tokens of a running text, without marks, int64 ``[position]``."""
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        with _encoding(where):
+            return torch.tensor(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def _arrays(
+        self, length: int, at: Callable[[int], str], texts: Sequence[Any], least: int = 1
+    ) -> dict[str, Tensor]:
+        """Encode texts and pad them; cut what the tokenizer was not told to cut."""
+        if self.pad is None:
+            raise DataError(
+                "the tokenizer has no padding token",
+                where=self.where,
+                expected=f"a setting for it, or a special token {', '.join(PADDING[:2])}",
+                hint="before it is saved: tokenizer.enable_padding(pad_id=…, pad_token=…); with "
+                "transformers: tokenizer.pad_token = tokenizer.eos_token",
+            )
+        check_size(len(texts) * length, MOST_TOKENS, "set of texts", LENGTH, "tokens")
+        (pad, kind), small = self.pad, smallest(len(self.tokens))
+        self.backend.enable_padding(
+            direction=self.pad_side, pad_id=pad, pad_type_id=kind, length=length
+        )
+        types = small, torch.uint8, torch.uint8
+        arrays = [torch.empty(len(texts), length, dtype=dtype) for dtype in types]
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK]
+            with _encoding(f"{at(start)}, or after it"):
+                encodings = self.backend.encode_batch(chunk)
+            for array, name in zip(arrays, ("ids", "attention_mask", "type_ids"), strict=True):
+                values = [getattr(one, name)[:length] for one in encodings]
+                array[start : start + len(chunk)] = torch.tensor(values)
+        for row in torch.nonzero(arrays[1].sum(1) < least).flatten().tolist()[:1]:
+            message = f"has fewer than {least} tokens" if least > 1 else "has no tokens"
+            raise DataError(message, where=at(row), found=abbreviate(texts[row]), hint="remove it")
+        return dict(zip(INPUTS, arrays, strict=True))
+
+
+def read_tokenizer(path: str | Path, where: str = WHERE) -> Tokenizer:
+    """Read a tokenizer: a file of `tokenizers`, or a folder as transformers saves it.
+
+    Of a folder the tokenizer is that of transformers' ``AutoTokenizer``: the classes of some models
+    change what their tokenizer.json says. No code of the folder is run.
+
+    Args:
+        path: A file or folder of this machine.
+        where: Key that names it, for errors.
+
+    Raises:
+        DataError: If it is missing or is not a tokenizer, or the library is not installed.
+    """
+    path = Path(path).expanduser()
+    # Checked here: transformers takes a folder that is not there for a name on its hub.
+    if not path.exists():
+        message, hint = "tokenizer is missing", "nothing is downloaded"
+        raise DataError(message, where=where, found=str(path), hint=hint)
+    return (_saved_by_transformers if path.is_dir() else _saved_by_tokenizers)(path, where)
+
+
+def _saved_by_tokenizers(path: Path, where: str) -> Tokenizer:
+    check_size(path.stat().st_size, MOST_BYTES, "file", path)
+    library = optional_module("tokenizers", where)
+    with _reading(path, "tokenizer.json, as tokenizers and transformers save it"):
+        backend = library.Tokenizer.from_file(str(path))
+    settings = backend.padding or {}
+    pad = (settings["pad_id"], settings["pad_type_id"]) if settings else _usual_padding(backend)
+    cut_side = (backend.truncation or {}).get("direction", "right")
+    return Tokenizer(
+        backend, _tokens(backend), pad, settings.get("direction", "right"), cut_side, str(path)
+    )
+
+
+def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
+    loader = optional_module("transformers", where).AutoTokenizer
+    with _reading(path, "tokenizer.json and tokenizer_config.json, or vocab.txt"):
+        saved = loader.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    backend = getattr(saved, "backend_tokenizer", None)
+    if backend is None:
+        raise DataError(
+            "the tokenizer has no tokenizer.json",
+            where=str(path),
+            found=type(saved).__name__,
+            hint="its class computes tokens in Python: encode the texts first",
+        )
+    number = saved.pad_token_id
+    pad = _usual_padding(backend) if number is None else (number, saved.pad_token_type_id)
+    return Tokenizer(
+        backend, _tokens(backend), pad, saved.padding_side, saved.truncation_side, str(path)
+    )
+
+
+def _usual_padding(backend: Any) -> tuple[int, int] | None:
+    """Return number and type of the special token that is usually for padding, if there is one."""
+    special = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
+    return next(((special[name], 0) for name in PADDING if name in special), None)
+
+
+def _tokens(backend: Any) -> tuple[str, ...]:
+    """Return every token by its number."""
+    numbers = backend.get_vocab(with_added_tokens=True)
+    tokens = [""] * (max(numbers.values(), default=-1) + 1)
+    for token, number in numbers.items():
+        tokens[number] = token
+    return tuple(tokens)
+
+
+def dataset_of_texts(
+    name: str,
+    spec: FolderData | TableData | HuggingFaceData,
+    columns: Sequence[Column],
+    targets: tuple[Tensor, tuple[str, ...]] | None,
+    divide: Callable[[Records], tuple[Records, Records]],
+) -> Dataset:
+    """Build a data set of texts, each an example of its own.
+
+    Args:
+        name: Name of the data set.
+        spec: Says the tokenizer and the length.
+        columns: The texts; or the first and the second ones of pairs.
+        targets: Targets and the names of classes. Default: the next token at every position.
+        divide: Splits rows for training and testing.
+
+    Raises:
+        DataError: If a text cannot be encoded, or as :func:`dataset_of_rows`.
+    """
+    assert spec.tokenizer is not None and spec.length is not None  # as its class has checked
+    tokenizer, texts = read_tokenizer(spec.tokenizer), [column.sentences() for column in columns]
+    if targets is None:
+        inputs, values = tokenizer.next_tokens(spec.length, columns[0].at, *texts)
+        labels = tokenizer.tokens
+    else:
+        inputs = tokenizer.encode(spec.length, columns[0].at, *texts)
+        values, labels = targets
+    train, test = divide(Records(inputs, values))
+    data = dataset_of_rows(name, "text", train, test, labels=labels)
+    return dataclasses.replace(data, tokens=len(tokenizer.tokens), separate=True)
+
+
+def smallest(tokens: int) -> torch.dtype:
+    """Return the smallest type for so many different tokens: int16 or int32."""
+    # MultiNLI's training split is 50 million numbers in each array.
+    return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
+
+
+@contextlib.contextmanager
+def _reading(path: Path, expected: str) -> Iterator[None]:
+    """Report whatever a damaged file makes a library raise."""
+    try:
+        yield
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        found = f"{type(error).__name__}: {first_line}"
+        raise DataError(
+            "is not a tokenizer", where=str(path), found=found, expected=expected
+        ) from error
+
+
+@contextlib.contextmanager
+def _encoding(where: str) -> Iterator[None]:
+    """Report that a tokenizer lacks a token for a text, and for what it does not know."""
+    try:
+        yield
+    except Exception as error:  # the library raises nothing more special
+        found = str(error).partition("\n")[0]
+        message, hint = "the tokenizer cannot encode the text", "train it with an unk_token"
+        raise DataError(message, where=where, found=found, hint=hint) from error
