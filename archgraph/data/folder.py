@@ -36,7 +36,6 @@ FORMATS = {
 }
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
 TEXTS = (".txt",)
-MOVE = "move it elsewhere"
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What Pillow raises for a file that is damaged, or made to fill the memory.
@@ -65,10 +64,10 @@ def read_folder(spec: FolderData) -> Dataset:
 
 def _parts(root: Path, spec: FolderData) -> Files:
     """Return class and file of each example, by split; without splits under an empty name."""
-    texts = spec.tokenizer is not None
+    kind = "images" if spec.tokenizer is None else "texts"
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
-        return {"": _listed(root, texts)}
+        return {"": _listed(root, kind)}
     if missing:
         raise DataError(
             "has only one of the two splits",
@@ -79,39 +78,39 @@ def _parts(root: Path, spec: FolderData) -> Files:
     if spec.test is not None:
         problem = f"conflicts with the folder {root / TEST}: remove one of the two"
         raise DataError(problem, where="data.test")
-    files = {part: _listed(root / part, texts) for part in (TRAIN, TEST)}
+    files = {part: _listed(root / part, kind) for part in (TRAIN, TEST)}
     # A class without training examples would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
         raise DataError(
-            "a class has test files only: is the folder's name misspelt?",
+            f"a class has test {kind} only: is the folder's name misspelt?",
             where=str(root / TEST / name),
         )
     return files
 
 
-def _listed(folder: Path, texts: bool) -> list[tuple[str, Path]]:
+def _listed(folder: Path, kind: str) -> list[tuple[str, Path]]:
     """Return class and file of each example, in order; hidden files are skipped.
 
     Texts beside one another, without folders, have an empty class.
     """
-    inside = _visible(folder)
+    inside, texts = _visible(folder, kind), kind == "texts"
     flat = texts and all(path.is_file() for path in inside)
     pairs = (
         [("", file) for file in inside]
         if flat
-        else [(directory.name, file) for directory in inside for file in _visible(directory)]
+        else [(directory.name, file) for directory in inside for file in _visible(directory, kind)]
     )
-    kind, endings = ("a text", TEXTS) if texts else ("an image", tuple(FORMATS))
+    what, endings = ("a text", TEXTS) if texts else ("an image", tuple(FORMATS))
     for _, file in pairs:
         if file.suffix.lower() not in endings or not file.is_file():
-            words = not texts and file.suffix.lower() in TEXTS
-            hint = "texts need tokenizer: tokenizer.json, length: 128" if words else MOVE
-            expected = ", ".join(endings)
-            raise DataError(f"is not {kind}", where=str(file), expected=expected, hint=hint)
+            expected, hint = ", ".join(endings), "move it elsewhere"
+            if file.suffix.lower() in TEXTS and not texts:
+                hint += ", or for texts write tokenizer: tokenizer.json, length: 128"
+            raise DataError(f"is not {what}", where=str(file), expected=expected, hint=hint)
     return pairs
 
 
-def _visible(folder: Path) -> list[Path]:
+def _visible(folder: Path, kind: str) -> list[Path]:
     """Return what is in a folder, in the order of names: no file system promises one."""
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = sorted(path for path in inside if not path.name.startswith("."))
@@ -119,7 +118,7 @@ def _visible(folder: Path) -> list[Path]:
         raise DataError(
             "is empty or not a folder",
             where=str(folder),
-            expected="a folder for each class, with its files",
+            expected=f"a folder for each class, with its {kind}",
         )
     return paths
 

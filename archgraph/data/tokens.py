@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.language.data import FolderData, HuggingFaceData, TableData
 from archgraph.language.mistakes import abbreviate
 
-Side: TypeAlias = Literal["left", "right"]
 Texts: TypeAlias = Sequence[str]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Inputs of models: tokens; 1 on tokens, 0 on padding; 1 on the second text of a pair."""
@@ -53,8 +52,8 @@ class Tokenizer:
     backend: Any
     tokens: tuple[str, ...]
     pad: tuple[int, int] | None
-    pad_side: Side
-    cut_side: Side
+    pad_side: str
+    cut_side: str
     where: str
 
     def encode(
@@ -266,9 +265,9 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
         yield
     except Exception as error:
         first_line = str(error).partition("\n")[0]
-        found = f"{type(error).__name__}: {first_line}"
+        problem = f"{type(error).__name__}: {first_line}"
         raise DataError(
-            "is not a tokenizer", where=str(path), found=found, expected=expected
+            "is not a tokenizer", where=str(path), found=problem, expected=expected
         ) from error
 
 
@@ -278,6 +277,6 @@ def _encoding(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library raises nothing more special
-        found = str(error).partition("\n")[0]
         message, hint = "the tokenizer cannot encode the text", "train it with an unk_token"
-        raise DataError(message, where=where, found=found, hint=hint) from error
+        problem = str(error).partition("\n")[0]
+        raise DataError(message, where=where, found=problem, hint=hint) from error

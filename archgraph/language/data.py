@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
+from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
 from archgraph.language.document import PathKind
@@ -259,9 +260,11 @@ def _check_tokenized(spec: _Tokenized, key: str) -> None:
     """Raise unless texts have both a tokenizer and a length."""
     if spec.tokenizer is None or spec.length is None:
         missing = " and no ".join(k for k in ("tokenizer", "length") if getattr(spec, k) is None)
-        expected = "tokenizer: tokenizer.json, length: 128"
-        message = "texts need a tokenizer and a length"
-        raise Mistake(message, place=(key,), found=f"no {missing}", expected=expected)
+        facts: ErrorFacts = {
+            "found": f"no {missing}",
+            "expected": "tokenizer: tokenizer.json, length: 128",
+        }
+        raise Mistake("texts need a tokenizer and a length", place=(key,), **facts)
 
 
 def _check_columns(spec: _Columned) -> None:
@@ -271,8 +274,9 @@ def _check_columns(spec: _Columned) -> None:
         if len(names := text_columns(spec.text)) > len(set(names)):
             raise Mistake("names a column twice", place=("text",), found=names[0])
         if spec.target is None and not isinstance(spec.text, str):
-            message, found = "predicts the next token of one text only", "two columns"
-            raise Mistake(message, place=("text",), found=found, expected="a target, or one column")
+            message = "predicts the next token of one text only"
+            expected = "one column, or a target"
+            raise Mistake(message, place=("text",), found="two columns", expected=expected)
         return
     for key in ("tokenizer", "length"):
         if getattr(spec, key) is not None:
@@ -393,8 +397,8 @@ class HuggingFaceData(DataSpec):
     def _one_kind(self) -> HuggingFaceData:
         _check_columns(self)
         if (self.inputs is None) == (self.text is None):
-            found = "neither" if self.inputs is None else "both"
-            raise Mistake("must say what models see", found=found, expected="inputs, or text")
+            count = "neither" if self.inputs is None else "both"
+            raise Mistake("must say what models see", found=count, expected="inputs, or text")
         return self
 
 

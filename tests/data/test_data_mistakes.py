@@ -217,14 +217,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "misspelt_option": (
         said(table="rows.csv", target="y", clients="who"),
         "experiment.yaml:10: data.clients: is an unknown key; found 'clients'; expected one "
-        "of partition, table, target, columns, client, standardise, separator, test; did you "
-        "mean 'client'?",
+        "of partition, table, target, columns, text, tokenizer, length, client, standardise, "
+        "separator, test; did you mean 'client'?",
     ),
     "two_doors": (
         said(dataset="digits", folder="images"),
         "experiment.yaml:9: data.folder: names data twice; found dataset and folder",
     ),
-    "no_target": (said(table="rows.csv"), "experiment.yaml:7: data: lacks the key 'target'"),
+    "no_target": (
+        said(table="rows.csv"),
+        "experiment.yaml:7: data: lacks the key 'target'; expected the column to be predicted",
+    ),
     "file_not_there": (
         said(**TABLE),
         "experiment.yaml:8: data.table: names a file that is not there; found rows.csv; "
@@ -403,7 +406,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "not_an_image": (
         images(lambda place: (place / "1" / "notes.txt").write_text("")),
         "experiment.yaml:7: data: images/1/notes.txt: is not an image; expected .png, .jpg, "
-        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere",
+        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere, or for texts write tokenizer: "
+        "tokenizer.json, length: 128",
     ),
     "images_without_classes": (
         images(flat),
@@ -472,8 +476,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; encode "
-        "texts first, and save the tokens",
+        "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; "
+        "instead of inputs write text: x, tokenizer: tokenizer.json, length: 128",
     ),
     "splits_of_other_classes": (
         two_splits(NAMES, ["c", "b", "a"]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +18,16 @@ from archgraph.data import pairs as pairs_module
 from archgraph.data.files import File
 from archgraph.data.pairs import divided_pairs, read_pairs, read_sick
 from archgraph.data.sentences import (
-    INPUTS,
     MARKS,
+    Encode,
     SentencePair,
     encoder,
     learned,
-    pretrained,
     split_words,
     truncated_lengths,
 )
 from archgraph.data.source import source
+from archgraph.data.tokens import INPUTS, read_tokenizer
 from archgraph.errors import DataError
 from tests.data.test_data import publish, store
 
@@ -91,8 +93,8 @@ def test_unknown_words_and_small_types():
         ),
         (lambda: encoder(learned([]), 4), r"data\.length: pairs too short; found 4"),
         (
-            lambda: pretrained("/nowhere/at all"),
-            "tokenizer folder .* is missing; nothing is downloaded",
+            lambda: read_tokenizer("/nowhere/at all"),
+            "tokenizer is missing; found /nowhere/at all; nothing is downloaded",
         ),
         (
             lambda: load_dataset("digits", length=9),
@@ -255,6 +257,16 @@ def tokenizer(tmp_path_factory):
     return saved
 
 
+def pretrained(folder: Path, length: int) -> Encode:
+    read = read_tokenizer(folder)
+
+    def encode(pairs: Sequence[SentencePair]) -> dict[str, torch.Tensor]:
+        first, second, _ = zip(*pairs, strict=True)
+        return read.encode(length, str, first, second)
+
+    return encode
+
+
 def test_a_tokenizers_words_are_used(tokenizer):
     arrays = pretrained(tokenizer, 9)(
         [SentencePair("Dogs run", "a cat", 0), SentencePair("a " * 9, "run", 1)]
@@ -284,13 +296,15 @@ def test_it_agrees_with_the_learned_one_on_whole_words(tokenizer):
 
 def test_a_folder_without_a_tokenizer_is_said(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra hf")
-    with pytest.raises(DataError, match="the folder does not hold a tokenizer"):
-        pretrained(tmp_path)
+    with pytest.raises(DataError, match="is not a tokenizer"):
+        read_tokenizer(tmp_path)
 
 
 def test_a_data_set_takes_the_tokenizer(mnli, tokenizer):
     data = load_dataset("mnli", mnli, length=8, tokenizer=tokenizer)
-    assert int(data.train.inputs.max()) <= 8
+    assert int(data.train.inputs.max()) <= 8 < data.tokens == 9
+    by_file = load_dataset("mnli", mnli, length=8, tokenizer=tokenizer / "tokenizer.json")
+    assert torch.equal(by_file.train.inputs, data.train.inputs)
 
 
 # ---------------------------------------------------------------- the published files
