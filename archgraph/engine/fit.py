@@ -60,6 +60,24 @@ def matched(
     return dataclasses.replace(family, graph=graph, clients=members), data
 
 
+def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
+    """Count what models predict beyond the tokens of a tokenizer as tokens that never occur.
+
+    Published models have more outputs than tokens, by which their size is a round number.
+    """
+    if not data.tokens or data.train.targets.dim() != 2 or data.classes != data.tokens:
+        return data
+    graphs = [g for g in (family.graph, *(m.graph for m in family.clients)) if g.nodes]
+    outputs = [_logits(results(graph)[0]) for graph in graphs]
+    pairs = zip(graphs, outputs, strict=True)
+    sizes = {g.node[said.name].shape[-1] for g, said in pairs if said is not None}
+    match [*sizes]:
+        case [int(size)] if size > data.tokens:
+            labels = (*data.labels, *[""] * (size - data.tokens))
+            return dataclasses.replace(data, classes=size, labels=labels)
+    return data
+
+
 def check_images(options: AugmentOptions | None, data: Dataset) -> None:
     """Check that what is to be cropped or mirrored are images.
 

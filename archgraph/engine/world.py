@@ -21,7 +21,14 @@ from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, deciding_facts, family_of
-from archgraph.engine.fit import check_images, check_outputs, matched, results, with_main_output
+from archgraph.engine.fit import (
+    check_images,
+    check_outputs,
+    matched,
+    results,
+    with_main_output,
+    with_spare_tokens,
+)
 from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
@@ -89,6 +96,7 @@ def prepare(
     with spec.locating("strategy"):
         _check_options(spec, strategy, family)
     source, dataset = _data(spec, data, imagined, data_root, python)
+    dataset = with_spare_tokens(dataset, family)
     with allowed(python), spec.locating("task"):
         learning = learning_task(spec.task, dataset)
     with spec.locating("strategy"):
