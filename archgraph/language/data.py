@@ -211,13 +211,14 @@ TokenizerPath = Annotated[
     str | None,
     Field(
         description="what turns texts into tokens: a tokenizer.json, or a folder that transformers "
-        "saved; relative to this file"
+        "saved; relative to this file",
+        examples=["tokenizer.json"],
     ),
 ]
 TextLength = Annotated[
     Count | None,
     Field(
-        description="tokens of an example: shorter texts are padded, longer ones lose their end",
+        description="tokens of an example: shorter texts are padded, longer ones cut",
         examples=[128],
     ),
 ]
