@@ -162,6 +162,7 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
     # Not pandas.read_csv: it fills short rows, shifts long ones, renames columns of one name, and
     # does not say in which line of the file a value stands.
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
+    csv.field_size_limit(MOST_TABLE)  # a text may be longer than what Python expects of a cell
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[Sequence[str]] = []
     lines: list[int] = []

@@ -33,6 +33,7 @@ WHERE, LENGTH = "data.tokenizer", "data.length"
 # Special tokens that published tokenizers pad with, where no setting names one.
 PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
 MOST_TOKENS = MOST_BYTES >> 2  # each is stored as an id, a bit of the mask and a type
+MOST_UNKNOWN = 0.5  # share of the tokens of texts, above which a run warns
 CHUNK = 1024  # texts at a time: what the library says of a text is much larger than its tokens
 
 
@@ -178,12 +179,20 @@ def _saved_by_tokenizers(path: Path, where: str) -> Tokenizer:
     library = optional_module("tokenizers", where)
     with _reading(path, "tokenizer.json, as tokenizers and transformers save it"):
         backend = library.Tokenizer.from_file(str(path))
-    settings = backend.padding or {}
+    settings, tokens = backend.padding or {}, _tokens(backend)
+    # The library's default is the number 0, whatever token that is.
+    if settings and settings["pad_token"] != dict(enumerate(tokens)).get(settings["pad_id"]):
+        raise DataError(
+            "the padding token has the number of another token",
+            where=str(path),
+            found=f"{settings['pad_token']} as number {settings['pad_id']}",
+            expected=f"number {backend.token_to_id(settings['pad_token'])}",
+            hint="enable_padding(pad_id=tokenizer.token_to_id(…), pad_token=…), and save it again",
+        )
     pad = (settings["pad_id"], settings["pad_type_id"]) if settings else _usual_padding(backend)
     cut_side = (backend.truncation or {}).get("direction", "right")
-    return Tokenizer(
-        backend, _tokens(backend), pad, settings.get("direction", "right"), cut_side, str(path)
-    )
+    pad_side = settings.get("direction", "right")
+    return Tokenizer(backend, tokens, pad, pad_side, cut_side, str(path))
 
 
 def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
@@ -249,7 +258,20 @@ def dataset_of_texts(
         values, labels = targets
     train, test = divide(Records(inputs, values))
     data = dataset_of_rows(name, "text", train, test, labels=labels)
-    return dataclasses.replace(data, tokens=len(tokenizer.tokens), separate=True)
+    notes = tuple(_unknown(tokenizer, train, name))
+    return dataclasses.replace(data, tokens=len(tokenizer.tokens), separate=True, notes=notes)
+
+
+def _unknown(tokenizer: Tokenizer, rows: Records, name: str) -> Iterator[str]:
+    """Yield a warning if most tokens are unknown."""
+    unknown = getattr(tokenizer.backend.model, "unk_token", None)
+    if unknown in tokenizer.tokens:
+        ids, mask, _ = rows.inputs.values()
+        same = ids[mask > 0] == tokenizer.tokens.index(unknown)
+        share = float(same.double().mean())
+        if share > MOST_UNKNOWN:
+            question = "is this the tokenizer of these texts, and of the model?"
+            yield f"{name}: {100 * share:.0f} % of the tokens are {unknown}: {question}"
 
 
 def smallest(tokens: int) -> torch.dtype:

@@ -115,7 +115,7 @@ def test_tokens_are_those_of_transformers(files, tmp_path, kind, side):
     )
     theirs.save_pretrained(tmp_path / "folder")
     by_file = tokenizers.Tokenizer.from_file(str(files[kind]))
-    by_file.enable_padding(direction=side, pad_id=theirs.pad_token_id)
+    by_file.enable_padding(direction=side, pad_id=theirs.pad_token_id, pad_token=theirs.pad_token)
     by_file.enable_truncation(99, direction=side)
     by_file.save(str(tmp_path / "file.json"))
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder", local_files_only=True)
@@ -352,14 +352,24 @@ def test_columns_of_text_are_told_from_categories(tmp_path):
 
 def test_texts_are_taken_as_they_are(files, tmp_path):
     """No blank is lost, and words that stand for a missing number elsewhere are words."""
-    texts = ["  the cat ", "none", "nan", "007", "a\nb", "NULL", "the end"]
+    texts = ["  the cat ", "none", "nan", "007", "a\nb", "NULL", "cat " * 40_000]
     table = write_rows(tmp_path / "rows.csv", {"x": texts, "y": [*list("ababab"), "b"]})
     Path(table).write_bytes(b"\xef\xbb\xbf" + Path(table).read_bytes())
     said: Any = {"text": "x", "tokenizer": str(files["byte_pairs"]), "length": 12}
     data = read_data(TableData(table=table, target="y", test=table, **said))
     backend = tokenizers.Tokenizer.from_file(str(files["byte_pairs"]))
-    decoded = [backend.decode(ids) for ids in real(data)]
-    assert decoded == texts
+    *decoded, longest = [backend.decode(ids) for ids in real(data)]
+    assert decoded == texts[:-1] and texts[-1].startswith(longest)
+
+
+def test_words_that_the_tokenizer_does_not_know_are_noted(files, tmp_path):
+    rows: Any = {"x": ["Ελλάδα και θάλασσα"] * 10, "y": [0, 1] * 5}
+    table = write_rows(tmp_path / "rows.csv", rows)
+    said: Any = {"text": "x", "target": "y", "tokenizer": str(files["pieces"]), "length": 12}
+    (note,) = read_data(TableData(table=table, **said)).notes
+    assert note.startswith("rows: 60 % of the tokens are [UNK]: is this the tokenizer of ")
+    rows["x"] = ["the cat", "a dog and a mouse"] * 5
+    assert read_data(TableData(table=write_rows(tmp_path / "r.csv", rows), **said)).notes == ()
 
 
 # ---------------------------------------------------------------- mistakes
@@ -394,6 +404,13 @@ def tokenizer(change: Callable[[dict[str, Any]], None]) -> Change:
 
 def without_padding(content: dict[str, Any]) -> None:
     content["added_tokens"] = content["added_tokens"][1:]
+
+
+def with_padding_of_another_token(content: dict[str, Any]) -> None:
+    content["padding"] = {
+        "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+        "pad_type_id": 0, "pad_token": "[PAD]",
+    }  # fmt: skip
 
 
 def with_a_token_that_does_not_occur(content: dict[str, Any]) -> None:
@@ -448,6 +465,11 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         tokenizer(without_padding),
         "data: t.json: the tokenizer has no padding token; expected a setting for it, or a special "
         "token [PAD], <pad>; before it is saved: tokenizer.enable_padding(",
+    ),
+    "padding_of_another_token": (
+        tokenizer(with_padding_of_another_token),
+        "data: t.json: the padding token has the number of another token; found [PAD] as number 1; "
+        "expected number 0; enable_padding(",
     ),
     "no_template": (
         lambda folder: {"tokenizer": "b.json", "text": ["review", "other"]},
