@@ -168,10 +168,11 @@ class MutualDistillation:
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:  # no other exit to learn from
             return value
-        logs = [answer.log_softmax(-1) for answer in answers]
+        logs = [fl.counted_logits(answer, examples.targets).log_softmax(-1) for answer in answers]
+        of_batch = len(examples.targets)
         # All ordered pairs: `mine` learns, and no gradient goes through its teacher.
         distances = [
-            functional.kl_div(mine, other.detach(), reduction="batchmean", log_target=True)
+            functional.kl_div(mine, other.detach(), reduction="sum", log_target=True) / of_batch
             for mine, other in itertools.permutations(logs, 2)
         ]
         weight = math.exp(-5 * (1 - min(work.round, self.ramp) / self.ramp) ** 2)

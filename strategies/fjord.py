@@ -235,7 +235,8 @@ class OrderedDropout:
             # The largest width learns from the targets, the drawn one from the largest.
             taught = outputs(largest, examples)
             logits, targets = (
-                work.learning.predictions(y).flatten(0, -2) for y in (answers, taught)
+                fl.counted_logits(work.learning.predictions(y), examples.targets)
+                for y in (answers, taught)
             )
             hard = self.objective(taught, examples, work)
             return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))

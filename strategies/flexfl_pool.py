@@ -97,8 +97,8 @@ class SelfDistillation:
         macs = sum(ag.cost(graph).macs for graph, _ in ((work.graph, None), *self.smaller))
         executed = 0
 
-        def soft(outputs: object) -> Tensor:
-            logits = work.learning.predictions(outputs).flatten(0, -2)
+        def soft(outputs: object, examples: fl.Examples) -> Tensor:
+            logits = fl.counted_logits(work.learning.predictions(outputs), examples.targets)
             return (logits / self.temperature).log_softmax(-1)
 
         def loss(examples: fl.Examples) -> Tensor:
@@ -106,11 +106,12 @@ class SelfDistillation:
             executed += macs * len(examples.ids)
             outputs = module(*examples.inputs)
             total = self.objective(outputs, examples, work)
-            answers = soft(outputs)
+            answers = soft(outputs, examples)
             for transfer, teacher in teachers:
                 with torch.no_grad():
                     sliced = transfer.pull(parameters, copy=False, partial=True)
-                    taught = soft(functional_call(teacher.train(), sliced, examples.inputs))
+                    outputs = functional_call(teacher.train(), sliced, examples.inputs)
+                    taught = soft(outputs, examples)
                 # The published code takes the mean over examples and classes.
                 divergence = (taught.exp() * (taught - answers)).mean()
                 total = total + self.weight * self.temperature**2 * divergence / len(teachers)

@@ -495,7 +495,10 @@ class Teach:
                 taught = teacher(*examples.inputs)
             outputs = student(*examples.inputs)
             hard = self.train.objective(outputs[0], examples, small)
-            predict = work.learning.predictions
+
+            def predict(outputs: object) -> Tensor:
+                return fl.counted_logits(work.learning.predictions(outputs), examples.targets)
+
             return hard + guidance(outputs, taught, predict, self.divergence)
 
         metrics = fl.descend(small, dict(student.named_parameters()), loss)

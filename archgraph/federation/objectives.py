@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from archgraph.errors import RunError
+from archgraph.federation.metrics import IGNORED
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
 
@@ -75,6 +76,27 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
     # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
     # logits get no gradient.
     return logits.masked_fill(~present.to(logits.device, non_blocking=True), 0.0)
+
+
+def counted_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the logits ``[target, class]`` of targets that count: all but those of class -100.
+
+    Models that learn from one another compare nothing on padding.
+
+    Args:
+        logits: Logits ``[example, ..., class]``.
+        targets: Classes ``[example, ...]``; others, and single classes, all count.
+
+    Example:
+        >>> import torch
+        >>> counted_logits(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[1, -100]]))
+        tensor([[1., 2.]])
+    """
+    flat = logits.flatten(0, -2)
+    if targets.dim() < 2 or logits.dim() != targets.dim() + 1:
+        return flat
+    rows = flat[targets.flatten() != IGNORED]
+    return rows if len(rows) else flat[:1] * 0  # the mean over no rows would not be a number
 
 
 class Penalty(Protocol):

@@ -207,7 +207,7 @@ archgraph: 1
 name: tiny
 inputs: {tokens: {shape: [%d], dtype: int64}}
 sections:
-  - {name: embedding, steps: [embedding: {count: 70, width: 8}]}
+  - {name: body, steps: [embedding: {count: 70, width: 8}, linear: 8, relu]}
   - {name: head, steps: [linear: 70]}
 """
 
@@ -236,6 +236,30 @@ def test_perplexity_is_of_real_tokens(files, tmp_path):
         assert figures["perplexity"] == pytest.approx(float(loss.exp()), rel=1e-5)
         hits = (logits.argmax(-1) == test.targets)[real]
         assert figures["accuracy"] == pytest.approx(float(hits.double().mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"heterofl": {}}, {"fjord": {"distil": True}}, {"flexfl_pool": {}}], ids=str
+)
+def test_padding_never_changes_a_run(files, tmp_path, strategy):
+    """Nor what clients learn from one another: two lengths lead to the same weights."""
+    texts = [f"{text} the end" for text in sentences(40, most=6)]
+    table = write_rows(tmp_path / "rows.csv", {"text": texts, "who": list("abcd" * 10)})
+    said = {"table": table, "text": "text", "tokenizer": str(files["pieces"]), "client": "who"}
+    weights = []
+    for length in (24, 40):
+        file = write_experiment(tmp_path, {**said, "length": length}, clients=4)
+        chosen = file.read_text().replace("{fedavg: {}}", json.dumps(strategy))
+        file.write_text(chosen)
+        (tmp_path / "model.yaml").write_text(LANGUAGE_MODEL % length)
+        family = (tmp_path / "family.yaml").read_text().replace("count: 4}", "count: 2}")
+        family += "  - {name: half, count: 2, take: 0.5}\n"
+        (tmp_path / "family.yaml").write_text(family)
+        run = ag.run(file, progress=False)
+        assert int((run.experiment.data.train.targets != IGNORED).sum(1).max()) < 24  # none is cut
+        weights.append(next(m for m in run.models if m.name == "global").state)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- the same rows by every door

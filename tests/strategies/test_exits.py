@@ -209,6 +209,24 @@ def test_the_loss_of_scalefl_is_the_written_out_formula(early, tiers):
     torch.testing.assert_close(outputs["main"].grad, by_hand, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [MutualDistillation(("layer1", "main")), EarlyExits(("layer1", "main"), 0.4)],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_exits_learn_nothing_from_one_another_on_padding(early, tiers, objective):
+    world = early.make_world(early.graph, early.state, tiers, ["full"])
+    work = early.work_of(DepthFL().send(world, DepthFL().init(world), 0, 300), early.toy(0))
+    draw = torch.Generator().manual_seed(0)
+    said = {k: torch.randn(2, 5, 3, generator=draw) for k in ("layer1", "main")}
+    targets = torch.tensor([[1, 0, -100, -100, -100], [2, 2, 1, -100, -100]])
+    losses = []
+    for changed in (0.0, 3.0):
+        outputs = {k: v + changed * (targets == -100)[..., None] * v for k, v in said.items()}
+        losses.append(objective(outputs, Examples((), targets, torch.arange(2)), work))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+
+
 def test_scalefl_merges_width_and_depth_and_warms_up(early):
     first = ag.ends_after(early.graph, "layer1")
     narrow = first >> ag.take(first.graph, 0.5)
