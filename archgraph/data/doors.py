@@ -40,6 +40,18 @@ READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
 """What reads each kind of data."""
 
 
+def _check_target(spec: DataSpec, task: str | None) -> None:
+    """Raise if texts have a target beside their next tokens, or none for another task."""
+    if not isinstance(spec, TableData | HuggingFaceData) or spec.text is None or task is None:
+        return
+    if task == "next_token" and spec.target is not None:
+        message, hint = "conflicts with task: next_token, which predicts the text", "leave it out"
+        raise DataError(message, where="data.target", hint=hint)
+    if task != "next_token" and spec.target is None:
+        hint = "write target: with the column to be predicted"
+        raise DataError(f"{task} needs a target", where="data", hint=hint)
+
+
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
     """Return the data that an experiment names.
 
@@ -66,5 +78,6 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         )
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
+    _check_target(spec, task)
     # The user's data is read for a check as well: nothing else tells whether it is valid.
     return reader(as_learned(spec, task))

@@ -532,8 +532,11 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "next_token_of_classes": (
         told(task="next_token"),
-        "task: next_token does not learn such targets; found targets int64 [example] (rows); "
-        "expected int64, a token for each position; write task: classification",
+        "data.target: conflicts with task: next_token, which predicts the text; leave it out",
+    ),
+    "classes_without_target": (
+        told(task="regression", target=None),
+        "data: regression needs a target; write target: with the column to be predicted",
     ),
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),
