@@ -614,7 +614,7 @@ family:
     args:
       config:
         python: transformers:BertConfig
-        args: {num_labels: 2, vocab_size: 70, hidden_size: 16, num_hidden_layers: 2,
+        args: {num_labels: 2, vocab_size: 70, hidden_size: 16, num_hidden_layers: 1,
           num_attention_heads: 2, intermediate_size: 16, max_position_embeddings: 16}
     inputs:
       attention_mask: {shape: [14], dtype: int64}
@@ -652,7 +652,7 @@ def test_a_bert_of_transformers_learns_pairs(files, tmp_path):
     assert data.inputs == INPUTS and data.labels == ("False", "True")
     (model,) = (m for m in run.models if m.name == "global")
     config = transformers.BertConfig(
-        num_labels=2, vocab_size=70, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_labels=2, vocab_size=70, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16,
     )  # fmt: skip
     theirs = transformers.BertForSequenceClassification(config).eval()
