@@ -115,7 +115,7 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    text = operator_words(node.op)
+    text = (kernel and row(node.op).words) or operator_words(node.op)
     if len(kernel) > 2:  # out, in, and the kernel itself
         text += f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:

@@ -135,9 +135,8 @@ class Model {
     const only = parts.length === 1 ? parts[0] : null;
     if (only) {
       this.items.delete(only.id);
-      const both = name === only.name || only.kind === "fold" ? only.name : `${name} · ${only.name}`;
-      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name: only.kind === "fold" ? both : name,
-        lines: only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators) });
+      const lines = only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators);
+      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name, lines });
     }
     return this.item({ id: `s${i}`, kind: "section", number: i, name, boxes,
       operators: parts.flatMap((p) => p.operators), lines: [[`${many} blocks`, 0]],
