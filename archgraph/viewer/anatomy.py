@@ -22,6 +22,7 @@ from archgraph.display.labels import attends, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
+from archgraph.graph.values import refs
 from archgraph.ops.table import family
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
@@ -144,7 +145,10 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
         "bytes": [one.bytes for one in paid],
     }
     tables = {"kinds": kinds.rows, "lists": lists.rows, "places": places.rows}
-    return {"operators": columns, **tables}
+    # Counters of training steps, and what else nobody takes.
+    used = {*refs(graph.outputs), *(name for node in nodes for name in node.uses())}
+    idle = [i for i, name in enumerate(parts.operators) if name not in used]
+    return {"operators": columns, "idle": idle, **tables}
 
 
 def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:

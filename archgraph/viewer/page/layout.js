@@ -344,10 +344,7 @@ function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {
       add(tail ?? -1, head, kinds[operators.kind[source]][2]);
     }
   }
-  // What nothing uses only counts, unless it is all that there is.
-  const ends = children.map((_, i) => i).filter((i) => !used.has(i));
-  const needed = ends.filter((i) => model.used.has(children[i].number));
-  for (const i of needed.length ? needed : ends) add(i, -2, "");
+  children.forEach((_, i) => used.has(i) || add(i, -2, ""));
   return [...found.values()];
 }
 
