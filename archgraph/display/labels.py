@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
-from archgraph.ops.table import growth, row
+from archgraph.ops.table import FAMILIES, family, growth, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
 # for the same thing everywhere, so no operator has to be known.
@@ -89,6 +89,17 @@ def is_parameter(graph: ArchGraph, name: str) -> bool:
 def attends(graph: ArchGraph, node: Node) -> bool:
     """Return whether a node is attention as a whole, or weighs its values where it is spelt out."""
     return row(node.op).attends is not None or node.name in axes(graph).attention
+
+
+def family_of(graph: ArchGraph, node: Node) -> str:
+    """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
+    return "attention" if attends(graph, node) else family(node.op)
+
+
+def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
+    """Return what nodes do together: of several families the first in the table's order."""
+    inside = {family_of(graph, graph.node[name]) for name in names}
+    return next((name for name in FAMILIES if name in inside), "")
 
 
 def mask_of(node: Node) -> str:
