@@ -287,17 +287,8 @@ class Canvas {
     /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
     if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [line];
     named.add(edge.tail);
-    const text = this.beside(path, inside);
+    const text = { x: start + (path.before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": path.before ? "end" : undefined, class: "flow" };
     return [line, ["text", text, edge.label]];
-  }
-
-  /** Where the shape of what an item hands on stands: right of its arrow, unless others turn to that side alone. */
-  beside(/** @type {Path} */ { from, to }, /** @type {any} */ inside) {
-    const start = from.x + from.exit;
-    const far = inside.paths.flatMap((/** @type {Path} */ p) => (p.from === from ? [p.lane ?? (p.turns ? p.turns[1][0] : p.x)]
-      : p.to === to && !p.turns ? [p.lane ?? p.from.x + p.from.exit] : []));
-    const before = far.some((/** @type {number} */ x) => x > start + 4) && !far.some((/** @type {number} */ x) => x < start - 4);
-    return { x: start + (before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": before ? "end" : undefined, class: "flow" };
   }
 
   /** Colours of the overlay, of some items or of all. */

@@ -1,6 +1,6 @@
 // Where the children of one container stand: a straight trunk from top to bottom, shortcuts in lanes beside it.
 
-const GAP = { x: 26, y: 34, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22 };
+const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22 };
 const PASSES = 6;
 const MOST = { columns: 4, obstacles: 300 };
 
@@ -34,6 +34,7 @@ const MOST = { columns: 4, obstacles: 300 };
  * @property {Spot} to
  * @property {number|null} lane x of its way past the layers between; null: there are none
  * @property {number} x where it enters
+ * @property {boolean} before whether its label stands left of it
  * @property {Array<[number, number]>|null} turns corners of its way to another column
  */
 
@@ -92,14 +93,14 @@ function layered(sizes, edges, columns = () => [0]) {
     y += tall[i] + gap(i);
     return { top, bottom: top + tall[i] };
   });
-  const paths = forward.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, turns: null }));
+  const paths = forward.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
   const inside = paths.filter((p) => column[p.from.layer] === column[p.to.layer]);
   lanes(inside, rows, new Set(trunk));
+  for (const p of paths) p.before = turned(p, paths, column);
   const spans = starts.map((_, c) => {
     const xs = [...rows.flatMap((row, i) => (column[i] === c ? row.flatMap((s) => [left(s), right(s)]) : [])),
       ...inside.flatMap((p) => (p.lane !== null && column[p.to.layer] === c ? [p.lane] : [])),
-      // Labels stand right of their arrows, or have more room on the left.
-      ...paths.flatMap((p) => (p.edge.tail >= 0 && column[p.from.layer] === c ? [p.from.x + p.from.exit + (p.edge.room || 0)] : []))];
+      ...paths.flatMap((p) => (p.edge.tail >= 0 && column[p.from.layer] === c ? [p.from.x + p.from.exit + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
     return [Math.min(...xs), Math.max(...xs)];
   });
   let from = 0;
@@ -114,7 +115,7 @@ function layered(sizes, edges, columns = () => [0]) {
   paths.forEach((p) => (p.x = p.to.x + p.to.entry));
   paths.filter((p) => !inside.includes(p)).forEach((p, i) => (p.turns = turns(p, column, bands, gutter, i)));
   tips(paths, trunk);
-  const back = edges.filter((e) => !forward.includes(e)).map((edge) => ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: at(edge.head).x, turns: null }));
+  const back = edges.filter((e) => !forward.includes(e)).map((edge) => ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: at(edge.head).x, before: false, turns: null }));
   return { spots, entry, exit, bands, paths: [...paths, ...back], w: Math.max(0, from - GAP.column), h: Math.max(0, ...bands.map((b) => b.bottom)) + (starts.length > 1 ? GAP.y : 0) };
 }
 
@@ -271,13 +272,28 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
   }
 }
 
+/** Whether fewer arrows turn to the left than to the right where an edge leaves an item. */
+function turned(/** @type {Path} */ path, /** @type {Path[]} */ paths, /** @type {number[]} */ column) {
+  const start = path.from.x + path.from.exit;
+  const sides = [0, 0];
+  for (const p of paths) {
+    const leaves = p.from === path.from;
+    const crosses = column[p.from.layer] !== column[p.to.layer];
+    if (!leaves && (p.to !== path.to || crosses)) continue;
+    const far = crosses ? 1e6 : (p.lane ?? (leaves ? p.to.x + p.to.entry : p.from.x + p.from.exit)) - start;
+    // What enters below comes near the arrow further down than what leaves.
+    if (Math.abs(far) > 4) sides[Number(far > 0)] += leaves ? 2 : 1;
+  }
+  return sides[0] < sides[1];
+}
+
 /** The way to another column: below the tail, up between the columns, from above into the head. @returns {Array<[number, number]>} */
 function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number}>} */ bands,
   /** @type {(c: number) => number} */ gutter, /** @type {number} */ i) {
   const { from, to } = path;
   const [a, b] = [column[from.layer], column[to.layer]];
   const aside = (i % 4) * 5 - 8; // several of them run beside one another
-  const low = bands[from.layer].bottom + 24 + aside / 2;
+  const low = bands[from.layer].bottom + 28 + aside / 2;
   const high = bands[to.layer].top - GAP.y / 2 + (to.y === bands[to.layer].top ? 4 : 0) + aside / 2;
   const x = from.x + from.exit;
   /** @type {Array<[number, number]>} */ const way = [[x, low], [gutter(a + 1) + aside, low]];
