@@ -24,6 +24,20 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#00
 # Share of clients, from none to all. Dark text stays readable on every one of them.
 SCALE = ("#e8743b", "#f5ad6e", "#fbe3c5", "#d3e4f1", "#9cc4e2", "#6ba6d3")
 
+# Kinds of operators, light enough for dark text: hues of the palette, and neighbours in a network
+# (convolution and norm, linear and attention) differ in lightness, too.
+FAMILIES = {
+    "attention": "#ecb9d3",
+    "convolution": "#a6cfea",
+    "linear": "#f5ca96",
+    "recurrent": "#d3b595",
+    "embedding": "#f7ea9f",
+    "norm": "#dcf1e7",
+    "pooling": "#8ed1bb",
+    "join": "#dde1e6",
+    "activation": "#fce3d6",
+}
+
 # What stands for them on a dark page.
 DARK = {
     INK: "#e4e7eb",

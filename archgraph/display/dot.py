@@ -133,6 +133,8 @@ class Drawing:
         fed = self.fed.get(f"box {box.name}")
         if fed is not None and box.kind == "operator":
             look["fillcolor"] = fill(fed)
+        elif not self.fed and box.family:
+            look["fillcolor"] = colours.FAMILIES[box.family]
         if box.name in self.wide:
             look["width"] = f"{self.wide[box.name]:.2f}"
         if box.kind != "operator":

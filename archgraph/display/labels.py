@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
-from archgraph.ops.table import growth, row
+from archgraph.ops.table import FAMILIES, family, growth, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
 # for the same thing everywhere, so no operator has to be known.
@@ -91,6 +91,17 @@ def attends(graph: ArchGraph, node: Node) -> bool:
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
+def family_of(graph: ArchGraph, node: Node) -> str:
+    """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
+    return "attention" if attends(graph, node) else family(node.op)
+
+
+def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
+    """Return what nodes do together: of several families the first in the table's order."""
+    inside = {family_of(graph, graph.node[name]) for name in names}
+    return next((name for name in FAMILIES if name in inside), "")
+
+
 def mask_of(node: Node) -> str:
     """Return the value that masks a node's attention; empty if there is none."""
     known = row(node.op).attends
@@ -115,7 +126,7 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    text = operator_words(node.op)
+    text = (kernel and row(node.op).words) or operator_words(node.op)
     if len(kernel) > 2:  # out, in, and the kernel itself
         text += f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:

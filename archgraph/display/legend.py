@@ -8,6 +8,7 @@ from archgraph.display import colours
 from archgraph.display.cover import Cover
 from archgraph.display.markup import bar, plain_table, text
 from archgraph.display.scene import Scene
+from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
 
@@ -42,8 +43,11 @@ def heading(
     lines += [_quiet(" · ".join(marks[i : i + 2])) for i in range(0, len(marks), 2)]
     if notes:
         lines.append(_table(notes))
+    families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
     if cover is not None:
         lines.append(_scale())
+    elif families:
+        lines.append(_families(families))
     if isinstance(cover, Cover):
         width = _quiet("share of its weights that such a client has: width")
         lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{width}</TD>"], padding=2))
@@ -53,6 +57,16 @@ def heading(
 
 def _quiet(words: str) -> str:
     return text(words, size=9, colour=colours.QUIET)
+
+
+def _families(names: Sequence[str]) -> str:
+    """Return the colours of what operators do, five to a line."""
+    swatch = 'WIDTH="14" HEIGHT="9" FIXEDSIZE="TRUE"'
+    cells = [
+        f'<TD BGCOLOR="{colours.FAMILIES[name]}" {swatch}></TD><TD ALIGN="LEFT">{_quiet(name)}</TD>'
+        for name in names
+    ]
+    return plain_table(("".join(cells[i : i + 5]) for i in range(0, len(cells), 5)), spacing=4)
 
 
 def _scale() -> str:

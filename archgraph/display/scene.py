@@ -15,6 +15,7 @@ from archgraph.display.labels import (
     abbreviated,
     count_parameters,
     lines_of,
+    main_family,
     mask_of,
     shape_label,
 )
@@ -40,6 +41,7 @@ class Box:
         size: The same in words; of a fold whose widths differ the first and the last.
         training: Whether it takes part in training only.
         folded: Nodes of the other repetitions of a fold, which this box stands for, too.
+        family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: none of these.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Box:
     size: str = ""
     training: bool = False
     folded: tuple[str, ...] = ()
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,8 @@ class _Making:
             size="–".join(dict.fromkeys(sizes)),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
+            # Not of the counters that belong to them.
+            family="" if entry else main_family(graph, names),
         )
 
     def lines(

@@ -170,6 +170,9 @@ class Operator:
         impossible: Why the operator cannot run at a node's sizes; empty where it can.
         layer: The layer of ``torch.nn`` that computes it.
         linear_map: How it maps its input linearly, with one matrix for all of it.
+        words: What pictures call it where it has a weight, if its name says less.
+        family: What it does, as pictures colour it: one of :data:`archgraph.ops.table.FAMILIES`;
+            empty: what its file says.
         backward: What autograd does for it, by node where its arguments decide; None: nothing is
             known, so that it counts as if all operands and results were saved.
     """
@@ -202,6 +205,8 @@ class Operator:
     impossible: Callable[[Node], str] | None = None
     layer: LayerRule | None = None
     linear_map: LinearMap | None = None
+    words: str = ""
+    family: str = ""
     backward: BackwardRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:

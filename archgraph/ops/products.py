@@ -244,6 +244,7 @@ _MATRICES = {
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
         linear_map=LinearMap("mat1", "mat2", "self", transposed=True),
+        words="linear",
         backward=saves(mat1="mat2", mat2="mat1"),
     ),
     "baddbmm": Operator(

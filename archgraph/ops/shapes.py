@@ -446,10 +446,12 @@ def _split_write(write: ViewWrite) -> Call | None:
 _divided = Operator(spelling=_split_spelling())
 
 _JOINED_AND_SPLIT = {
-    "cat": Operator(_cat_axes, zeros.every, growth=ALIGNED, type=_cat_type, backward=PASSES),
+    "cat": Operator(
+        _cat_axes, zeros.every, growth=ALIGNED, type=_cat_type, family="join", backward=PASSES
+    ),
     "concat concatenate": Operator(alias="cat"),
     # Its new dimension shifts the operands' dimensions before it.
-    "stack": Operator(_stack_axes, zeros.every, growth=COPIES, backward=PASSES),
+    "stack": Operator(_stack_axes, zeros.every, growth=COPIES, family="join", backward=PASSES),
     "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every, backward=PASSES),
     "row_stack": Operator(alias="vstack"),
     "split_with_sizes": Operator(

@@ -52,6 +52,24 @@ ROWS = rows(
 )
 
 
+FAMILIES = (
+    "attention", "convolution", "linear", "recurrent", "embedding", "norm", "pooling", "join",
+    "activation",
+)  # fmt: skip
+"""What operators do, in the order in which a part with several of them is called after one."""
+
+_FAMILIES = {
+    name: family
+    for family, listed in {
+        "convolution": convolutions.ROWS, "linear": products.ROWS, "recurrent": recurrent.ROWS,
+        "embedding": embeddings.ROWS, "norm": norms.ROWS, "pooling": pooling.ROWS,
+        "activation": pointwise.ROWS,
+    }.items()
+    for names in listed
+    for name in names.split()
+}  # fmt: skip
+
+
 def base(op: str) -> str:
     """Return an operator's name without namespace and overload.
 
@@ -80,6 +98,18 @@ def _listed(op: str) -> Operator | None:
     listed = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
     # A graph contains no aliases: what is known is in the row of the operator itself.
     return next((row for row in listed if row is not None and not row.alias), None)
+
+
+def family(op: str) -> str:
+    """Return what an operator does, one of :data:`FAMILIES`; empty: none of these.
+
+    >>> family("aten.conv2d"), family("aten.add.Tensor"), family("aten.reshape")
+    ('convolution', 'join', '')
+    """
+    said = row(op)
+    if said.family or said.merges or said.attends is not None:
+        return said.family or ("join" if said.merges else "attention")
+    return _FAMILIES.get(base(op), "")
 
 
 def call_row(op: str) -> Operator:

@@ -18,10 +18,11 @@ from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import OperatorFact, Saving
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import operator_label, shape_label
+from archgraph.display.labels import family_of, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
+from archgraph.graph.values import refs
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
 
@@ -143,7 +144,10 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
         "bytes": [one.bytes for one in paid],
     }
     tables = {"kinds": kinds.rows, "lists": lists.rows, "places": places.rows}
-    return {"operators": columns, **tables}
+    # Counters of training steps, and what else nobody takes.
+    used = {*refs(graph.outputs), *(name for node in nodes for name in node.uses())}
+    idle = [i for i, name in enumerate(parts.operators) if name not in used]
+    return {"operators": columns, "idle": idle, **tables}
 
 
 def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
@@ -155,7 +159,7 @@ def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
     )
     label = node.name if node.op == "input" else operator_label(graph, node).text
     flow = ", ".join(shape_label(kind) for kind in node.types)
-    return fact.operator, label, flow, fact.shapes, arguments
+    return fact.operator, label, flow, fact.shapes, arguments, family_of(graph, node)
 
 
 def _boxes(parts: Anatomy) -> dict[str, Json]:

@@ -106,7 +106,8 @@ def view(
         overlays["similarity"] = similarity_overlay(
             anatomies, ways, _versions(parts, graphs, states), matched=match
         )
-    data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
+    data = {"title": heading, **SCALES, "families": colours.FAMILIES}
+    data |= {"graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)
     text = document(heading, data | {"overlays": _overlays(graphs, overlays)})
     if path is not None:

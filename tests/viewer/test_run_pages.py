@@ -132,12 +132,12 @@ def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     shown = frame.evaluate(at)
     page.evaluate("document.querySelector('iframe').style.display = 'none'")
     page.evaluate("document.querySelector('iframe').style.display = ''")
-    inside.locator("g.item[data-id]").first.wait_for(state="visible")
+    inside.locator("g.item.section").first.wait_for(state="visible")
     # On a telephone the picture has the most room, and some beside what is selected.
     picture = "document.querySelector('#panes').clientHeight / innerHeight"
     assert frame.evaluate(picture) > 0.4
     assert "scale(0)" not in shown and frame.evaluate(at) == shown
-    inside.locator("g.item[data-id]").first.click()
+    inside.locator("g.item.section").first.click()
     assert inside.locator("g.item[data-id]").count() > 1
     assert frame.evaluate(picture) > 0.2
     assert page.evaluate("document.documentElement.scrollWidth") == 390

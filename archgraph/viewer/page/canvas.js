@@ -6,7 +6,7 @@ const STACK = 8;
 const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
-const READABLE = 0.6;
+const READABLE = 0.85;
 const ZOOM = { least: 0.03, most: 3 };
 
 /** An element of the picture. @returns {any} */
@@ -58,6 +58,28 @@ function brief(/** @type {number} */ value) {
   return String(value);
 }
 
+/** A way through points, upright in each of them. */
+function way(/** @type {Array<[number, number]>} */ points, /** @type {[number, number]} */ [x, y]) {
+  let d = "";
+  for (const [x1, y1] of points) {
+    if (Math.abs(x1 - x) > 0.5) d += `C${x} ${(y + y1) / 2} ${x1} ${(y + y1) / 2} ${x1} ${y1}`;
+    else if (y1 !== y) d += `V${y1}`;
+    [x, y] = [x1, y1];
+  }
+  return d;
+}
+
+/** A way around corners. */
+function rounded(/** @type {Array<[number, number]>} */ points) {
+  let d = "";
+  for (let i = 1; i + 1 < points.length; i++) {
+    const [[x0, y0], [x, y], [x1, y1]] = points.slice(i - 1, i + 2);
+    const r = Math.min(8, Math.hypot(x - x0, y - y0) / 2, Math.hypot(x1 - x, y1 - y) / 2);
+    d += `L${x - Math.sign(x - x0) * r} ${y - Math.sign(y - y0) * r}Q${x} ${y} ${x + Math.sign(x1 - x) * r} ${y + Math.sign(y1 - y) * r}`;
+  }
+  return `${d}L${points[points.length - 1].join(" ")}`;
+}
+
 /** What an item takes below its frame. */
 function below(/** @type {Item} */ item) {
   return item.times > 1 ? STACK : 0;
@@ -71,6 +93,7 @@ class Canvas {
     this.host = host;
     /** @type {Set<string>} */ this.open = new Set(["root"]);
     this.at = { x: 0, y: 0, k: 1 };
+    this.count = 0; // columns; 0: not yet known
     this.fitted = false; // all of it is shown, and nobody has moved it since
     this.selected = "root";
     this.focused = "root";
@@ -95,8 +118,19 @@ class Canvas {
       if (place) lines.push([place, 0]);
     }
     const size = framed ? this.model.sum(item, "parameters") : 0;
-    if (size) lines.push([`${brief(size)} parameters`, 0]);
+    if (size) lines.push([this.parameters(item, size), 0]);
     return lines;
+  }
+
+  /** How many parameters all repetitions have, and each if they have equally many. */
+  parameters(/** @type {Item} */ item, /** @type {number} */ size) {
+    const each = item.operators.reduce((sum, o) => sum + this.model.data.operators.parameters[o], 0);
+    return `${item.times > 1 && each * item.times === size ? `${item.times} × ${brief(each)} = ` : ""}${brief(size)} parameters`;
+  }
+
+  /** What an item is called, open and closed. */
+  title(/** @type {Item} */ item) {
+    return item.kind === "box" && item.lines.length ? item.lines[0][0] : item.name;
   }
 
   opened(/** @type {Item} */ item) {
@@ -115,11 +149,13 @@ class Canvas {
     }
     const children = this.model.children(item);
     item.edges = item.edges || edgesIn(this.model, item, children);
-    const sizes = children.map((child) => ({ w: this.layout(child).w, h: this.layout(child).h + below(child) }));
-    const found = layered(sizes, item.edges);
+    const sizes = children.map((child) => ({ w: this.layout(child).w, h: this.layout(child).h + below(child),
+      entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside) }));
+    for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const w = Math.max(found.w, bare ? 0 : wide(item.name, true) + head + 10) + 2 * GAP.pad;
-    item.layout = { lines: [[item.name, 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
+    const found = layered(sizes, item.edges, bare ? (rows) => this.columns(rows) : undefined);
+    const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
+    item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
     return item.layout;
   }
@@ -212,35 +248,47 @@ class Canvas {
       if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
     const named = new Set();
-    patch(view.lines, inside.paths.flatMap((/** @type {any} */ p) => this.edge(p.edge, p.spots, children, inside, item.layout, named)));
+    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p) => this.edge(p, inside, item.layout, named)));
+  }
+
+  /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
+  columns(/** @type {Array<{w: number, h: number}>} */ rows) {
+    const heights = rows.map((row) => row.h);
+    const options = Array.from({ length: MOST.columns }, (_, i) => broken(heights, i + 1));
+    if (this.count) return options[this.count - 1];
+    const scale = (/** @type {number[]} */ starts) => {
+      const parts = starts.map((start, i) => rows.slice(start, starts[i + 1]));
+      const wide = parts.reduce((sum, part) => sum + Math.max(...part.map((row) => row.w)) + GAP.column, 0);
+      const tall = Math.max(...parts.map((part) => part.reduce((sum, row) => sum + row.h, 0)));
+      return Math.min(1, this.host.clientWidth / wide, this.host.clientHeight / (tall + 2 * GAP.pad));
+    };
+    const best = options.reduce((one, other) => (scale(other) > 1.1 * scale(one) ? other : one));
+    this.count = best.length;
+    return best;
   }
 
   /** @returns {Shape[]} */
-  edge(/** @type {Edge} */ edge, /** @type {Spot[]} */ spots, /** @type {Item[]} */ children, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
-    const from = edge.tail >= 0 ? this.port(children[edge.tail], "exit") : 0;
-    const to = edge.head >= 0 ? this.port(children[edge.head], "entry") : 0;
-    const last = spots[spots.length - 1];
-    let x = spots[0].x + from;
-    let y = edge.tail >= 0 ? spots[0].y + spots[0].h : -layout.dy;
-    let d = `M${x} ${y}`;
-    for (const s of spots.slice(1, -1)) {
-      const half = (y + s.y) / 2;
-      d += `C${x} ${half} ${s.x} ${half} ${s.x} ${s.y}V${s.y + s.h}`;
-      [x, y] = [s.x, s.y + s.h];
+  edge(/** @type {Path} */ path, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
+    const { edge, from, to, lane, x } = path;
+    const start = from.x + from.exit;
+    // Inside an open item all begins below its title.
+    const y = edge.tail >= 0 ? from.y + from.h : -4;
+    const end = edge.head >= 0 ? to.y : layout.h - layout.dy;
+    const [under, over] = [inside.bands[from.layer].bottom, inside.bands[to.layer].top];
+    const top = Math.max(y, under);
+    let d = `M${start} ${y}`;
+    if (path.turns) d += rounded([[start, y], ...path.turns, [x, end]]);
+    else if (lane === null) d += way([[start, top], [x, Math.max(over, y)], [x, end]], [start, y]);
+    else {
+      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].bottom];
+      d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
     }
-    const end = edge.head >= 0 ? last.y : inside.h + (layout.h - layout.dy - inside.h);
-    const half = (y + end) / 2;
-    d += `C${x} ${half} ${last.x + to} ${half} ${last.x + to} ${end}`;
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
-    /** @type {Shape} */ const path = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
-    if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [path];
+    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
+    if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [line];
     named.add(edge.tail);
-    // On the side that the arrow does not turn to.
-    const start = spots[0].x + from;
-    const left = (spots.length > 2 ? spots[1].x : last.x + to) > start + 4;
-    const under = spots[0].y + spots[0].h + 15;
-    const text = { x: start + (left ? -6 : 6), y: under, "text-anchor": left ? "end" : undefined, class: "flow" };
-    return [path, ["text", text, edge.label]];
+    const text = { x: start + (path.before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": path.before ? "end" : undefined, class: "flow" };
+    return [line, ["text", text, edge.label]];
   }
 
   /** Colours of the overlay, of some items or of all. */
@@ -320,22 +368,27 @@ class Canvas {
     return { x: this.at.x + this.at.k * at.x, y: this.at.y + this.at.k * at.y };
   }
 
-  /** Open one level after the other as long as a screen shows all of it in a type that can be read. */
+  /** Open what a screen can show in a type that can be read: sections, the largest first; below them all of a level or none. */
   settle() {
     this.open = new Set(["root"]);
-    let row = this.model.children(this.model.root);
-    for (let shown = row.length; row.length; ) {
-      const next = row.filter((item) => item.make && item.kind !== "box" && item.boxes.length > 1);
-      shown += next.reduce((sum, item) => sum + this.model.children(item).length, 0);
-      if (!next.length || shown > FEW) break;
-      next.forEach((item) => this.open.add(item.id));
-      next.forEach((item) => this.stale(item));
-      if (this.scale() < READABLE) {
-        next.forEach((item) => this.open.delete(item.id));
-        break;
-      }
-      row = next.flatMap((item) => this.model.children(item));
-    }
+    const size = (/** @type {Item} */ item) => this.model.sum(item, "parameters");
+    const opens = (/** @type {Item} */ item) => item.make && item.kind !== "box" && item.boxes.length > 1;
+    let shown = this.model.children(this.model.root).length;
+    const tried = (/** @type {Item[]} */ items) => {
+      const more = items.flatMap((item) => this.model.children(item));
+      this.count = 0;
+      items.forEach((item) => this.open.add(item.id));
+      items.forEach((item) => this.stale(item));
+      const fits = shown + more.length <= FEW && this.scale() >= READABLE;
+      if (fits) shown += more.length;
+      else items.forEach((item) => this.open.delete(item.id));
+      items.forEach((item) => this.stale(item));
+      return fits ? more : [];
+    };
+    const sections = this.model.children(this.model.root).filter(opens).sort((a, b) => size(b) - size(a));
+    let row = sections.flatMap((item) => tried([item])).filter(opens);
+    while (row.length) row = tried(row).filter(opens);
+    this.count = 0;
     this.fresh();
   }
 

@@ -97,6 +97,8 @@ class App {
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const overlay = this.overlays[this.state.by];
+    // What is open shows its kinds inside.
+    if (overlay?.kind) return canvas.opened(item) || item.kind === "graph" ? "" : this.data.families[overlay.kind(canvas.model, item)] || "";
     const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item) : null;
     return at === null ? "" : blend(this.data[overlay.colours], at);
   }
@@ -118,6 +120,13 @@ class App {
     $("legend").hidden = !overlay;
     if (!overlay) return;
     const { numbers, at } = this.stops();
+    if (overlay.named) {
+      const used = new Set(this.panes.flatMap((pane) => pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])));
+      $("rounds").hidden = true;
+      $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
+        h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
+      return;
+    }
     $("rounds").hidden = !numbers.length || !["norm", "coverage"].includes(this.state.by);
     Object.assign($("round"), { max: numbers.length - 1, value: at });
     $("told").textContent = `${numbers[at]} of ${numbers[numbers.length - 1]}`;
@@ -368,7 +377,7 @@ class App {
     const row = [...new Set((told.get("g") || "").split(".").filter(Boolean).map(Number))].filter((i) => all.includes(i));
     const graphs = row.length ? row : this.data.start;
     const by = told.get("by") || "";
-    const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "none");
+    const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "kinds");
     this.state.by = by === "none" || Object.hasOwn(this.overlays, by) ? by : first;
     this.state.names = told.get("names") === "1";
     slide.until = Number(told.get("round")) || Infinity;

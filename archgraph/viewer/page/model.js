@@ -42,7 +42,7 @@ class Model {
     /** @type {number[][]} operators that each operator takes values from */
     this.feeds = ops.feeds.map((/** @type {number} */ at, /** @type {number} */ i) =>
       data.lists[at].map((/** @type {number} */ back) => i - back));
-    /** @type {Set<number>} operators whose values others take */ this.used = new Set(this.feeds.flat());
+    /** @type {Set<number>} operators whose values nothing takes: counters of training steps */ this.idle = new Set(data.idle);
     this.leaves = unstepped(ops.leaves, data.lists);
     this.axes = unstepped(ops.axes, data.lists);
     /** @type {number[][]} */ this.inside = data.boxes.map(() => []);
@@ -135,9 +135,8 @@ class Model {
     const only = parts.length === 1 ? parts[0] : null;
     if (only) {
       this.items.delete(only.id);
-      const both = name === only.name || only.kind === "fold" ? only.name : `${name} · ${only.name}`;
-      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name: only.kind === "fold" ? both : name,
-        lines: only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators) });
+      const lines = only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators);
+      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name, lines });
     }
     return this.item({ id: `s${i}`, kind: "section", number: i, name, boxes,
       operators: parts.flatMap((p) => p.operators), lines: [[`${many} blocks`, 0]],
@@ -190,7 +189,8 @@ class Model {
 
   /** What makes the operators of a box; null where there is only one. */
   opsIn(/** @type {number} */ i) {
-    const ops = this.inside[i];
+    const useful = this.inside[i].filter((o) => !this.idle.has(o));
+    const ops = useful.length ? useful : this.inside[i];
     return ops.length > 1 ? () => ops.map((o) => this.operator(o)) : null;
   }
 

@@ -7,6 +7,8 @@
  * @property {"scale"|"amount"} colours
  * @property {string[]} ticks at equal distances
  * @property {(model: Model, item: Item) => number|null} at the place on the scale, 0 to 1; null: a part has none
+ * @property {Record<string, string>} [named] colours by name, instead of a scale
+ * @property {(model: Model, item: Item) => string} [kind] the name of a part's colour
  * @property {(model: Model, item: Item) => string} told the figure in words, where the panel does not tell it anyway
  */
 
@@ -43,11 +45,22 @@ function measured(/** @type {string} */ key, /** @type {any} */ [name, colours, 
   } };
 }
 
+/** What the operators of a part do: of several kinds the one that comes first. @returns {Overlay} */
+function kinds(/** @type {Record<string, string>} */ named) {
+  const order = Object.keys(named);
+  return { name: "kind of operator", legend: "", colours: "scale", ticks: [], at: () => null, told: silent, named, kind: (model, item) => {
+    const { kinds, operators } = model.data;
+    const inside = new Set(item.operators.map((o) => kinds[operators.kind[o]][5]));
+    return order.find((name) => inside.has(name)) || "";
+  } };
+}
+
 /** The overlays of a page by the words that stand for them in its address. @returns {Record<string, Overlay>} */
 function overlays(/** @type {any} */ data) {
   const feeding = data.graphs.some((/** @type {any} */ g) => g.feeding);
   const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
   return {
+    kinds: kinds(data.families),
     ...feeding && { clients: fed("share of clients", (row, clients) => row[0] / clients), weights: fed("share of weights", (row) => row[1]) },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),

@@ -220,7 +220,9 @@ class Panel {
   axes(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const { data } = canvas.model;
     const numbers = [...new Set(item.operators.flatMap((o) => canvas.model.axes[o]))];
-    numbers.sort((a, b) => Number(!data.axes[a][7]) - Number(!data.axes[b][7])); // pinned ones first
+    // Widths first, then what would be one, then extents of kernels, which nothing frees.
+    const last = (/** @type {any} */ pin) => (!pin ? 0 : pin.remedy.startsWith("nothing") ? 2 : 1);
+    numbers.sort((a, b) => last(data.axes[a][7]) - last(data.axes[b][7]));
     const feeding = data.feeding;
     const rows = numbers.map((n) => {
       const [name, size, role, , spans, halved, saving, pin] = data.axes[n];
