@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
-from archgraph.ops.table import FAMILIES, family, growth, row
+from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
 # for the same thing everywhere, so no operator has to be known.
@@ -93,7 +93,7 @@ def attends(graph: ArchGraph, node: Node) -> bool:
 
 def family_of(graph: ArchGraph, node: Node) -> str:
     """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
-    return "attention" if attends(graph, node) else family(node.op)
+    return "attention" if attends(graph, node) else operator_family(node.op)
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:

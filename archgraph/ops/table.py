@@ -100,11 +100,11 @@ def _listed(op: str) -> Operator | None:
     return next((row for row in listed if row is not None and not row.alias), None)
 
 
-def family(op: str) -> str:
+def operator_family(op: str) -> str:
     """Return what an operator does, one of :data:`FAMILIES`; empty: none of these.
 
-    >>> family("aten.conv2d"), family("aten.add.Tensor"), family("aten.reshape")
-    ('convolution', 'join', '')
+    >>> [operator_family(f"aten.{op}") for op in ("conv2d", "add.Tensor", "reshape")]
+    ['convolution', 'join', '']
     """
     said = row(op)
     if said.family or said.merges or said.attends is not None:
