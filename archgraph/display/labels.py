@@ -91,14 +91,14 @@ def attends(graph: ArchGraph, node: Node) -> bool:
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
-def family_of(graph: ArchGraph, node: Node) -> str:
+def node_family(graph: ArchGraph, node: Node) -> str:
     """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
     return "attention" if attends(graph, node) else operator_family(node.op)
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
     """Return what nodes do together: of several families the first in the table's order."""
-    inside = {family_of(graph, graph.node[name]) for name in names}
+    inside = {node_family(graph, graph.node[name]) for name in names}
     return next((name for name in FAMILIES if name in inside), "")
 
 

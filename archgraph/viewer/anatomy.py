@@ -18,7 +18,7 @@ from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import OperatorFact, Saving
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import family_of, operator_label, shape_label
+from archgraph.display.labels import node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
@@ -159,7 +159,7 @@ def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
     )
     label = node.name if node.op == "input" else operator_label(graph, node).text
     flow = ", ".join(shape_label(kind) for kind in node.types)
-    return fact.operator, label, flow, fact.shapes, arguments, family_of(graph, node)
+    return fact.operator, label, flow, fact.shapes, arguments, node_family(graph, node)
 
 
 def _boxes(parts: Anatomy) -> dict[str, Json]:

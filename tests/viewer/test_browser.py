@@ -13,6 +13,7 @@ from torch import nn
 
 from archgraph.analysis.cost import cost
 from archgraph.capture.trace import trace
+from archgraph.display.colours import FAMILIES
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
@@ -504,3 +505,77 @@ def test_a_fold_of_unlike_widths_shows_the_shapes_of_its_first_block(opened):
     flows = fold.locator("text.flow").all_text_contents()
     assert set(flows) == {"4", "12"}
     assert "24" in page.locator("text.flow").all_text_contents()  # behind the fold
+
+
+# Points along every arrow, and what must not lie under them.
+CROSSED = """() => {
+  const area = document.querySelector(".area");
+  const all = (selector) => [...area.querySelectorAll(selector)]
+    .map((one) => [one, one.getBoundingClientRect()]);
+  const points = [...area.querySelectorAll("path.edge")].flatMap((path) => {
+    const { a, d, e, f } = path.getScreenCTM();
+    const length = path.getTotalLength();
+    return Array.from({ length: 61 }, (_, i) => path.getPointAtLength(length * i / 60))
+      .map((p) => [p.x * a + e, p.y * d + f]);
+  });
+  const over = (r, m) => points.some(([x, y]) =>
+    x > r.left + m && x < r.right - m && y > r.top + m && y < r.bottom - m);
+  const under = (rows, margin) => rows.filter(([, r]) => over(r, margin))
+    .map(([one]) => one.textContent || one.parentNode.getAttribute("aria-label"));
+  const boxes = all("g.item:not(.open):not(.graph) > rect.frame:not(.behind)");
+  const scale = archgraph.app.panes[0].at.k;
+  const heights = all("text").map(([text]) => parseFloat(getComputedStyle(text).fontSize) * scale);
+  return { titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
+    least: Math.min(...heights), arrows: points.length / 61 };
+}"""
+
+
+class Branches(nn.Module):
+    """Ways of unlike length side by side, within one another, and around everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c, d, e, f, g, h, i = self.layers
+        first = a(x).relu()
+        inner = c(b(first).relu()).relu() + d(first)
+        wide = torch.cat([e(inner), f(f(inner).relu()), first], 1)
+        return g(h(wide.unflatten(1, (3, 8)).sum(1)).relu() + inner) * i(first) + x
+
+
+@pytest.mark.parametrize("model", ["net", "branches", "recurrent"])
+def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened, net, model):
+    graphs = {
+        "net": lambda: net,
+        "branches": lambda: trace(Branches(), torch.zeros(1, 8)).graph,
+        "recurrent": lambda: trace(nn.LSTM(4, 6, 2, batch_first=True), torch.zeros(1, 5, 4)).graph,
+    }
+    page = opened(graphs[model]())
+    assert page.evaluate(CROSSED)["least"] >= 11
+    for _ in range(4):
+        found = page.evaluate(CROSSED)
+        assert found["arrows"] > 1 and (found["titles"], found["boxes"]) == ([], [])
+        page.click("#more")
+
+
+def test_a_tall_picture_stands_in_columns_and_fits(opened):
+    chain = nn.Sequential(*(m for k in range(40) for m in (nn.Linear(8 + k, 9 + k), nn.ReLU())))
+    page = opened(trace(chain, torch.zeros(1, 8)).graph)
+    page.click("#more")
+    page.click("#fit")
+    whole = "archgraph.app.panes[0].world.getBoundingClientRect()"
+    tall, wide = page.evaluate(f"[{whole}.height, {whole}.width]")
+    found = page.evaluate(CROSSED)
+    assert tall < 2 * wide and (found["titles"], found["boxes"]) == ([], [])
+
+
+def test_colours_tell_what_operators_do(opened, net):
+    page = opened(net)
+    assert page.input_value("#by") == "kinds"
+    assert "linear" in page.locator("#key").inner_text().split()
+    head = page.locator("g.item.section:not(.open) > rect.frame").last
+    shown = head.evaluate("one => getComputedStyle(one).fill")
+    red, green, blue = (int(FAMILIES["linear"][i : i + 2], 16) for i in (1, 3, 5))
+    assert shown == f"rgb({red}, {green}, {blue})"

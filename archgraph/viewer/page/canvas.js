@@ -153,7 +153,7 @@ class Canvas {
       entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside) }));
     for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const found = layered(sizes, item.edges, bare ? (rows) => this.columns(rows) : undefined);
+    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows));
     const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
@@ -267,6 +267,13 @@ class Canvas {
     return best;
   }
 
+  /** First rows of the columns of a part that no screen could show in one. */
+  folded(/** @type {Array<{w: number, h: number}>} */ rows) {
+    const heights = rows.map((row) => row.h);
+    const tall = heights.reduce((a, b) => a + b, 0) / (this.host.clientHeight / READABLE || Infinity);
+    return tall > 1 ? broken(heights, Math.min(Math.ceil(tall), MOST.columns)) : [0];
+  }
+
   /** @returns {Shape[]} */
   edge(/** @type {Path} */ path, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
     const { edge, from, to, lane, x } = path;
@@ -311,9 +318,8 @@ class Canvas {
     if (mark) g.dataset.mark = mark;
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
-    const [w, h] = ["width", "height"].map((key) => Number(frame.getAttribute(key)));
-    // Left of the arrow, whose shape stands on its right.
-    const badge = svg("text", { x: w / 2 - 6, y: h + below(item) + 12, "text-anchor": "end", class: "badge" });
+    // Above its right corner: below stand shapes, on either side of their arrows.
+    const badge = svg("text", { x: Number(frame.getAttribute("width")), y: -4, "text-anchor": "end", class: "badge" });
     badge.textContent = this.app.comparison.said(this, item);
     g.append(badge);
   }
@@ -424,6 +430,11 @@ class Canvas {
 
   /** The whole picture; a tall one as wide as it can be read, from its beginning. */
   fit(whole = true) {
+    if (whole) {
+      this.count = 0;
+      this.model.root.layout = null;
+      this.draw();
+    }
     const { w, h } = this.layout(this.model.root);
     const { clientWidth, clientHeight } = this.host;
     const k = this.scale();

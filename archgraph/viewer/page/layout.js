@@ -2,7 +2,7 @@
 
 const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22 };
 const PASSES = 6;
-const MOST = { columns: 4, obstacles: 300 };
+const MOST = { columns: 8, obstacles: 300 };
 
 /**
  * @typedef {Object} Edge
