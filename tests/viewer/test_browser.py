@@ -367,7 +367,7 @@ def test_panes_open_fold_and_move_in_step(opened, net):
         host = page.locator(".pane").nth(pane)
         host.locator("g.item.section", has_text="×3").locator(":scope > .toggle").click()
         assert all(a != len(b[1]) for a, b in zip(before, shown(page), strict=True))
-    page.locator(".pane").nth(1).locator("g.item:has(> text.times)").click(
+    page.locator(".pane").nth(1).locator("g.item:has(> text.times) > rect.frame").last.click(
         position={"x": 40, "y": 5}
     )
     page.click("text=Show all 3")
