@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.fit_quality --seeds 3 --out FILE``: ten networks on Fashion-MNIST at 14 × 14
 pixels are trained, cut to .5 and .25 of their multiply–accumulates in six ways, and trained on
-alike. One line of JSON per network, seed, budget and way; lines that are there are not made again.
+alike. One line of JSON per network, seed, budget and way is appended as soon as it is measured;
+lines that are there are not made again. ``--seeds 0`` prints the tables of the lines alone.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return 100 * right / len(y)
 
 
-def lines(name: str, seed: int, way: str | None = None) -> Iterator[dict[str, object]]:
-    """Yield what every way gives for a network and a seed."""
+def lines(name: str, seed: int, there: set[tuple[object, ...]]) -> Iterator[dict[str, object]]:
+    """Yield what every way gives for a network and a seed, but for the budgets and ways there."""
     x, y, u, v = data()
     torch.manual_seed(seed)
     graph, state = ag.trace(NETWORKS[name](), x[:2])
@@ -199,6 +200,8 @@ def lines(name: str, seed: int, way: str | None = None) -> Iterator[dict[str, ob
             "free, measured, blocks": ag.fit(graph, macs=budget, importance=measured, skip="*"),
         }
         for label, small in submodels.items():
+            if (name, seed, budget, label) in there:
+                continue
             client = ag.build(small.graph, small.transfer.pull(state))
             after = train(client, x, y, AFTER, LATER, seed + 100)
             yield {
@@ -244,21 +247,22 @@ def main() -> None:
     """Make what is missing, and print the tables."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--out", type=Path, default=Path("fit_quality.jsonl"))
+    options.add_argument("--out", type=Path, default=Path("docs/measured/fit_quality.jsonl"))
     options.add_argument("--part", default="0/1", help="K/N: every N-th network from the K-th")
     asked = options.parse_args()
     torch.set_num_threads(1)
     part, parts = map(int, asked.part.split("/"))
     text = asked.out.read_text() if asked.out.exists() else ""
     records = [json.loads(line) for line in text.splitlines()]
-    there = {(r["network"], r["seed"]) for r in records}
+    there = {(r["network"], r["seed"], r["budget"], r["way"]) for r in records}
     for seed in range(asked.seeds):
         for name in [*NETWORKS][part::parts]:
-            if (name, seed) not in there:
-                new = list(lines(name, seed))
+            if all((name, seed, budget, way) in there for budget in BUDGETS for way in WAYS):
+                continue
+            for record in lines(name, seed, there):
                 with asked.out.open("a") as file:
-                    file.writelines(json.dumps(record) + "\n" for record in new)
-                records += new
+                    file.write(json.dumps(record) + "\n")
+                records.append(record)
     for table in summary(records):
         print(table)
 

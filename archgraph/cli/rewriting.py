@@ -31,7 +31,24 @@ from archgraph.plain import Json
 from archgraph.rewrites.registry import rewrite_rows
 
 if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
     from archgraph.language.family import Rewrites
+    from archgraph.states import State
+
+_NO_POSITIONS = "its sizes alone: --state FILE --weights FILE keeps the positions that were chosen"
+
+StateFile = Annotated[
+    Path | None, typer.Option("--state", metavar="FILE", help="Weights of the model (safetensors).")
+]
+WeightsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        metavar="FILE",
+        help="Write the new model's weights, too (safetensors): those of --state, or of the "
+        "model file, at the positions that stay.",
+    ),
+]
 
 
 def _budget(measure: str) -> Any:
@@ -58,6 +75,8 @@ def rewrite(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
     details: Annotated[bool, typer.Option("--details", help="A line for each tensor.")] = False,
+    state: StateFile = None,
+    weights: WeightsFile = None,
     choose: Choose = None,
     **asked: Words,
 ) -> None:
@@ -67,7 +86,8 @@ def rewrite(
     key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
     layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
     a split go into numbered files. What is printed is the new model, with the sizes of the old
-    one; --output writes it.
+    one; --output writes its architecture, with sizes but without chosen positions; --weights
+    writes its weights, at these positions.
     """
     import archgraph
     from archgraph.display import summary_table
@@ -77,8 +97,9 @@ def rewrite(
 
     if output is not None:
         check_ending(output)  # before anything is printed
-    graph = read_graph(file, choose)
-    result = rewritten(graph, _rewrites(asked), verify=verify, where=_flag)
+    graph, full = _with_state(file, choose, state, weights)
+    requested = _rewrites(asked)
+    result = rewritten(graph, requested, verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
     else:
@@ -87,19 +108,24 @@ def rewrite(
         show_item(summary_table(result.graph))
         say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
     # Last, of the model that the rewrites made: a split is one graph in several parts.
+    parts = [(result, "")]
     if after or before:
-        parts = archgraph.split(result.graph, after=after or (), before=before or ())
-        for number, part in enumerate(parts, 1):
+        split = enumerate(archgraph.split(result.graph, after=after or (), before=before or ()), 1)
+        parts = [(result >> part, f"-{number}") for number, part in split]
+        for part, number in parts:
             size = archgraph.cost(part.graph).parameters
             entries = plural(len(part.graph.state_names), "entry", "entries")
-            say(f"part {number}: {entries}, {plural(size, 'parameter')}")
-            if output is not None:
-                target = output.with_stem(f"{output.stem}-{number}")
-                archgraph.save(part.graph, target)
-                wrote(target)
-    elif output is not None:
-        archgraph.save(result.graph, output)
-        wrote(output)
+            say(f"part {number[1:]}: {entries}, {plural(size, 'parameter')}")
+    for part, number in parts:
+        if output is not None:
+            target = output.with_stem(f"{output.stem}{number}")
+            archgraph.save(part.graph, target)
+            wrote(target)
+        if weights is not None and full is not None:
+            target = weights.with_stem(f"{weights.stem}{number}")
+            wrote(archgraph.export(part.graph, part.transfer.pull(full), target))
+    if output is not None and weights is None and _chooses_positions(requested):
+        say(_NO_POSITIONS)
 
 
 @command()
@@ -136,17 +162,8 @@ def fit(
         Words, typer.Option(metavar="BLOCK", help="A block that may be left out. Repeatable.")
     ] = None,
     output: OutputFile = None,
-    state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the submodel's weights, too (safetensors): those of --state, or of the "
-            "model file, at the positions that stay.",
-        ),
-    ] = None,
+    state: StateFile = None,
+    weights: WeightsFile = None,
     choose: Choose = None,
 ) -> None:
     """Make the submodel of a model for a budget.
@@ -160,26 +177,12 @@ def fit(
     import archgraph
     from archgraph.budgets.report import fit_tables
     from archgraph.cli.output import show_tables
-    from archgraph.cli.weights import check_weights_file, read_weights
-    from archgraph.language.loading import check_ending, load_model
-    from archgraph.language.yaml import read_document
+    from archgraph.language.loading import check_ending
     from archgraph.rewrites.options import FitOptions
 
-    # Before anything is printed.
     if output is not None:
-        check_ending(output)
-    if weights is not None:
-        check_weights_file(weights, "--weights")
-    elif state is not None:
-        raise SpecError("needs --weights", where="--state")
-    full = None
-    if weights is None:
-        graph = read_graph(file, choose)
-    else:
-        graph, full = load_model(read_document(file), numbers(choose or ()) or None)
-        full = full if state is None else read_weights(graph, state)
-        if full is None:
-            raise SpecError("needs --state: the model file has no weights", where="--weights")
+        check_ending(output)  # before anything is printed
+    graph, full = _with_state(file, choose, state, weights)
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
         "milliseconds": milliseconds, "device": None if device is None else str(device),
@@ -196,9 +199,42 @@ def fit(
         archgraph.save(result.graph, output)
         wrote(output)
         if importance is not None and weights is None:
-            say("its sizes alone: --state FILE --weights FILE keeps the positions that were chosen")
+            say(_NO_POSITIONS)
     if weights is not None and full is not None:
         wrote(archgraph.export(result.graph, result.transfer.pull(full), weights))
+
+
+def _with_state(
+    file: Path, choose: Sequence[str] | None, state: Path | None, weights: Path | None
+) -> tuple[ArchGraph, State | None]:
+    """Read a model, and its weights if those of another architecture are to be written.
+
+    Raises:
+        SpecError: If only one of both files is named and the model has no weights.
+    """
+    from archgraph.cli.weights import check_weights_file, read_weights
+    from archgraph.language.loading import load_model
+    from archgraph.language.yaml import read_document
+
+    if weights is None:
+        if state is not None:
+            raise SpecError("needs --weights", where="--state")
+        return read_graph(file, choose), None
+    check_weights_file(weights, "--weights")
+    graph, full = load_model(read_document(file), numbers(choose or ()) or None)
+    if state is not None:
+        return graph, read_weights(graph, state)
+    if full is None:
+        raise SpecError("needs --state: the model file has no weights", where="--weights")
+    return graph, full
+
+
+def _chooses_positions(rewrites: Rewrites) -> bool:
+    """Return whether other positions than the first stay, which no architecture file says."""
+    options = (rewrites.take, rewrites.fit, rewrites.widen)
+    return any(
+        getattr(option, name, None) for option in options for name in ("positions", "importance")
+    )
 
 
 def _flag(name: str) -> str:

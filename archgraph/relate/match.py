@@ -144,7 +144,7 @@ def match(
     second = graph if other is None else graph_of(other)
     check_update(graph, a)
     check_update(second, b)
-    names = _matched_axes(graph, second)
+    names = matched_axes(graph, second)
     sizes = {axis.name: axis.size for axis in axes(second).free if axis.name in names}
     pairs = _weights(graph, second, a, b, names)
     weights = _Search(sizes, pairs)
@@ -178,7 +178,7 @@ def match(
     )
 
 
-def _matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
+def matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
     """Return the axes that are free in both, and have no order of their own.
 
     A constant or a buffer whose recorded value varies along an axis (the angles of rotary

@@ -614,6 +614,43 @@ def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
     refused(call(*ask, "--weights", "w.pt"), "--weights", ".safetensors")
 
 
+def test_rewrite_writes_the_weights_at_the_positions_that_it_chose(here: Path):
+    from safetensors.torch import load_file, save_file
+
+    graph = archgraph.load("model.yaml")
+    state = archgraph.initial_state(graph, 0)
+    save_file({k: v.contiguous() for k, v in state.items()}, "full.safetensors")
+    scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
+    archgraph.Importance(scores, {}).save("scores.safetensors")
+    ask = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take")
+    best = (*ask, "importance=scores.safetensors")
+    hint = "--state FILE --weights FILE keeps the positions that were chosen"
+    assert hint in call(*best, "-o", "small.yaml").output
+    assert hint not in call("rewrite", "model.yaml", "--take", "0.5", "-o", "first.yaml").output
+    axis, *_ = scores
+    assert hint in call(*ask, f"positions={{{axis}: [1, 0]}}", "-o", "chosen.yaml").output
+    files = ("--state", "full.safetensors", "--weights", "w.safetensors")
+    both = call(*best, "-o", "small.yaml", *files)
+    assert both.exit_code == 0 and hint not in both.output, both.output
+    expected = archgraph.take(graph, 0.5, importance=scores)
+    assert archgraph.load("small.yaml").state_names == expected.graph.state_names
+    pulled = expected.transfer.pull(state)
+    written = load_file("w.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in pulled.items())
+    first = archgraph.take(graph, 0.5).transfer.pull(state)
+    assert not all(torch.equal(written[name], value) for name, value in first.items())
+    # The parts of a split have their weights in numbered files.
+    section = archgraph.structure(graph).sections[0].name
+    split = call(*best, "--split-after", section, "-o", "part.yaml", *files)
+    assert split.exit_code == 0, split.output
+    parts = [load_file(f"w-{number}.safetensors") for number in (1, 2)]
+    assert parts[0] and parts[1] and not parts[0].keys() & parts[1].keys()
+    assert {name for part in parts for name in part} == pulled.keys()
+    assert all(torch.equal(part[name], pulled[name]) for part in parts for name in part)
+    refused(call(*best, "--state", "full.safetensors"), "--state: needs --weights")
+    refused(call(*best, "--weights", "w.safetensors"), "--weights: needs --state")
+
+
 def test_trace_says_what_cannot_be_captured(here: Path):
     (here / "made_here.py").write_text(MODULE)
     given = ["--input", "x=2,3", "-o", "net.yaml"]
