@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +173,9 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return 100 * right / len(y)
 
 
-def lines(name: str, seed: int, there: set[tuple[object, ...]]) -> Iterator[dict[str, object]]:
+def lines(
+    name: str, seed: int, there: Collection[tuple[object, ...]]
+) -> Iterator[dict[str, object]]:
     """Yield what every way gives for a network and a seed, but for the budgets and ways there."""
     x, y, u, v = data()
     torch.manual_seed(seed)

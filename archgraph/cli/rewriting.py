@@ -231,9 +231,10 @@ def _with_state(
 
 def _chooses_positions(rewrites: Rewrites) -> bool:
     """Return whether other positions than the first stay, which no architecture file says."""
-    options = (rewrites.take, rewrites.fit, rewrites.widen)
     return any(
-        getattr(option, name, None) for option in options for name in ("positions", "importance")
+        getattr(getattr(rewrites, key), name, None)
+        for key in ("take", "fit", "widen")
+        for name in ("positions", "importance")
     )
 
 
