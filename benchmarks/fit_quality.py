@@ -83,9 +83,9 @@ def plain(w: int, depth: int) -> nn.Module:
     return nn.Sequential(*layers, *head(a))
 
 
-def resnet(w: int, depth: int, groups: int = 1, expand: int = 1) -> nn.Module:
-    """Three stages of residual blocks."""
-    layers, a = [*conv(1, w)], w
+def resnet(w: int, depth: int, groups: int = 1, expand: int = 1, stride: int = 1) -> nn.Module:
+    """Three stages of residual blocks, behind a convolution of a stride."""
+    layers, a = [*conv(1, w, stride)], w
     for stage in range(3):
         for block in range(depth):
             b = w << stage

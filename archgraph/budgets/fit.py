@@ -190,7 +190,7 @@ def _budgeted(
     for name, budget in budgets.items():
         if name == "memory":
             if batch is None:
-                hint = "batch=32 says how many"
+                hint = "`batch` says it, e.g. 32"
                 raise RewriteError("a training step of how many examples", where=name, hint=hint)
             step = cost(graph).training(batch, optimizer)
             limit = limit_of(MEASURES[name], budget, step.total)

@@ -84,7 +84,8 @@ def read_graph(
         raise SpecError(
             f"is a family, not one model; its models are {', '.join(models)}",
             where=str(file),
-            hint="show and explain take one of them by --member, diff and view as FILE:NAME",
+            hint="show and explain take one of them by --member, diff and view as FILE:NAME, "
+            "other commands the file of the model alone",
         )
     if member not in models:
         raise SpecError("has no such model", where=str(file), **unknown(member, models))

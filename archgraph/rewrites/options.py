@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
 from archgraph.fields import Base, Count, Mistake, Natural
 from archgraph.graph.ir import ArchGraph
@@ -202,6 +209,14 @@ class FitOptions(Base):
     multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
     keep: BlockNames = Field(default=(), description="axes that stay whole; blocks that stay")
     skip: BlockNames = Field(default=(), description='blocks that may be left out; "*": all')
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, str | int | float):
+            expected = "budgets by measure, e.g. {macs: 10M}"
+            raise Mistake("is a budget without a measure", found=value, expected=expected)
+        return value
 
 
 def _blocks(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.budgets.amounts import MEASURES, limit_of
-from archgraph.errors import GraphError, RewriteError
+from archgraph.errors import GraphError, RewriteError, SpecError
 from archgraph.states.nested import nested
 from tests.nets import FOREIGN, image, networks
 from tests.structures import graph_of, models
@@ -367,3 +367,5 @@ def test_errors_say_what_is_possible():
         ag.fit(graph, macs=0.5, skip=["0"])
     with pytest.raises(RewriteError, match=r"^memory: a training step of how many examples"):
         ag.fit(graph, memory="20MB")
+    with pytest.raises(SpecError, match=r"fit: is a budget without a measure; found 10M"):
+        ag.rewrite(graph, fit="10M")
