@@ -59,6 +59,9 @@ def line(model: Entry) -> dict[str, Any]:
     sizes = {axis.name: axis.size for axis in axes(graph).free}
     draw = np.random.default_rng(1)
     orders = {n: draw.permutation(sizes[n]) for n in sorted(matched_axes(graph, graph))}
+    for name, order in orders.items():  # of two positions, half of the draws hide nothing
+        if np.array_equal(order, np.arange(len(order))):
+            orders[name] = np.roll(order, 1)
     hidden = ag.take(graph, positions=orders, allow_nothing=True)
     other = dict(hidden.transfer.pull(state))
     record: dict[str, Any] = {
