@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 # Values of an option that may be repeated; None without any.
 Words = list[str] | None
 
-ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML or ONNX).")]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), or a folder of transformers."),
+]
 
 ModelOrFamily = Annotated[
     Path,
@@ -91,9 +94,15 @@ def read_graph(
     return models[member]
 
 
+def is_transformers(path: Path) -> bool:
+    """Return whether a path is the folder of a model of transformers."""
+    return (path / "config.json").is_file() and not is_run(path)
+
+
 def is_run(path: Path) -> bool:
-    """Return whether a path is the folder of a run, not that of a saved model."""
-    return path.is_dir() and not (path / "archgraph.json").is_file()
+    """Return whether a path is the folder of a run, not that of a model."""
+    names = ("archgraph.json", "config.json")
+    return path.is_dir() and not any((path / name).is_file() for name in names)
 
 
 def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
@@ -182,7 +191,7 @@ def read_family(file: Path) -> Family | None:
     import archgraph
     from archgraph.language.yaml import read_document
 
-    if is_run(_file_and_model(str(file))[0]):
+    if is_run(_file_and_model(str(file))[0]) or is_transformers(file):
         return None
     data = read_document(file).data
     if isinstance(data, dict) and "family" in data:

@@ -19,6 +19,7 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     Words,
+    is_transformers,
     numbers,
     read_graph,
     settings_of,
@@ -68,16 +69,26 @@ def rewrite(
     layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
     a split go into numbered files. What is printed is the new model, with the sizes of the old
     one; --output writes it.
+
+    Of a folder of transformers, --output FOLDER writes another one, with the weights, which are
+    copied from file to file; no law is run.
     """
     import archgraph
     from archgraph.display import summary_table
-    from archgraph.language.loading import check_ending
+    from archgraph.language.loading import check_ending, load_folder
     from archgraph.language.rewriting import rewritten
     from archgraph.tables import count, plural
 
     if output is not None:
         check_ending(output)  # before anything is printed
-    graph = read_graph(file, choose)
+    weights = None
+    if is_transformers(file):
+        graph, weights = load_folder(file)
+        if verify:
+            say("note: laws are not run: they need weights, which stay in their files")
+            verify = False
+    else:
+        graph = read_graph(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
@@ -97,6 +108,11 @@ def rewrite(
                 target = output.with_stem(f"{output.stem}-{number}")
                 archgraph.save(part.graph, target)
                 wrote(target)
+    elif output is not None and weights is not None and output.suffix not in (".yaml", ".yml"):
+        pulled = weights.through(result.transfer)
+        for name, value in archgraph.to_transformers(result, pulled, file, output).items():
+            say(f"{name}: {value}")
+        wrote(output)
     elif output is not None:
         archgraph.save(result.graph, output)
         wrote(output)

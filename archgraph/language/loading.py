@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
+from archgraph.foreign.transformers_folder import from_transformers, is_transformers
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
@@ -24,6 +25,8 @@ from archgraph.ops.check import check
 
 if TYPE_CHECKING:
     import torch
+
+    from archgraph.states.lazy import LazyState
 
 # Hears the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
@@ -87,13 +90,30 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
-    """Return the architecture in a model file of any form.
+    """Return the architecture in a model file of any form, or of a folder of transformers.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
         TraceError: If it names a Python model that cannot be captured.
+        GraphError: If a folder is not one of a model of transformers.
     """
+    if is_transformers(Path(path)):
+        return load_folder(path)[0]
     return load_model(read_document(path), choices)[0]
+
+
+def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
+    """Return the graph of a folder of transformers and its weights, which stay in their files.
+
+    The class is one of transformers' own, so that no code in the folder is run.
+
+    Raises:
+        GraphError: If it is not one of a model.
+        TraceError: If its class cannot be captured.
+    """
+    graph, state = from_transformers(path)
+    _say_notes(graph, str(path))
+    return graph, state
 
 
 def load_model(
@@ -108,9 +128,13 @@ def load_model(
     graph, state = _read(document, choices)
     if state is None and is_saved(Path(document.file).parent):
         state = saved_weights(graph, Path(document.file).parent)
-    for note in graph.notes:
-        NOTES.info("%s: %s", document.file, note)
+    _say_notes(graph, document.file)
     return graph, state
+
+
+def _say_notes(graph: ArchGraph, file: str) -> None:
+    for note in graph.notes:
+        NOTES.info("%s: %s", file, note)
 
 
 def _read(
