@@ -94,11 +94,6 @@ def read_graph(
     return models[member]
 
 
-def is_transformers(path: Path) -> bool:
-    """Return whether a path is the folder of a model of transformers."""
-    return (path / "config.json").is_file() and not is_run(path)
-
-
 def is_run(path: Path) -> bool:
     """Return whether a path is the folder of a run, not that of a model."""
     names = ("archgraph.json", "config.json")
@@ -189,6 +184,7 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
 def read_family(file: Path) -> Family | None:
     """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
+    from archgraph.language.saved import is_transformers
     from archgraph.language.yaml import read_document
 
     if is_run(_file_and_model(str(file))[0]) or is_transformers(file):

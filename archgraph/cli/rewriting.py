@@ -19,7 +19,6 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     Words,
-    is_transformers,
     numbers,
     read_graph,
     settings_of,
@@ -75,14 +74,18 @@ def rewrite(
     """
     import archgraph
     from archgraph.display import summary_table
+    from archgraph.foreign.transformers_folder import check_new
     from archgraph.language.loading import check_ending, load_folder
     from archgraph.language.rewriting import rewritten
+    from archgraph.language.saved import is_transformers
     from archgraph.tables import count, plural
 
     if output is not None:
         check_ending(output)  # before anything is printed
     weights = None
     if is_transformers(file):
+        if output is not None and output.suffix not in (".yaml", ".yml"):
+            check_new(output, file)
         graph, weights = load_folder(file)
         if verify:
             say("note: laws are not run: they need weights, which stay in their files")

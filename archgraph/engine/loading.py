@@ -9,10 +9,9 @@ from typing import Any
 
 from archgraph.errors import SpecError
 from archgraph.hints import unknown
-from archgraph.foreign.transformers_folder import is_transformers
 from archgraph.language import allowed, load_model
 from archgraph.language.loading import load_folder
-from archgraph.language.saved import is_saved
+from archgraph.language.saved import is_saved, is_transformers
 from archgraph.language.yaml import is_onnx, read_document
 
 

@@ -87,11 +87,14 @@ class Fit:
             )
         self.target: StateShapes = {n: shapes[k] for k, n in self.names.items()}
 
-    def arguments(self, same: Callable[[nn.Module], bool] | None = None) -> Arguments:
+    def arguments(
+        self, same: Callable[[nn.Module], bool] | None = None, most: int = COMPARED
+    ) -> Arguments:
         """Return the first arguments that give these shapes and the same function.
 
         Args:
             same: Whether a module computes what the graph does. Default: with random weights.
+            most: How many modules are asked about.
 
         Raises:
             RewriteError: If there are none; says which axis is in the way.
@@ -101,7 +104,7 @@ class Fit:
         )
         same = same or FunctionComparison(self.graph, self.names)
         tried = 0
-        for arguments in itertools.islice(search.fitting(), COMPARED):
+        for arguments in itertools.islice(search.fitting(), most):
             if same(self.module(arguments)):
                 return arguments
             tried += 1
@@ -134,7 +137,7 @@ class Fit:
         return {".".join(map(str, w)): new for w, old, new in pairs if new not in (old, None)}
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
-        """Return the names in the order in which forward reads them; then those that it does not."""
+        """Return the names in the order in which forward reads them, then the others."""
         owner = {n: p.name for p in self.graph.params for n in (p.name, *p.aliases)}
         read = (leaf for node in self.graph.nodes for leaf in node.leaves())
         turn = {leaf: i for i, leaf in enumerate(dict.fromkeys(read))}

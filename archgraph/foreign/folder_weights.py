@@ -90,7 +90,9 @@ class FolderWeights(LazyState):
             from transformers.conversion_mapping import get_model_conversion_mapping
         except ImportError as error:
             hint = "pip install -U transformers"
-            raise GraphError("needs transformers 5 or newer", where=str(error), hint=hint) from error
+            raise GraphError(
+                "needs transformers 5 or newer", where=str(error), hint=hint
+            ) from error
         rules = get_model_conversion_mapping(model)
         renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
@@ -137,9 +139,7 @@ class FolderWeights(LazyState):
 
         return rows
 
-    def _check_equal(
-        self, folder: Path, one: str, other: str, types: Mapping[str, Tensor]
-    ) -> None:
+    def _check_equal(self, folder: Path, one: str, other: str, types: Mapping[str, Tensor]) -> None:
         """Check that two names of one weight have the same values, as transformers does."""
         names = {one: types[one], other: types[other]}
         both = LazyState(names, lambda name, start, stop: self._read[name](start, stop))

@@ -113,11 +113,12 @@ def _label(graph: ArchGraph, name: str) -> str:
 def _same_leaf(leaf: Param, mate: Param, names: Mapping[str, str]) -> bool:
     if any(names.get(n) in (mate.name, *mate.aliases) for n in (leaf.name, *leaf.aliases)):
         return leaf.shape == mate.shape
-    return leaf.type == mate.type and _same_constant(leaf.value, mate.value)
+    # Weights are known by their names alone; what the class computes has a value.
+    return leaf.value is not None and _same_constant(leaf.value, mate.value)
 
 
-def _same_constant(a: Constant | None, b: Constant | None) -> bool:
-    if a is None or b is None or a == b:
+def _same_constant(a: Constant, b: Constant | None) -> bool:
+    if b is None or a == b or (a.dtype, a.shape) != (b.dtype, b.shape):
         return a == b
     one, two = constant_tensor(a), constant_tensor(b)
     return one.is_floating_point() and torch.allclose(one, two, rtol=ROUNDING, atol=ROUNDING)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from archgraph.errors import GraphError, RunError
 from archgraph.files import sync
-from archgraph.hints import listed
 from archgraph.states.lazy import LazyState
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -56,7 +54,9 @@ class Shards(LazyState):
         index = None
         if not (folder / SINGLE).is_file():  # as transformers looks for them
             index = _index(folder)
-        self.files = sorted({folder / name for name in index.values()} if index else {folder / SINGLE})
+        self.files = sorted(
+            {folder / name for name in index.values()} if index else {folder / SINGLE}
+        )
         self._regions: dict[str, _Region] = {}
         types: dict[str, Tensor] = {}
         for file in self.files:
@@ -89,7 +89,7 @@ class Shards(LazyState):
         like, region = self.types[name], self._regions[name]
         row = like.nbytes // max(len(like) if like.dim() else 1, 1)
         data = torch.empty((stop - start) * row, dtype=torch.uint8)
-        view = memoryview(data.numpy())
+        view: Any = memoryview(data.numpy())  # type: ignore[arg-type]  # numpy has the protocol
         with region.file.open("rb", buffering=0) as file:
             file.seek(region.start + start * row)
             done = 0
@@ -110,7 +110,9 @@ def _index(folder: Path) -> dict[str, str]:
         names = {str(k): str(v) for k, v in index.items()}
     except FileNotFoundError as error:
         expected = f"{SINGLE} or {INDEX}"
-        raise GraphError("has no weights in safetensors", where=str(folder), expected=expected) from error
+        raise GraphError(
+            "has no weights in safetensors", where=str(folder), expected=expected
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GraphError("is not an index", where=str(path), found=error) from error
     outside = sorted(v for v in names.values() if Path(v).name != v)
@@ -199,7 +201,7 @@ def _write(file: Path, state: LazyState, names: list[str]) -> None:
             for band in state.bands(name):
                 assert band.dtype == like.dtype
                 data = band.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                _all(stream, memoryview(data.numpy()))
+                _all(stream, memoryview(data.numpy()))  # type: ignore[arg-type]  # as above
                 size += len(data)
             assert size == like.nbytes, name
     sync(file)

@@ -1,4 +1,4 @@
-"""Folders of transformers: as a graph with its weights, and back as one that ``from_pretrained`` loads."""
+"""Folders of transformers: read as a graph with its weights, and written from one."""
 
 from __future__ import annotations
 
@@ -37,15 +37,12 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 # Length of the example of a text model: no size of a weight follows from it.
 WORDS = 16
+# Configurations of the right shapes that are traced before the search is given up.
+TRACED = 16
 # Endings of weights, which are not copied with the other files of a folder.
 _WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".pkl",
 }  # fmt: skip
-
-
-def is_transformers(path: Path) -> bool:
-    """Return whether a path is the folder of a model of transformers."""
-    return (path / CONFIG).is_file() and not (path / "archgraph.json").is_file()
 
 
 def from_transformers(
@@ -77,9 +74,12 @@ def from_transformers(
     """
     with _quiet():
         original = _Original.of(folder)
-        graph = original.trace(inputs or original.example())
         weights = FolderWeights(original.folder, original.model)
-    notes = [f"{original.folder}: no verification, since the weights stay in their files"]
+        graph = original.trace(inputs or original.example())
+    # One note instead of two about a model that was only constructed without memory.
+    instead = ("not verified", "the model is on the meta device")
+    notes = [note for note in graph.notes if not note.startswith(instead)]
+    notes.append("not verified: the weights stay in their files")
     if weights.unused:
         notes.append(f"the folder has tensors that the model has not: {listed(weights.unused)}")
     buffers = dict(original.model.named_buffers())
@@ -89,7 +89,7 @@ def from_transformers(
         {n: torch.empty_like(t, device="meta") for n, t in types.items() if t is not None},
         lambda n, a, b: weights.rows(n, a, b) if n not in lacking else _rows(lacking[n], a, b),
     )
-    return graph.replace(notes=(*graph.notes, *notes)), kept
+    return graph.replace(notes=tuple(notes)), kept
 
 
 def to_transformers(
@@ -142,7 +142,7 @@ def to_transformers(
     with _quiet():
         if isinstance(like, str | os.PathLike):
             original = _Original.of(like)
-            _check_new(Path(folder), original.folder)
+            check_new(Path(folder), original.folder)
             return _rewrite_folder(graph, state, original, origins, Path(folder), max_shard_size)
         model = _checked(like)
         fit = _fit(graph, model, lambda a: type(model)(type(model.config).from_dict(a)), origins)
@@ -257,7 +257,7 @@ def _rewrite_folder(
     def same(module: nn.Module) -> bool:
         return first_unequal(graph, original.trace(inputs, module), fit.names) is None
 
-    arguments = fit.arguments(same)
+    arguments = fit.arguments(same, TRACED)
     net = original.made(arguments)
     weights = FolderWeights(original.folder, original.model)
     lazy = state if isinstance(state, LazyState) else _in_memory(state)
@@ -347,7 +347,7 @@ def _fit(graph: ArchGraph, model: PreTrainedModel, make: Any, origins: Mapping[s
     return Fit(graph, model, start, make, label=label, derived=derived, origins=origins)
 
 
-def _check_new(folder: Path, original: Path) -> None:
+def check_new(folder: Path, original: Path) -> None:
     """Check that a folder is another than the original, and empty.
 
     Raises:
@@ -402,7 +402,7 @@ def _transformers() -> Any:
 def _checked(like: object) -> PreTrainedModel:
     model: Any = like
     if isinstance(model, _transformers().PreTrainedModel):
-        return model  # type: ignore[no-any-return]
+        return model
     raise GraphError(
         "is not a model of transformers",
         found=type(like).__name__,

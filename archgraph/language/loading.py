@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, cast
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
-from archgraph.foreign.transformers_folder import from_transformers, is_transformers
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.saved import is_saved, save_folder, saved_weights, weights_of
+from archgraph.language.saved import (
+    is_saved,
+    is_transformers,
+    save_folder,
+    saved_weights,
+    weights_of,
+)
 from archgraph.language.short_forms import written_out
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
@@ -111,6 +116,9 @@ def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
         GraphError: If it is not one of a model.
         TraceError: If its class cannot be captured.
     """
+    # Tracing loads torch.export: most files do not need it.
+    from archgraph.foreign.transformers_folder import from_transformers
+
     graph, state = from_transformers(path)
     _say_notes(graph, str(path))
     return graph, state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
@@ -63,7 +64,7 @@ def graft(
     if not isinstance(depths, Mapping):
         raise RewriteError("depths must map sections to numbers", found=repr(depths))
     orders = {name: value for name, value in depths.items() if isinstance(value, list | tuple)}
-    lengths = {name: value for name, value in depths.items() if name not in orders}
+    lengths: dict[str, Any] = {k: v for k, v in depths.items() if k not in orders}
     for name, number in ((name, i) for name, order in orders.items() for i in order):
         integer_depths({name: number})
     rewritten, blocks = grafted(graph, {**integer_depths(lengths), **orders}, like)

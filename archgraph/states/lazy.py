@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from archgraph.states.dimension_map import DimMap
-from archgraph.states.entry import Entry
-from archgraph.states.state import State
 from archgraph.states.transfer import Transfer
 
 # Bytes of a source that are read at once: they stay in the processor's cache until they are copied.
@@ -34,7 +30,9 @@ class LazyState(Mapping[str, Tensor]):
         types: See above.
         rows: Computes the rows ``start`` to ``stop`` of a tensor; a scalar has one row.
 
-    >>> state = LazyState({"w": torch.empty(3, 2, device="meta")}, lambda _, a, b: torch.ones(b - a, 2))
+    >>> state = LazyState(
+    ...     {"w": torch.empty(3, 2, device="meta")}, lambda _, a, b: torch.ones(b - a, 2)
+    ... )
     >>> state["w"].shape, [tuple(band.shape) for band in state.bands("w")]
     (torch.Size([3, 2]), [(3, 2)])
     """
