@@ -85,11 +85,11 @@ def from_transformers(
     buffers = dict(original.model.named_buffers())
     lacking = {name: buffers[name] for name in graph.state_names if name not in weights.types}
     types = {n: weights.types.get(n, lacking.get(n)) for n in graph.state_names}
-    kept = LazyState(
+    state = LazyState(
         {n: torch.empty_like(t, device="meta") for n, t in types.items() if t is not None},
         lambda n, a, b: weights.rows(n, a, b) if n not in lacking else _rows(lacking[n], a, b),
     )
-    return graph.replace(notes=tuple(notes)), kept
+    return graph.replace(notes=tuple(notes)), state
 
 
 def to_transformers(
@@ -199,6 +199,8 @@ class _Original:
 
     def make(self, config: PretrainedConfig) -> PreTrainedModel:
         """Construct the model of a configuration, in the dtype in which it would be loaded."""
+        # The class's own: a configuration may name code of another package, or of a repository.
+        config._attn_implementation = None
         if hasattr(config, "_experts_implementation"):  # others have operators outside of ATen
             config._experts_implementation = "batched_mm"
         dtype = getattr(config, "dtype", None) or torch.get_default_dtype()

@@ -157,6 +157,15 @@ def test_the_graph_of_a_folder_is_that_of_its_model(tmp_path):
     assert graph.param["model.embed_tokens.weight"].aliases == ("lm_head.weight",)
 
 
+def test_a_folder_cannot_name_code_of_kernels(tmp_path):
+    saved("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = config | {"attn_implementation": "someone/kernels"}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    graph, _ = ag.from_transformers(tmp_path)
+    assert any(node.op == "aten.scaled_dot_product_attention" for node in graph.nodes)
+
+
 def test_a_body_alone_and_names_of_older_files(tmp_path):
     model = saved("gpt_neox", tmp_path)
     body = {k.removeprefix("gpt_neox."): v for k, v in model.state_dict().items()}
