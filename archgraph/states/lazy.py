@@ -30,9 +30,9 @@ class LazyState(Mapping[str, Tensor]):
         types: See above.
         rows: Computes the rows ``start`` to ``stop`` of a tensor; a scalar has one row.
 
-    >>> state = LazyState(
-    ...     {"w": torch.empty(3, 2, device="meta")}, lambda _, a, b: torch.ones(b - a, 2)
-    ... )
+    >>> import torch
+    >>> types = {"w": torch.empty(3, 2, device="meta")}
+    >>> state = LazyState(types, lambda name, start, stop: torch.ones(stop - start, 2))
     >>> state["w"].shape, [tuple(band.shape) for band in state.bands("w")]
     (torch.Size([3, 2]), [(3, 2)])
     """
@@ -82,8 +82,6 @@ class Pulled(LazyState):
         transfer: The transfer.
         state: A state of its source.
         seed: As of :meth:`Transfer.pull`.
-
-    >>> one = LazyState({"w": torch.empty(4, device="meta")}, lambda _, a, b: torch.arange(a, b))
     """
 
     def __init__(self, transfer: Transfer, state: LazyState, *, seed: int = 0) -> None:
