@@ -33,6 +33,7 @@ from .federation.family import resolve as resolve
 from .foreign.peft_folder import from_peft as from_peft
 from .foreign.peft_folder import to_peft as to_peft
 from .foreign.timm_model import to_timm as to_timm
+from .foreign.transformers_folder import from_transformers as from_transformers
 from .foreign.transformers_folder import to_transformers as to_transformers
 from .graph.ir import ArchGraph as ArchGraph
 from .graph.ir import Node as Node

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 # Values of an option that may be repeated; None without any.
 Words = list[str] | None
 
-ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML or ONNX).")]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), or a folder of transformers."),
+]
 
 ModelOrFamily = Annotated[
     Path,
@@ -93,8 +96,9 @@ def read_graph(
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is the folder of a run, not that of a saved model."""
-    return path.is_dir() and not (path / "archgraph.json").is_file()
+    """Return whether a path is the folder of a run, not that of a model."""
+    names = ("archgraph.json", "config.json")
+    return path.is_dir() and not any((path / name).is_file() for name in names)
 
 
 def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
@@ -181,9 +185,10 @@ def _of_run(folder: Path, member: str | None) -> ArchGraph:
 def read_family(file: Path) -> Family | None:
     """Return the resolved family of a file or of its experiment; None for a model."""
     import archgraph
+    from archgraph.language.saved import is_transformers
     from archgraph.language.yaml import read_document
 
-    if is_run(_file_and_model(str(file))[0]):
+    if is_run(_file_and_model(str(file))[0]) or is_transformers(file):
         return None
     data = read_document(file).data
     if isinstance(data, dict) and "family" in data:

@@ -88,17 +88,34 @@ def rewrite(
     a split go into numbered files. What is printed is the new model, with the sizes of the old
     one; --output writes its architecture, with sizes but without chosen positions; --weights
     writes its weights, at these positions.
+
+    Of a folder of transformers, --output FOLDER writes another one, with the weights, which are
+    copied from file to file; no law is run.
     """
     import archgraph
     from archgraph.display import summary_table
-    from archgraph.language.loading import check_ending
+    from archgraph.foreign.transformers_folder import check_new
+    from archgraph.language.loading import check_ending, load_folder
     from archgraph.language.rewriting import rewritten
+    from archgraph.language.saved import is_transformers
     from archgraph.tables import count, plural
 
     if output is not None:
         check_ending(output)  # before anything is printed
-    graph, full = _with_state(file, choose, state, weights)
     requested = _rewrites(asked)
+    folder = full = None
+    if is_transformers(file):
+        if state or weights:
+            option = "--state" if state else "--weights"
+            raise SpecError("is not for a folder, whose weights go along", where=option)
+        if output is not None and output.suffix not in (".yaml", ".yml"):
+            check_new(output, file)
+        graph, folder = load_folder(file)
+        if verify:
+            say("note: laws are not run: they need weights, which stay in their files")
+            verify = False
+    else:
+        graph, full = _with_state(file, choose, state, weights)
     result = rewritten(graph, requested, verify=verify, where=_flag)
     if details:
         say(result.transfer.describe())
@@ -116,6 +133,12 @@ def rewrite(
             size = archgraph.cost(part.graph).parameters
             entries = plural(len(part.graph.state_names), "entry", "entries")
             say(f"part {number[1:]}: {entries}, {plural(size, 'parameter')}")
+    elif folder is not None and output is not None and output.suffix not in (".yaml", ".yml"):
+        pulled = folder.through(result.transfer)
+        for name, value in archgraph.to_transformers(result, pulled, file, output).items():
+            say(f"{name}: {value}")
+        wrote(output)
+        return
     for part, number in parts:
         if output is not None:
             target = output.with_stem(f"{output.stem}{number}")

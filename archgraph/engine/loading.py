@@ -10,26 +10,28 @@ from typing import Any
 from archgraph.errors import SpecError
 from archgraph.hints import unknown
 from archgraph.language import allowed, load_model
-from archgraph.language.saved import is_saved
+from archgraph.language.loading import load_folder
+from archgraph.language.saved import is_saved, is_transformers
 from archgraph.language.yaml import is_onnx, read_document
 
 
 def load(
     path: str | os.PathLike[str], choices: Mapping[str, int] | None = None, *, python: bool = False
 ) -> Any:  # not a union, of which each caller would have to exclude the rest
-    """Read a model file of any form, a folder that :func:`archgraph.save` wrote, or a run's models.
+    """Read a model file of any form, a saved folder, one of transformers, or a run's models.
 
     Args:
-        path: A file (YAML or ONNX), a folder of a saved model, ``RUN:NAME`` for a model of a run
-            (a name of :func:`archgraph.run`'s table: ``global``, a kind of client), or a run folder
-            for all of them.
+        path: A file (YAML or ONNX), a folder that :func:`archgraph.save` wrote or one of
+            transformers, ``RUN:NAME`` for a model of a run (a name of :func:`archgraph.run`'s
+            table: ``global``, a kind of client), or a run folder for all of them.
         choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
         python: Consent to run the Python code that the file, or the run's files, name.
 
     Returns:
         Of a YAML file the graph. Of what has weights (ONNX, a folder, ``RUN:NAME``) what
-        :func:`archgraph.trace` returns: ``graph, state = load("net.onnx")``. Of a run folder these
-        by name. A run's model has the running statistics that it is tested with.
+        :func:`archgraph.trace` returns: ``graph, state = load("net.onnx")``; of a folder of
+        transformers what :func:`archgraph.from_transformers` returns. Of a run folder these by
+        name. A run's model has the running statistics that it is tested with.
 
     Raises:
         SpecError: If it cannot be understood, or names Python code without your consent, with file,
@@ -41,6 +43,8 @@ def load(
     text = os.fspath(path)
     folder, mark, name = (text, "", "") if Path(text).exists() else text.rpartition(":")
     source = Path(folder if mark else text)
+    if is_transformers(source):
+        return load_folder(source)
     if source.is_dir() and not is_saved(source):
         return _of_run(source, name if mark else None, python)
     with allowed(python):

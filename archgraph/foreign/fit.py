@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,28 +42,29 @@ class Fit:
 
     Args:
         graph: The network.
-        state: Its weights.
-        model: The original model.
+        model: The original model, which may be without weights.
         start: Its arguments.
         make: Constructs the network of some arguments.
         label: See above.
         derived: Entries of the arguments that the class computes where they are missing.
+        origins: Leaves of the original that those of the network come from, where known.
     """
 
     def __init__(
         self,
         graph: ArchGraph,
-        state: State,
         model: nn.Module,
         start: Arguments,
         make: Callable[[Arguments], nn.Module],
         *,
         label: str,
         derived: frozenset[str] = frozenset(),
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.graph, self.model, self.start, self.label = graph, model, start, label
-        self._make, self._derived = make, derived
-        self._tensors = state_dict(graph, state)
+        self._make, self._derived, self._origins = make, derived, dict(origins or {})
+        params = [graph.param[name] for name in graph.state_names]
+        shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = shapes_of(model)
         # Tables that a class computes are buffers which its state lacks.
         computed = {name for name, _ in model.named_buffers()} - original.keys()
@@ -71,10 +72,12 @@ class Fit:
         unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
         self.names = {
             name: new
-            for name, new in renumbered(set(self._tensors), set(original)).items()
+            for name, new in renumbered(self._in_order(shapes), set(original)).items()
             if new not in computed and name not in unread
         }
-        foreign = sorted(n for n, new in self.names.items() if new not in original)
+        # A layer more is as those before it.
+        alike = {_unnumbered(name) for name in original}
+        foreign = sorted(n for n, new in self.names.items() if _unnumbered(new) not in alike)
         if foreign:
             raise RewriteError(
                 f"{type(model).__name__} has no such tensor",
@@ -82,22 +85,27 @@ class Fit:
                 found=listed(foreign),
                 hint="adapters are written with ag.to_peft; fold what else was added",
             )
-        self.target: StateShapes = {n: tuple(self._tensors[k].shape) for k, n in self.names.items()}
+        self.target: StateShapes = {n: shapes[k] for k, n in self.names.items()}
 
-    def arguments(self) -> Arguments:
+    def arguments(
+        self, same: Callable[[nn.Module], bool] | None = None, most: int = COMPARED
+    ) -> Arguments:
         """Return the first arguments that give these shapes and the same function.
+
+        Args:
+            same: Whether a module computes what the graph does. Default: with random weights.
+            most: How many modules are asked about.
 
         Raises:
             RewriteError: If there are none; says which axis is in the way.
         """
-        remaining = {
-            prefix: [*map(int, numbers)] for prefix, numbers in runs(set(self.names)).items()
-        }
-        search = ArgumentSearch(self._meta, self.start, self.target, remaining, self._derived)
-        compares = FunctionComparison(self.graph, self.names)
+        search = ArgumentSearch(
+            self._meta, self.start, self.target, self._remaining(), self._derived
+        )
+        same = same or FunctionComparison(self.graph, self.names)
         tried = 0
-        for arguments in itertools.islice(search.fitting(), COMPARED):
-            if compares(self.module(arguments)):
+        for arguments in itertools.islice(search.fitting(), most):
+            if same(self.module(arguments)):
                 return arguments
             tried += 1
         raise self._no_fit(search, tried)
@@ -108,14 +116,15 @@ class Fit:
             torch.manual_seed(0)
             return self._make(arguments)
 
-    def filled(self, arguments: Arguments) -> nn.Module:
+    def filled(self, arguments: Arguments, state: State) -> nn.Module:
         """Construct the network of some arguments, with the weights.
 
         What forward does not read comes from the original model, where it has the same shape.
         """
         net = self.module(arguments)
         full, spare = net.state_dict(), self.model.state_dict()
-        values = {new: self._tensors[name] for name, new in self.names.items()}
+        tensors = state_dict(self.graph, state)
+        values = {new: tensors[name] for name, new in self.names.items()}
         for name in full.keys() - values.keys():
             if name in spare and spare[name].shape == full[name].shape:
                 values[name] = spare[name]
@@ -126,6 +135,27 @@ class Fit:
         """Return the numbers of arguments that differ from the original ones."""
         pairs = ((way, value, get(arguments, way)) for way, value in numbers_in(self.start))
         return {".".join(map(str, w)): new for w, old, new in pairs if new not in (old, None)}
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        """Return the names in the order in which forward reads them, then the others."""
+        owner = {n: p.name for p in self.graph.params for n in (p.name, *p.aliases)}
+        read = (leaf for node in self.graph.nodes for leaf in node.leaves())
+        turn = {leaf: i for i, leaf in enumerate(dict.fromkeys(read))}
+        return sorted(names, key=lambda name: turn.get(owner[name], len(turn)))
+
+    def _remaining(self) -> dict[str, list[int]]:
+        """Return the number that each layer had in the original, by the module that holds them."""
+        origin: dict[tuple[str, str], int] = {}
+        for name in self._in_order(self.names):
+            source = self._origins.get(name, name).split(".")
+            for i, part in enumerate(name.split(".")):
+                if part.isdecimal() and len(source) > i and source[i].isdecimal():
+                    prefix = "".join(f"{p}." for p in self.names[name].split(".")[:i])
+                    origin.setdefault((prefix, self.names[name].split(".")[i]), int(source[i]))
+        return {
+            prefix: [origin[prefix, n] for n in numbers if (prefix, n) in origin]
+            for prefix, numbers in runs(self.names.values()).items()
+        }
 
     def _meta(self, arguments: Arguments) -> StateShapes:
         with torch.device("meta"):
@@ -172,6 +202,10 @@ class Fit:
             hint="cut it as the configuration can: everywhere alike, or heads instead of their "
             "size; ag.save writes the network as it is",
         )
+
+
+def _unnumbered(name: str) -> str:
+    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 
 def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:

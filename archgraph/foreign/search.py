@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -64,29 +64,51 @@ def get(value: Any, way: Route) -> Any:
     return value
 
 
-def runs(names: Mapping[str, object] | set[str]) -> dict[str, list[str]]:
+def runs(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the numbered children of each module that has some, in order.
 
     >>> runs({"h.0.a.weight": 0, "h.2.a.weight": 0, "head.weight": 0})
     {'h.': ['0', '2']}
     """
-    children: dict[str, set[int]] = {}
+    return {
+        prefix: [str(i) for i in sorted(map(int, numbers))]
+        for prefix, numbers in runs_as_used(names).items()
+    }
+
+
+def runs_as_used(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the numbered children of each module in the order in which they come.
+
+    >>> runs_as_used(["h.2.a.weight", "h.0.a.weight"])
+    {'h.': ['2', '0']}
+    """
+    children: dict[str, dict[str, None]] = {}
     for name in names:
         for match in re.finditer(r"(?:(?<=\.)|^)(\d+)(?=\.)", name):
-            children.setdefault(name[: match.start()], set()).add(int(match[1]))
-    return {prefix: [str(i) for i in sorted(numbers)] for prefix, numbers in children.items()}
+            children.setdefault(name[: match.start()], {})[match[1]] = None
+    return {prefix: [*numbers] for prefix, numbers in children.items()}
 
 
-def renumbered(names: set[str], original: set[str]) -> dict[str, str]:
-    """Return the names that layers have once those that were left out are closed up.
+def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
+    """Return the names that layers have once they are numbered without gaps.
 
     Where the original numbers its children 0, 1, 2 and the names have 0 and 2 alone, these become
-    0 and 1.
+    0 and 1. Where a child was added, all are numbered in the order in which they come.
 
-    >>> renumbered({"h.0.w", "h.2.w"}, {"h.0.w", "h.1.w", "h.2.w"})
+    >>> renumbered(["h.0.w", "h.2.w"], {"h.0.w", "h.1.w", "h.2.w"})
     {'h.0.w': 'h.0.w', 'h.2.w': 'h.1.w'}
+    >>> renumbered(["h.0.w", "h.2.w", "h.1.w"], {"h.0.w", "h.1.w"})
+    {'h.0.w': 'h.0.w', 'h.1.w': 'h.2.w', 'h.2.w': 'h.1.w'}
     """
+    names = [*names]
     full, left = runs(original), runs(names)
+    for prefix, numbers in runs_as_used(names).items():
+        before = full.get(prefix, [])
+        if before and set(numbers) - set(before):
+            left[prefix] = numbers
+            full[prefix] = before + [
+                str(int(before[-1]) + i + 1) for i in range(len(numbers) - len(before))
+            ]
 
     def renamed(name: str) -> str:
         parts = name.split(".")
@@ -138,7 +160,7 @@ class ArgumentSearch:
         make: Constructs the network of a configuration without memory and returns its shapes.
         start: The configuration that the network had before it was rewritten.
         target: StateShapes by the names that the class gives.
-        remaining: Numbers of the layers that stayed, by the module that holds them.
+        remaining: Number in the original of each layer, by the module that holds them.
         derived: Entries of the start that the class computes itself where they are missing.
     """
 
@@ -240,7 +262,7 @@ class ArgumentSearch:
                     yield from self._with_lists(result, has, goal)
 
     def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
-        """Yield a configuration whose lists with an item for each layer lose those left out.
+        """Yield a configuration whose lists with an item for each layer have those of its layers.
 
         Lists that the class computes, of names of stages, say, are then left to it.
         """

@@ -65,9 +65,9 @@ def to_timm(
     def make(arguments: Arguments) -> nn.Module:
         return timm.create_model(name, **(args | _changed(start, arguments)))
 
-    fit = Fit(graph, state, model, start, make, label=f"{type(model).__name__} of timm")
+    fit = Fit(graph, model, start, make, label=f"{type(model).__name__} of timm")
     arguments = fit.arguments()
-    net = fit.filled(arguments)
+    net = fit.filled(arguments, state)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
     write(file, save(tensors, metadata={"format": "pt"}))
     return args | _changed(start, arguments)

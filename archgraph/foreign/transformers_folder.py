@@ -1,46 +1,123 @@
-"""A folder that ``from_pretrained`` of transformers loads, from a graph that was rewritten."""
+"""Folders of transformers: read as a graph with its weights, and written from one."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
+import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from archgraph.errors import GraphError
+from archgraph.capture.surroundings import replaced
+from archgraph.capture.trace import trace
+from archgraph.errors import GraphError, RunError, TraceWarning
 from archgraph.foreign.fit import Fit
+from archgraph.foreign.folder_weights import FolderWeights
+from archgraph.foreign.graph_comparison import first_unequal
 from archgraph.foreign.search import Arguments
-from archgraph.graph.argument import takes_graph
+from archgraph.foreign.shards import MAX_SHARD, write_shards
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import import_cause
+from archgraph.hints import import_cause, listed
+from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
+from archgraph.states.lazy import LazyState
+from archgraph.states.rewritten import Rewritten
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+CONFIG = "config.json"
+# Length of the example of a text model: no size of a weight follows from it.
+WORDS = 16
+# Configurations of the right shapes that are traced before the search is given up.
+TRACED = 16
+# Endings of weights, which are not copied with the other files of a folder.
+_WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".pkl",
+}  # fmt: skip
 
-@takes_graph
+
+def from_transformers(
+    folder: str | os.PathLike[str], **inputs: Tensor
+) -> tuple[ArchGraph, LazyState]:
+    """Read the graph of a folder of transformers from its configuration; weights stay in the files.
+
+    The class that ``config.json`` names, one of transformers' own, is constructed without memory
+    for its parameters and traced in the configuration's dtype. Nothing is downloaded, no pickle is
+    opened, and no code in the folder is run. The graph is not verified, since that needs numbers.
+
+    Args:
+        folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.
+        **inputs: Example inputs of ``forward``. Default: words, or an image of the size that the
+            configuration names.
+
+    Returns:
+        The graph, and the weights as a state that reads each from its file when it is asked for.
+
+    Raises:
+        GraphError: If the folder is not one of a model, lacks weights, or is quantised; if nothing
+            says what the model takes.
+        TraceError: If the class cannot be captured.
+
+    Example:
+        >>> from_transformers("no/folder")
+        Traceback (most recent call last):
+        archgraph.errors.GraphError: no/folder: names a folder that is not there
+    """
+    with _quiet():
+        original = _Original.of(folder)
+        weights = FolderWeights(original.folder, original.model)
+        graph = original.trace(inputs or original.example())
+    # One note instead of two about a model that was only constructed without memory.
+    instead = ("not verified", "the model is on the meta device")
+    notes = [note for note in graph.notes if not note.startswith(instead)]
+    notes.append("not verified: the weights stay in their files")
+    if weights.unused:
+        notes.append(f"the folder has tensors that the model has not: {listed(weights.unused)}")
+    buffers = dict(original.model.named_buffers())
+    lacking = {name: buffers[name] for name in graph.state_names if name not in weights.types}
+    types = {n: weights.types.get(n, lacking.get(n)) for n in graph.state_names}
+    state = LazyState(
+        {n: torch.empty_like(t, device="meta") for n, t in types.items() if t is not None},
+        lambda n, a, b: weights.rows(n, a, b) if n not in lacking else _rows(lacking[n], a, b),
+    )
+    return graph.replace(notes=tuple(notes)), state
+
+
 def to_transformers(
-    graph: ArchGraph,
+    graph: GraphLike,
     state: State,
     like: PreTrainedModel | str | os.PathLike[str],
     folder: str | os.PathLike[str],
+    *,
+    max_shard_size: int | None = None,
 ) -> dict[str, Any]:
-    r"""Write a cut or shortened network as a folder that ``from_pretrained`` loads.
+    r"""Write a cut, shortened or lengthened network as a folder that ``from_pretrained`` loads.
 
     The configuration is found by trying: numbers of the original one that equal, or scale with,
-    sizes that were cut and numbers of layers that were left out are changed until the class has the
-    network's tensors in their shapes, and computes the same with random weights. Layers behind one
-    that was left out are renumbered.
+    sizes that were cut and numbers of layers are changed until the class has the network's tensors
+    in their shapes and computes the same: with random weights, or, of a folder, by the same
+    operators. Layers are numbered without gaps.
+
+    From folder to folder nothing but the rows that are being copied is in memory, if the state is
+    one that :func:`archgraph.from_transformers` reads: ``state.through(small.transfer)``. Tensors
+    keep the dtype of their file, and files beside the weights (a tokenizer, say) are copied.
 
     Args:
         graph: The network, of a model that was traced and rewritten.
         state: Its weights.
         like: The model that was traced, or its folder.
-        folder: Where ``config.json`` and ``model.safetensors`` are written.
+        folder: Where ``config.json`` and the weights are written; where the original is a folder,
+            a new one.
+        max_shard_size: Bytes of a file of weights. Default: as in the original folder, 5 GB.
 
     Returns:
         Entries of the configuration that differ from the original's: by name, in lists by index.
@@ -49,6 +126,7 @@ def to_transformers(
         RewriteError: If no configuration of the class has these shapes, or one has them and
             computes something else; names the axis in the way.
         GraphError: If the state does not fit the graph, or the folder's model is not readable.
+        RunError: If the folder holds something, or cannot be written.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -57,29 +135,249 @@ def to_transformers(
         Traceback (most recent call last):
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
-    model = _model(like)
-    kind, config = type(model), type(model.config)
-    start: Arguments = model.config.to_dict()
-
-    def make(arguments: Arguments) -> nn.Module:
-        return kind(config.from_dict(arguments))
-
+    transfer = graph.transfer if isinstance(graph, Rewritten) else None
+    entries = transfer.entries.items() if transfer is not None else ()
+    origins = {name: entry.source for name, entry in entries if entry.source is not None}
+    graph = graph_of(graph)
     with _quiet():
-        fit = Fit(
-            graph,
-            state,
-            model,
-            start,
-            make,
-            label=config.__name__,
-            derived=_derived(config, start),
-        )
+        if isinstance(like, str | os.PathLike):
+            original = _Original.of(like)
+            check_new(Path(folder), original.folder)
+            return _rewrite_folder(graph, state, original, origins, Path(folder), max_shard_size)
+        model = _checked(like)
+        fit = _fit(graph, model, lambda a: type(model)(type(model.config).from_dict(a)), origins)
         arguments = fit.arguments()
-        net = fit.filled(arguments)
-        assert isinstance(net, kind)
-        net.tie_weights()
-        net.save_pretrained(os.fspath(folder))
+        net = fit.filled(arguments, state)
+        net.tie_weights()  # type: ignore[operator]
+        net.save_pretrained(  # type: ignore[operator]
+            os.fspath(folder), max_shard_size=max_shard_size or MAX_SHARD
+        )
     return fit.changes(arguments)
+
+
+class _Original:
+    """A model of a folder whose parameters have no memory.
+
+    Attributes:
+        folder: The folder.
+        config: Its configuration.
+        kind: The class that the configuration names.
+        model: The model: parameters on the meta device, buffers as the class computes them.
+    """
+
+    def __init__(self, folder: Path, config: PretrainedConfig, kind: type[PreTrainedModel]) -> None:
+        self.folder, self.config, self.kind = folder, config, kind
+        self.model = self.make(config)
+
+    @staticmethod
+    def of(like: str | os.PathLike[str]) -> _Original:
+        """Read a folder's configuration.
+
+        Raises:
+            GraphError: If it is not a folder of a model whose weights are plain tensors.
+        """
+        folder = Path(like)
+        if not folder.is_dir():
+            raise GraphError("names a folder that is not there", where=os.fspath(like))
+        transformers = _transformers()
+        where = str(folder / CONFIG)
+        try:
+            config = transformers.AutoConfig.from_pretrained(
+                os.fspath(folder), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise GraphError("is not a configuration", where=where, found=error) from error
+        if getattr(config, "quantization_config", None) is not None:
+            problem, hint = "is of a quantised model", "cut the original, then quantise"
+            raise GraphError(problem, where=where, found="quantization_config", hint=hint)
+        names = config.architectures or ()
+        kind = getattr(transformers, names[0], None) if names else None
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            problem = "names no class of transformers in architectures"
+            raise GraphError(problem, where=where, found=names)
+        return _Original(folder, config, kind)
+
+    def make(self, config: PretrainedConfig) -> PreTrainedModel:
+        """Construct the model of a configuration, in the dtype in which it would be loaded."""
+        # The class's own: a configuration may name code of another package, or of a repository.
+        config._attn_implementation = None
+        if hasattr(config, "_experts_implementation"):  # others have operators outside of ATen
+            config._experts_implementation = "batched_mm"
+        dtype = getattr(config, "dtype", None) or torch.get_default_dtype()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with _without_memory():
+                return self.kind(config).eval()
+        finally:
+            torch.set_default_dtype(before)
+
+    def made(self, arguments: Arguments) -> PreTrainedModel:
+        """Construct the model of some entries of a configuration."""
+        return self.make(type(self.config).from_dict(arguments))
+
+    def example(self) -> dict[str, Tensor]:
+        """Return example inputs.
+
+        Raises:
+            GraphError: If nothing says what the model takes.
+        """
+        name, config = self.model.main_input_name, self.config
+        if name == "input_ids":
+            names = [name, "decoder_input_ids"] if config.is_encoder_decoder else [name]
+            length = min(WORDS, getattr(config, "max_position_embeddings", None) or WORDS)
+            return {name: torch.zeros(2, length, dtype=torch.int64) for name in names}
+        if name == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int):
+            return {name: torch.zeros(2, getattr(config, "num_channels", 3), size, size)}
+        raise GraphError(
+            "does not say which inputs the model takes",
+            where=str(self.folder / CONFIG),
+            found=name,
+            hint="ag.from_transformers(folder, NAME=tensor) takes an example",
+        )
+
+    def trace(self, inputs: Mapping[str, Any], model: nn.Module | None = None) -> ArchGraph:
+        """Trace the model, or another one, without verification."""
+        model = model or self.model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)  # they are notes of the graph
+            return trace(model, train=False, strict=False, verify=False, **inputs).graph
+
+
+def _rewrite_folder(
+    graph: ArchGraph,
+    state: State,
+    original: _Original,
+    origins: Mapping[str, str],
+    folder: Path,
+    max_shard_size: int | None,
+) -> dict[str, Any]:
+    """Write a network of a folder as another one, tensor by tensor."""
+    fit = _fit(graph, original.model, original.made, origins)
+    inputs = random_inputs(graph)
+
+    def same(module: nn.Module) -> bool:
+        return first_unequal(graph, original.trace(inputs, module), fit.names) is None
+
+    arguments = fit.arguments(same, TRACED)
+    net = original.made(arguments)
+    weights = FolderWeights(original.folder, original.model)
+    lazy = state if isinstance(state, LazyState) else _in_memory(state)
+    size = min(max_shard_size or weights.shards.shard_size, MAX_SHARD)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".draft-{folder.name}-") as at:
+            draft = Path(at) / folder.name
+            draft.mkdir()
+            for file in original.folder.iterdir():
+                other = file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
+                if other and file.is_file() and file.name != CONFIG:
+                    shutil.copyfile(file, draft / file.name)
+            config = net.config
+            config.architectures = list(original.config.architectures)
+            config.save_pretrained(os.fspath(draft))
+            write_shards(draft, _arranged(net, fit, lazy, weights), size)
+            if folder.exists():
+                folder.rmdir()
+            draft.replace(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError("cannot write the folder", where=str(folder), found=reason) from error
+    return fit.changes(arguments)
+
+
+def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights) -> LazyState:
+    """Return the weights of a class in its order, each once, under its names.
+
+    1. A weight comes from the network, whatever name of it the network has.
+    2. What forward does not read comes from the original, where it has the same shape.
+    3. A buffer that neither has is computed by the class.
+
+    Raises:
+        GraphError: If a parameter is left.
+    """
+    owner = {n: p.name for p in fit.graph.params for n in (p.name, *p.aliases)}
+    leaf = {new: owner[name] for name, new in fit.names.items()}
+    tensors = dict(net.named_parameters(remove_duplicate=False))
+    names: dict[int, list[str]] = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    sources: dict[str, tuple[LazyState, str]] = {}
+    for aliases in names.values():
+        name = aliases[0]
+        mine = [leaf[n] for n in aliases if n in leaf]
+        shape = tuple(net.state_dict()[name].shape)
+        spare = [n for n in aliases if n in weights.types and weights.types[n].shape == shape]
+        if mine:  # 1
+            sources[name] = state, mine[0]
+        elif spare:  # 2
+            sources[name] = weights, spare[0]
+        elif name in tensors:  # 3
+            raise GraphError("the class has a parameter that the network lacks", where=name)
+    return _Arranged(sources)
+
+
+class _Arranged(LazyState):
+    """Tensors of several states under new names."""
+
+    def __init__(self, sources: Mapping[str, tuple[LazyState, str]]) -> None:
+        self._sources = sources
+        super().__init__(
+            {name: state.types[old] for name, (state, old) in sources.items()},
+            lambda name, a, b: sources[name][0].rows(sources[name][1], a, b),
+        )
+
+    def bands(self, name: str) -> Iterator[Tensor]:
+        """Compute a tensor as the state that it comes from does."""
+        state, old = self._sources[name]
+        return state.bands(old)
+
+
+def _in_memory(state: State) -> LazyState:
+    types = {name: tensor.to("meta") for name, tensor in state.items()}
+    return LazyState(types, lambda name, start, stop: _rows(state[name], start, stop))
+
+
+def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor[start:stop] if tensor.dim() else tensor
+
+
+def _fit(graph: ArchGraph, model: PreTrainedModel, make: Any, origins: Mapping[str, str]) -> Fit:
+    config, start = type(model.config), model.config.to_dict()
+    derived = _derived(config, start)
+    label = config.__name__
+    return Fit(graph, model, start, make, label=label, derived=derived, origins=origins)
+
+
+def check_new(folder: Path, original: Path) -> None:
+    """Check that a folder is another than the original, and empty.
+
+    Raises:
+        RunError: If it is not.
+    """
+    if folder.resolve() == original.resolve():
+        raise RunError("is the folder that is read", where=str(folder), expected="another one")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError("holds something", where=str(folder), expected="a new folder")
+
+
+@contextlib.contextmanager
+def _without_memory() -> Iterator[None]:
+    """Move each parameter to the meta device as soon as it is assigned; buffers have values.
+
+    A graph needs what a class computes of its sizes (tables of frequencies), and no weights.
+    """
+    register = nn.Module.register_parameter
+
+    @functools.wraps(register)
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta:
+            hollow = nn.Parameter(param.data.to("meta"), requires_grad=param.requires_grad)
+            self._parameters[name] = hollow
+
+    with replaced([(nn.Module, "register_parameter", registered)]):
+        yield
 
 
 def _derived(config: type[PretrainedConfig], start: Arguments) -> frozenset[str]:
@@ -93,39 +391,31 @@ def _derived(config: type[PretrainedConfig], start: Arguments) -> frozenset[str]
     return frozenset(start.keys() - rest.keys())
 
 
-def _model(like: object) -> PreTrainedModel:
-    if isinstance(like, str | os.PathLike) and not Path(like).is_dir():
-        raise GraphError("names a folder that is not there", where=os.fspath(like))
+def _transformers() -> Any:
     try:
         import transformers
-        from transformers import AutoConfig, PreTrainedModel
+        from transformers import AutoConfig, PreTrainedModel  # noqa: F401 - where imports fail
     except (ImportError, RuntimeError) as error:
         cause, hint = import_cause(error)
         raise GraphError("transformers cannot be imported", found=cause, hint=hint) from error
-    if isinstance(like, PreTrainedModel):
-        return like
-    if not isinstance(like, str | os.PathLike):
-        raise GraphError(
-            "is not a model of transformers",
-            found=type(like).__name__,
-            expected="the model that was traced, or its folder",
-        )
-    closed: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(os.fspath(like), **closed)
-    names = config.architectures or ()
-    kind = getattr(transformers, names[0], None) if names else None
-    if kind is None:
-        raise GraphError(
-            "names no class of transformers in architectures",
-            where=str(Path(like) / "config.json"),
-            found=names,
-        )
-    return kind.from_pretrained(os.fspath(like), use_safetensors=True, **closed)
+    return transformers
+
+
+def _checked(like: object) -> PreTrainedModel:
+    model: Any = like
+    if isinstance(model, _transformers().PreTrainedModel):
+        return model
+    raise GraphError(
+        "is not a model of transformers",
+        found=type(like).__name__,
+        expected="the model that was traced, or its folder",
+    )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide warnings about configurations that are only tried, and the bar of writing."""
+    _transformers()
     from transformers.utils import logging
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

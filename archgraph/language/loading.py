@@ -17,13 +17,21 @@ from archgraph.language import flat
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.saved import is_saved, save_folder, saved_weights, weights_of
+from archgraph.language.saved import (
+    is_saved,
+    is_transformers,
+    save_folder,
+    saved_weights,
+    weights_of,
+)
 from archgraph.language.short_forms import written_out
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
 
 if TYPE_CHECKING:
     import torch
+
+    from archgraph.states.lazy import LazyState
 
 # Hears the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
@@ -87,13 +95,33 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
-    """Return the architecture in a model file of any form.
+    """Return the architecture in a model file of any form, or of a folder of transformers.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
         TraceError: If it names a Python model that cannot be captured.
+        GraphError: If a folder is not one of a model of transformers.
     """
+    if is_transformers(Path(path)):
+        return load_folder(path)[0]
     return load_model(read_document(path), choices)[0]
+
+
+def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
+    """Return the graph of a folder of transformers and its weights, which stay in their files.
+
+    The class is one of transformers' own, so that no code in the folder is run.
+
+    Raises:
+        GraphError: If it is not one of a model.
+        TraceError: If its class cannot be captured.
+    """
+    # Tracing loads torch.export: most files do not need it.
+    from archgraph.foreign.transformers_folder import from_transformers
+
+    graph, state = from_transformers(path)
+    _say_notes(graph, str(path))
+    return graph, state
 
 
 def load_model(
@@ -108,9 +136,13 @@ def load_model(
     graph, state = _read(document, choices)
     if state is None and is_saved(Path(document.file).parent):
         state = saved_weights(graph, Path(document.file).parent)
-    for note in graph.notes:
-        NOTES.info("%s: %s", document.file, note)
+    _say_notes(graph, document.file)
     return graph, state
+
+
+def _say_notes(graph: ArchGraph, file: str) -> None:
+    for note in graph.notes:
+        NOTES.info("%s: %s", file, note)
 
 
 def _read(

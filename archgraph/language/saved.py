@@ -28,6 +28,11 @@ def is_saved(path: Path) -> bool:
     return (path / MARK).is_file() and (path / MODEL).is_file()
 
 
+def is_transformers(path: Path) -> bool:
+    """Return whether a path is the folder of a model of transformers."""
+    return (path / "config.json").is_file() and not is_saved(path)
+
+
 def weights_of(model: Any) -> State | None:
     """Return the weights of what has some: a traced model, a built module; None of a graph alone.
 

@@ -1,8 +1,9 @@
-"""Graft: lengthen sections by copies of their last block (FedFA)."""
+"""Graft: lengthen sections by copies of their blocks (FedFA, SOLAR)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
@@ -10,7 +11,7 @@ from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.rewrites import laws
-from archgraph.rewrites.lengthen import extend, line_up
+from archgraph.rewrites.lengthen import extend, line_up, repeat
 from archgraph.rewrites.sections import integer_depths, section_names, with_sections
 from archgraph.rewrites.skip import skip
 from archgraph.rewrites.splice import Splice
@@ -20,26 +21,32 @@ from archgraph.states import Rewritten
 @takes_graph
 def graft(
     graph: ArchGraph,
-    depths: Mapping[str, int],
+    depths: Mapping[str, int | Sequence[int]],
     *,
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by copies of their last block.
+    """Lengthen sections by copies of their last block, or of blocks in an order of your choice.
 
     Where blocks alternate (attention, feed-forward) the copies go on alternating. The copies'
     weights come from the block that they repeat.
 
+    An order is a list of block numbers from 0: ``[0, 1, 2, 1, 2, 3]`` is depth up-scaling of four
+    blocks (SOLAR with m = 1): the blocks twice, without the last of the first copy and the first of
+    the second.
+
     Args:
         graph: The architecture.
-        depths: Number of blocks to reach, by section; a section that is not named stays.
+        depths: Number of blocks to reach, or their order, by section; a section that is not named
+            stays.
         like: An architecture (the global one) whose names the new blocks take, so that the result
             lines up with it; otherwise the number in the last block's name is increased.
         verify: Check that leaving the new blocks out again gives the graph back.
 
     Raises:
         RewriteError: For a depth below the section's own, a section that ends in a block that
-            changes the shape, or one without a counterpart in ``like``.
+            changes the shape, or one without a counterpart in ``like``; for an order that leaves
+            a block out.
         GraphError: For a section that does not exist; names the nearest.
 
     Example:
@@ -50,17 +57,24 @@ def graft(
         >>> deep.transfer.entries["3.weight"].source
         '1.weight'
 
-    Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
+    Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2; Kim et
+    al., *SOLAR 10.7B: Scaling Large Language Models with Simple yet Effective Depth Up-Scaling*.
     """
     like = None if like is None else graph_of(like)
-    rewritten, blocks = grafted(graph, integer_depths(depths), like)
+    if not isinstance(depths, Mapping):
+        raise RewriteError("depths must map sections to numbers", found=repr(depths))
+    orders = {name: value for name, value in depths.items() if isinstance(value, list | tuple)}
+    lengths: dict[str, Any] = {k: v for k, v in depths.items() if k not in orders}
+    for name, number in ((name, i) for name, order in orders.items() for i in order):
+        integer_depths({name: number})
+    rewritten, blocks = grafted(graph, {**integer_depths(lengths), **orders}, like)
     if verify and blocks:
         _undone(graph, rewritten, [block.name for block in blocks])
     return rewritten
 
 
 def grafted(
-    graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph | None = None
+    graph: ArchGraph, depths: Mapping[str, int | Sequence[int]], like: ArchGraph | None = None
 ) -> tuple[Rewritten, tuple[Block, ...]]:
     """Return the result of :func:`graft`, and the blocks that it inserted."""
     parts = structure(graph)
@@ -70,6 +84,11 @@ def grafted(
     for name, depth in depths.items():
         section = parts.section(name)
         have = len(section.blocks)
+        if not isinstance(depth, int):
+            if like is not None:
+                raise RewriteError("takes no order with like", where=name, found=list(depth))
+            names[name] = repeat(splice, section, depth)
+            continue
         if depth < have:
             least, hint = f"at least {have}", "shorten removes blocks"
             raise RewriteError(

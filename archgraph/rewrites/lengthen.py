@@ -54,28 +54,68 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     names = [b.name for b in section.blocks]
     for k in range(depth - len(section.blocks)):
         block = repeatable[count - period + k % period]
-        old = plan_of(graph, block).leaves
-        in_use = names_in_use(splice.extended)
-        original = block.name.partition("~")[0]
-        for steps in itertools.count(1):
-            path = _shift(graph, original, old, steps)
-            leaf = {name: ".".join(path(name.split("."))) for name in old}
-            # A leaf that lies directly in a module with other blocks is renamed and stays there.
-            modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
-            free = not in_use & {*leaf.values(), *modules}
-            module = ".".join(path(original.split(".")))
-            if free and module != original and all(name.startswith(f"{original}.") for name in old):
-                free = not any(name == module or name.startswith(f"{module}.") for name in in_use)
-            if free:
-                break
-
-        # A default binds this round's path: the function is called when the loop has gone on.
-        def scope(node: Node, path: _Shift = path) -> str:
-            return ".".join(path(node.scope.split("."))) if node.scope else ""
-
-        names.append(".".join(path(original.split("."))))
-        spot = splice.insert(block, spot, Renaming(leaf, scope), names[-1])
+        renaming, name = _numbered(splice, block)
+        names.append(name)
+        spot = splice.insert(block, spot, renaming, name)
     return names
+
+
+def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
+    """Insert copies so that a section's blocks come in an order; returns all of its block names.
+
+    The first of equal numbers is the block itself.
+
+    Raises:
+        RewriteError: If a block is missing or comes before an earlier one; if one that is repeated
+            changes the type of the stream.
+    """
+    blocks, where = section.blocks, section.name
+    first = list(dict.fromkeys(order))
+    if first != list(range(len(blocks))):
+        raise RewriteError(
+            "is not an order of the section's blocks",
+            where=where,
+            found=list(order),
+            expected=f"each number from 0 to {len(blocks) - 1}, its first place behind the smaller",
+            hint="skip leaves blocks out",
+        )
+    names, spot, last = list[str](), splice.spot(blocks[0]), blocks[0]
+    for number in order:
+        block = blocks[number]
+        if block.name not in names:
+            names.append(block.name)
+            spot, last = splice.spot(block), block
+            continue
+        if block not in repeatable_blocks(splice.graph, section, last.exit):
+            raise RewriteError("block cannot be repeated here", where=where, found=block.name)
+        renaming, name = _numbered(splice, block)
+        names.append(name)
+        spot = splice.insert(block, spot, renaming, name)
+    return names
+
+
+def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
+    """Return the names of a copy under the next number that is free, and what it is called."""
+    graph = splice.graph
+    old = plan_of(graph, block).leaves
+    in_use = names_in_use(splice.extended)
+    original = block.name.partition("~")[0]
+    for steps in itertools.count(1):
+        path = _shift(graph, original, old, steps)
+        leaf = {name: ".".join(path(name.split("."))) for name in old}
+        # A leaf that lies directly in a module with other blocks is renamed and stays there.
+        modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
+        free = not in_use & {*leaf.values(), *modules}
+        module = ".".join(path(original.split(".")))
+        if free and module != original and all(name.startswith(f"{original}.") for name in old):
+            free = not any(name == module or name.startswith(f"{module}.") for name in in_use)
+        if free:
+            break
+
+    def scope(node: Node) -> str:
+        return ".".join(path(node.scope.split("."))) if node.scope else ""
+
+    return Renaming(leaf, scope), module
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:

@@ -257,6 +257,7 @@ Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 Lora = _key(LoraOptions, _rank, Count)
 NumberBySection = dict[str, Count]
+OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 
 
 class UnreadSteps(tuple[Json, ...]):

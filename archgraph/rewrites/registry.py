@@ -119,8 +119,8 @@ SHIPPED: tuple[RewriteRow, ...] = (
         "{layer2: 1}", "equals the original with the other blocks bypassed",
     ),
     RewriteRow(
-        "graft", "archgraph.rewrites.graft:graft", "NumberBySection",
-        "Lengthen a section by copies of its last block.",
+        "graft", "archgraph.rewrites.graft:graft", "OrderBySection",
+        "Lengthen a section by copies of its last block, or of blocks in a given order.",
         "{layer2: 4}", "skipping the copies restores the graph",
     ),
     RewriteRow(

@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 OTHERS = {
     *("export", "fold", "rank", "state_dict", "widths"),
     *("fit", "importance", "match", "repair", "sensitivity"),
-    *("from_peft", "to_peft", "to_timm", "to_transformers"),
+    *("from_peft", "to_peft", "to_timm"),
 }
 
 

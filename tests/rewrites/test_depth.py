@@ -719,3 +719,20 @@ def test_a_copy_draws_noise_of_its_own(kind):
         return ag.trace(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
 
     assert ag.graft(net(2), {"blocks": 3}, verify=True).graph == net(3)
+
+
+def test_graft_takes_an_order_of_blocks():
+    # SOLAR: the blocks twice, without the last of the first copy and the first of the second
+    graph, state = ag.trace(residual((1, 4)), torch.randn(2, 3, 8, 8), train=False)
+    body = [0, 1, 2, 1, 2, 3]
+    deep = ag.graft(graph, {"stage2": body}, verify=True)
+    new = [b.name for s in structure(deep.graph).sections if s.name == "stage2" for b in s.blocks]
+    sources = [deep.transfer.entries[f"{name}.conv1.weight"].source for name in new]
+    assert sources == [f"stage2.{i}.conv1.weight" for i in body]
+    weights, built = deep.transfer.pull(state), ag.build(deep.graph, deep.transfer.pull(state))
+    assert len(weights) > len(state) and built.eval()(torch.randn(2, 3, 8, 8)).isfinite().all()
+    for order in ([0, 1, 2], [0, 2, 1, 3], [0, 1, 2, 3, 4]):
+        with pytest.raises(RewriteError, match="is not an order of the section's blocks"):
+            ag.graft(graph, {"stage2": order})
+    with pytest.raises(RewriteError, match="depth is not an integer"):
+        ag.graft(graph, {"stage2": [0, 1.5]})

@@ -1,0 +1,213 @@
+"""Folders of safetensors files: read a few rows at a time, and written shard by shard.
+
+Nothing but the rows that are being copied is in memory. The format of a file: eight bytes with the
+length of its header, the header as JSON (dtype, shape and bytes of each tensor), then the bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import GraphError, RunError
+from archgraph.files import sync
+from archgraph.states.lazy import LazyState
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD = 5_000_000_000  # bytes, as transformers has it
+
+_DTYPES = {
+    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Where the bytes of a tensor are."""
+
+    file: Path
+    start: int
+
+
+class Shards(LazyState):
+    """The tensors of a folder, under the names in its files.
+
+    Attributes:
+        files: The files that hold them.
+
+    Raises:
+        GraphError: If there are none, or the index does not say what the files hold.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = None
+        if not (folder / SINGLE).is_file():  # as transformers looks for them
+            index = _index(folder)
+        self.files = sorted(
+            {folder / name for name in index.values()} if index else {folder / SINGLE}
+        )
+        self._regions: dict[str, _Region] = {}
+        types: dict[str, Tensor] = {}
+        for file in self.files:
+            for name, (like, start) in _header(file).items():
+                if name in types:
+                    two = f"{self._regions[name].file.name} and {file.name}"
+                    raise GraphError("is in two files", where=f"{folder}: {name}", found=two)
+                types[name], self._regions[name] = like, _Region(file, start)
+        if index is not None:
+            actual = {name: region.file.name for name, region in self._regions.items()}
+            wrong = sorted(name for name, _ in set(actual.items()) ^ set(index.items()))
+            if wrong:
+                where, files = str(folder / INDEX), actual.get(wrong[0], "no file")
+                raise GraphError(
+                    "does not say what the files hold",
+                    where=where,
+                    found=f"{wrong[0]} in {index.get(wrong[0], 'no file')}",
+                    expected=files,
+                    hint="write the index anew",
+                )
+        super().__init__(types, self._read)
+
+    @property
+    def shard_size(self) -> int:
+        """Bytes of the largest shard; of a single file the usual limit."""
+        sizes = [file.stat().st_size for file in self.files]
+        return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
+
+    def _read(self, name: str, start: int, stop: int) -> Tensor:
+        like, region = self.types[name], self._regions[name]
+        row = like.nbytes // max(len(like) if like.dim() else 1, 1)
+        data = torch.empty((stop - start) * row, dtype=torch.uint8)
+        view: Any = memoryview(data.numpy())  # type: ignore[arg-type]  # numpy has the protocol
+        with region.file.open("rb", buffering=0) as file:
+            file.seek(region.start + start * row)
+            done = 0
+            while done < len(view):
+                count = file.readinto(view[done:])
+                if not count:
+                    raise GraphError("ends too early", where=str(region.file), found=name)
+                done += count
+        shape = (stop - start, *like.shape[1:]) if like.dim() else ()
+        return data.view(like.dtype).view(shape)
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor."""
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text("utf-8"))["weight_map"]
+        names = {str(k): str(v) for k, v in index.items()}
+    except FileNotFoundError as error:
+        expected = f"{SINGLE} or {INDEX}"
+        raise GraphError(
+            "has no weights in safetensors", where=str(folder), expected=expected
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GraphError("is not an index", where=str(path), found=error) from error
+    outside = sorted(v for v in names.values() if Path(v).name != v)
+    if outside:
+        raise GraphError("names a file outside of its folder", where=str(path), found=outside[0])
+    return names
+
+
+def _header(file: Path) -> dict[str, tuple[Tensor, int]]:
+    """Return type and start of each tensor of a file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt"):  # checks the header, and that the bytes are there
+            pass
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise GraphError("is not a safetensors file", where=str(file), found=error) from error
+    header.pop("__metadata__", None)
+    result = {}
+    for name, facts in header.items():
+        dtype = _DTYPES.get(facts["dtype"])
+        if dtype is None:
+            expected = ", ".join(_DTYPES)
+            where = f"{file}: {name}"
+            raise GraphError("unknown dtype", where=where, found=facts["dtype"], expected=expected)
+        like = torch.empty(facts["shape"], dtype=dtype, device="meta")
+        result[name] = like, 8 + length + facts["data_offsets"][0]
+    return result
+
+
+def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD) -> None:
+    """Write a state as ``model.safetensors``, or as shards with an index, tensor by tensor.
+
+    Raises:
+        RunError: If it cannot be written.
+    """
+    shards = [*_shards(state.types, max_shard_size)]
+    count = len(shards)
+    files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    files = [SINGLE] if count < 2 else files
+    try:
+        for file, names in zip(files, shards, strict=True):
+            _write(folder / file, state, names)
+        if count > 1:
+            size = sum(like.nbytes for like in state.types.values())
+            where = {n: file for file, names in zip(files, shards, strict=True) for n in names}
+            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError("cannot write the weights", where=str(folder), found=reason) from error
+    sync(folder)
+
+
+def _shards(types: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
+    """Yield the tensors of each shard: as many as fit, in order; a larger one is alone."""
+    names: list[str] = []
+    size = 0
+    for name, like in types.items():
+        if names and size + like.nbytes > limit:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += like.nbytes
+    yield names
+
+
+def _write(file: Path, state: LazyState, names: list[str]) -> None:
+    # Wide numbers first: each tensor then starts where its numbers may.
+    order = sorted(names, key=lambda name: -state.types[name].element_size())
+    ends = [0, *itertools.accumulate(state.types[name].nbytes for name in order)]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for name, (start, end) in zip(order, itertools.pairwise(ends), strict=True):
+        like = state.types[name]
+        shape, offsets = list(like.shape), [start, end]
+        header[name] = {"dtype": _WORDS[like.dtype], "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb", buffering=0) as stream:
+        _all(stream, memoryview(len(text).to_bytes(8, "little") + text))
+        for name in order:
+            like, size = state.types[name], 0
+            for band in state.bands(name):
+                assert band.dtype == like.dtype
+                data = band.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                _all(stream, memoryview(data.numpy()))  # type: ignore[arg-type]  # as above
+                size += len(data)
+            assert size == like.nbytes, name
+    sync(file)
+
+
+def _all(stream: Any, data: memoryview) -> None:
+    """Write all of some bytes; a call may write a part of them."""
+    while data:
+        data = data[stream.write(data) :]
