@@ -210,7 +210,7 @@ def rank(
 ) -> Rewritten:
     """Keep the first positions of the rank of every low-rank adapter.
 
-    Adapters of a smaller rank stay as they are. The scale does not change unless ``alpha`` is there:
+    Adapters of a smaller rank stay as they are. The scale does not change unless there is an alpha:
     the client computes what the model computes with the other positions masked to zero.
 
     Args:

@@ -196,10 +196,10 @@ def test_clients_of_flora_are_tested_with_the_last_stack(tmp_path: Path):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_one_factor_alone_cannot_stay_where_products_are_merged(name: str, tmp_path: Path):
-    with pytest.raises(ag.RunError, match="of which one is private; found .*lora.down.weight"):
+    with pytest.raises(ag.RunError, match=r"of which one is private; found .*lora.down.weight"):
         run_of(name, tmp_path, "private: ['*.lora.down.weight']")
     if name == "flora":
-        with pytest.raises(ag.RunError, match="to a layer that is private; found head.linear.w"):
+        with pytest.raises(ag.RunError, match=r"to a layer that is private; found head.linear.w"):
             run_of(name, tmp_path, "private: [head.linear.weight]")
     if name == "hetlora":  # with prune, which its small run has
         with pytest.raises(ag.RunError, match="prune: cuts the rank of all of a client's adapters"):
