@@ -184,6 +184,18 @@ def test_adapters_of_peft_are_known_by_their_form():
     torch.testing.assert_close(answer(folded.graph, folded.state, x), answer(graph, state, x))
 
 
+@pytest.mark.parametrize("add", [ag.add_adapters, ag.add_lora])
+def test_sections_of_a_bert_stay_when_it_has_adapters(add):
+    """The sum of an adapter opened the region of its block: `encoder.layer` was gone."""
+    foreign = FOREIGN["bert"]()
+    graph = ag.trace(foreign.model.eval(), *foreign.args, **foreign.kwargs).graph
+    before, after = ag.structure(graph).sections, ag.structure(add(graph, 2).graph).sections
+    assert any(s.name.endswith("encoder.layer") for s in before)
+    assert [(s.name, [b.name for b in s.blocks]) for s in after] == [
+        (s.name, [b.name for b in s.blocks]) for s in before
+    ]
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
