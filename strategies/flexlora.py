@@ -42,6 +42,7 @@ class FlexLoRA(fl.LowRankAveraging):
     year = 2024
     serves = ("rank",)
     averages = False  # products are averaged, not entries
+    in_pairs = True
 
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -52,7 +53,7 @@ class FlexLoRA(fl.LowRankAveraging):
             return (adapter.product(result.state),), result.weight(self.weights)
 
         sums = fl.AdapterSums(product)
-        rest = sums.watched(fl.low_rank(world.graph), results)
+        rest = sums.watched(self.shared(world), results)
         after = fl.covered_mean(world, state, rest, weights=self.weights)
         weights = dict(after.group("global"))
         fresh = fl.fresh_factors(world, "flexlora", round)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import archgraph as ag
 from archgraph import federation as fl
 
 
@@ -59,15 +60,28 @@ class FLoRA(fl.LowRankAveraging):
     year = 2024
     serves = ("rank",)
     averages = False  # adapters are stacked
+    in_pairs = True
     own_scales = True
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the global model; refuse (RunError) one without low-rank adapters."""
+        """Start from the global model.
+
+        Raises:
+            RunError: If it has no low-rank adapters, or the layer of a shared one is private.
+        """
+        private = self.private_entries(world, world.graph)
+        if mine := [a.weight for a in self.shared(world) if a.weight in private]:
+            raise ag.RunError(
+                "FLoRA adds the adapters of all clients to a layer that is private",
+                where="private",
+                found=mine[0],
+                hint="make the layer's adapter private, too",
+            )
         return super().init(world).with_values(last={})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send new adapters, and the base weights or the stacks of the rounds that it missed."""
-        task, adapters = super().send(world, state, client, round), fl.low_rank(world.graph)
+        task, adapters = super().send(world, state, client, round), self.shared(world)
         base, extras = frozenset(a.weight for a in adapters), dict[str, Tensor]()
         last = state.values["last"].get(str(client), round)
         for number in range(last, round):
@@ -87,7 +101,7 @@ class FLoRA(fl.LowRankAveraging):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Stack the adapters, add their products to the base weights, and draw new adapters."""
-        adapters, arrived = fl.low_rank(world.graph), list[fl.Result]()
+        adapters, arrived = self.shared(world), list[fl.Result]()
         mine = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
 
         def others() -> Iterable[fl.Result]:
@@ -105,7 +119,7 @@ class FLoRA(fl.LowRankAveraging):
         for a in adapters:
             ups, downs = list[Tensor](), list[Tensor]()
             for one in arrived:
-                theirs = fl.low_rank(world.tier(one.tier).graph)[adapters.index(a)]
+                theirs = next(b for b in fl.low_rank(world.tier(one.tier).graph) if b.up == a.up)
                 up, down = theirs.matrices(one.state)
                 ups.append(theirs.scale * one.weight(self.weights) / total * up)
                 downs.append(down)
@@ -117,3 +131,9 @@ class FLoRA(fl.LowRankAveraging):
         for number in range(min(state.values["last"].values(), default=0), min(last.values())):
             after = after.with_group(f"stack {number}", {})  # every client has it
         return after.with_values(last=last)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate models with the server's base weights: those of clients lack the last stacks."""
+        base = frozenset(a.weight for a in self.shared(world))
+        for model in super().evaluated(world, state):
+            yield replace(model, current=base)

@@ -65,12 +65,23 @@ class HetLoRA(fl.LowRankAveraging):
     year = 2024
     serves = ("rank",)
     averages = False  # adapters have weights of their own
+    in_pairs = True
 
     prune: float | None = fl.option(None, above=0, most=1)
     penalty: float = fl.option(1e-3, least=0)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the global model; refuse (RunError) one without low-rank adapters."""
+        """Start from the global model.
+
+        Raises:
+            RunError: If it has no low-rank adapters, or ``prune`` would cut private ones.
+        """
+        if self.prune is not None and len(self.shared(world)) < len(fl.low_rank(world.graph)):
+            raise ag.RunError(
+                "cuts the rank of all of a client's adapters, and some are private",
+                where="prune",
+                hint="leave out prune, or adapters from `private`",
+            )
         return super().init(world).with_values(ranks={})
 
     def tier(self, world: fl.World, state: fl.ServerState, client: int) -> fl.Tier:
@@ -93,7 +104,7 @@ class HetLoRA(fl.LowRankAveraging):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise of B; the mean of all else."""
-        adapters, ranks = fl.low_rank(world.graph), dict(state.values["ranks"])
+        adapters, ranks = self.shared(world), dict(state.values["ranks"])
 
         def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:
             assert result.transfer is not None

@@ -268,7 +268,7 @@ class Evaluator:
         setup = self.experiment
         state = model.state if model.states is None else model.states(client)
         if model.private:
-            state = before.over(state)
+            state = before.over(state, current=model.current)
         if model.program is None:
             return state
         program = model.program

@@ -70,5 +70,5 @@ def versions(
         for client in model.clients:
             state = model.state if model.states is None else model.states(client)
             if model.private and client in private:
-                state = private[client].over(state)
+                state = private[client].over(state, current=model.current)
             yield f"{model.name}/{client}", Model(model.graph, state_of(model, state))

@@ -79,12 +79,15 @@ class LowRankAveraging(Averaging, Masking):
     serves: ClassVar[Serves] = ("rank",)
     own_scales: ClassVar[bool] = False
     """Whether clients' adapters may have other scales than the global model's."""
+    in_pairs: ClassVar[bool] = False
+    """Whether an adapter is merged as the product of its factors, so that both are needed."""
 
     def init(self, world: World) -> ServerState:
         """Start from the global model.
 
         Raises:
-            RunError: If the model has no low-rank adapters, or a client differs in more than rank.
+            RunError: If the model has no low-rank adapters, or a client differs in more than rank;
+                if one factor of an adapter is private, and the method needs both.
         """
         adapters = low_rank(world.graph)
         name = type(self).__name__
@@ -101,12 +104,28 @@ class LowRankAveraging(Averaging, Masking):
                     replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False)
                 )
             if theirs != adapters or not same:
+                expected = "the global model, or one with a `rank`"
                 raise RunError(
                     f"{name} serves clients that differ in rank alone",
                     where=f"tier {tier.name}",
-                    expected="the global model, or one with a `rank`",
+                    expected=expected if self.own_scales else f"{expected} without an alpha",
                 )
+        private = self.private_entries(world, world.graph) if self.in_pairs else frozenset[str]()
+        halves = [a for a in adapters if (a.down in private) != (a.up in private)]
+        if halves:
+            raise RunError(
+                f"{name} merges products of both factors, of which one is private",
+                where="private",
+                found=halves[0].down if halves[0].down in private else halves[0].up,
+                expected="both factors of an adapter, or neither",
+                hint="rank_mean averages each factor by itself",
+            )
         return ServerState().with_group(GLOBAL, world.state).with_values(seen=[])
+
+    def shared(self, world: World) -> tuple[LowRankAdapter, ...]:
+        """Return the adapters of the global model that do not stay with clients."""
+        private = self.private_entries(world, world.graph)
+        return tuple(a for a in low_rank(world.graph) if a.up not in private)
 
     def fixed(self, world: World, round: int) -> frozenset[str]:
         """Return the factors that are not trained in a round."""

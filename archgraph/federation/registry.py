@@ -89,12 +89,15 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
         if key not in fields:
             raise SpecError("unknown option", where=f"{prefix}.{key}", **unknown(key, fields))
     types = typing.get_type_hints(cls)
+    defaults = {field.name: field.default for field in strategy_options(cls)}
     values = {}
     for key, value in chosen.items():
         try:
             # JSON's strictness: 1 is a float, "1" and True are not; a list is a tuple.
             text = json.dumps(value)
-            values[key] = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
+            read = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
+            # A default that a run has written down is the same: 300, which is read as 300.0.
+            values[key] = defaults[key] if read == defaults[key] else read
         except (pydantic.ValidationError, TypeError) as error:
             expected = "a plain value"
             if isinstance(error, pydantic.ValidationError):

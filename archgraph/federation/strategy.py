@@ -40,6 +40,8 @@ class Evaluated:
         program: Run on each client's training data before testing on its data (fine-tuning).
         states: Weights of a client's own version by its id, made when asked for; ``state`` then is
             one of them.
+        current: Entries of ``state`` over which nothing is laid: what clients keep of them is of an
+            earlier round.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Evaluated:
     private: bool = False
     program: Program | None = None
     states: Callable[[int], State] | None = None
+    current: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         """Render one line, without the tensors."""

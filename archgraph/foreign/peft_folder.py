@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from archgraph.analysis.side_branches import SideBranch, side_branches
 from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
+from archgraph.foreign.search import renumbered
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
@@ -50,10 +51,13 @@ def to_peft(
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
         state: Its weights.
         folder: Where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
-        base: Name or folder of the model that they belong to, for readers.
+        base: Name or folder of the model that they belong to. Layers have the numbers that they
+            have in a folder: of a network without some of its blocks name the folder that
+            :func:`archgraph.to_transformers` wrote, since PEFT leaves out, in silence, adapters
+            of layers that it does not see.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters.
+        RewriteError: If the network has no low-rank adapters, or the folder lacks their layers.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -71,7 +75,9 @@ def to_peft(
     from safetensors.torch import save
 
     tensors = state_dict(graph, state)
-    layers = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
+    branches = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
+    names = _names_in(base, tensors, branches)
+    layers = {names[path]: branch for path, branch in branches.items()}
     if not layers:
         raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
     result: dict[str, Tensor] = {}
@@ -91,7 +97,8 @@ def to_peft(
     modules = sorted({name.rpartition(".")[0] for name in trained})
     for name, tensor in tensors.items():
         if name not in adapters and name.rpartition(".")[0] in modules:
-            result[PREFIX + name] = tensor
+            result[PREFIX + names[name]] = tensor
+    modules = sorted({names[f"{module}."].rstrip(".") for module in modules})
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
     transposed = [b.transposed for b in layers.values()]
     config = {
@@ -167,6 +174,32 @@ def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) ->
     for name, tensor in rest.items():
         full[owners[name]] = _fitting(new, owners[name], tensor)
     return Traced(new, full)
+
+
+def _names_in(base: str, tensors: Iterable[str], paths: Iterable[str]) -> Mapping[str, str]:
+    """Return the names of tensors and modules in a folder's model; without one, as they are.
+
+    Raises:
+        RewriteError: If the folder's model lacks the layer of an adapter.
+    """
+    from safetensors import safe_open
+
+    tensors, paths = set(tensors), set(paths)
+    every = tensors | paths | {name.rpartition(".")[0] + "." for name in tensors}
+    files = sorted(Path(base).glob("*.safetensors")) if base and Path(base).is_dir() else []
+    known = {key for file in files for key in safe_open(file, "pt").keys()}  # noqa: SIM118
+    if not known:
+        return dict(zip(every, every, strict=True))
+    names = renumbered(every, known)
+    modules = {name.rpartition(".")[0] for name in known}
+    if lacking := sorted(path for path in paths if names[path] not in modules):
+        raise RewriteError(
+            "the base model has no such layer",
+            where=lacking[0],
+            found=base,
+            hint="name the folder that ag.to_transformers wrote of this network",
+        )
+    return names
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

@@ -8,14 +8,16 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from archgraph.language.flat import FlatModel
 from archgraph.language.kinds import JsonSchema
 from archgraph.language.lowering import BlockOptions
-from archgraph.language.model import AuthoredModel, PythonModel
+from archgraph.language.model import AuthoredModel, PythonModel, TimmModel, TransformersModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 from archgraph.plain import Json
+
+FORMS = AuthoredModel | FlatModel | PythonModel | TransformersModel | TimmModel
 
 
 def model_schema() -> JsonSchema:
     """Return the JSON schema of model files, what a step may be included."""
-    described = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
+    described = TypeAdapter(FORMS).json_schema()
     _add_steps(described["$defs"])
     return {key: _link(value) for key, value in described.items()}
 

@@ -146,6 +146,8 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "shortcut": model.ShortcutSpec,
         "block": BlockOptions,
         "python": model.PythonModel,
+        "transformers": model.TransformersModel,
+        "timm": model.TimmModel,
     }
 
 
@@ -163,7 +165,7 @@ def _check(path: Path, cache: Cache) -> str:
 MODEL = FileKind(
     "model",
     5,
-    frozenset({"sections", "nodes", "python", "inputs", "transformers"}),
+    frozenset({"sections", "nodes", "python", "inputs", "transformers", "timm"}),
     _schema,
     _mappings,
     _check,

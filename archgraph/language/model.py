@@ -309,12 +309,11 @@ class PythonValue(Base):
     )
 
 
-class PythonModel(PythonValue):
-    """A model written in Python. The only place where a file imports code of the user's."""
+class TracedModel(Base):
+    """What is said of a model of Python code, however that is named."""
 
     archgraph: Version = 1
     name: str = Field(default="", description="for tables and pages")
-    python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     inputs: Inputs = Field(
         description="what forward takes: name of its argument → sizes without the batch"
     )
@@ -328,3 +327,31 @@ class PythonModel(PythonValue):
     sections: dict[str, tuple[str, ...]] = Field(
         default={}, description="section → its blocks; default: found by analysis"
     )
+
+
+class PythonModel(TracedModel, PythonValue):
+    """A model written in Python. The only place where a file imports code of the user's."""
+
+    python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
+
+
+class TransformersModel(TracedModel):
+    """A model of transformers, read from a folder of this machine: a short form of ``python``."""
+
+    transformers: str = Field(description="folder with config.json and model.safetensors")
+    task: str = Field(
+        default="",
+        description="what stands behind AutoModelFor, in small letters; default: the body alone",
+        examples=["sequence_classification"],
+    )
+    args: dict[str, Json] = Field(default={}, description="arguments of from_pretrained")
+
+
+class TimmModel(TracedModel):
+    """A model of timm: a short form of ``python``."""
+
+    timm: str = Field(description="name of the model in timm")
+    checkpoint: str | None = Field(
+        default=None, description="safetensors file of its weights; default: fresh ones"
+    )
+    args: dict[str, Json] = Field(default={}, description="arguments of timm.create_model")

@@ -34,8 +34,16 @@ class ClientState:
     state: State = field(default_factory=dict)
     keep: State = field(default_factory=dict)
 
-    def over(self, sent: State, names: frozenset[str] | None = None) -> dict[str, Tensor]:
+    def over(
+        self,
+        sent: State,
+        names: frozenset[str] | None = None,
+        *,
+        current: frozenset[str] = frozenset(),
+    ) -> dict[str, Tensor]:
         """Overlay a state that was sent with the client's own entries (those of ``names`` alone).
+
+        Entries of ``current`` stay as they were sent.
 
         Without ``names``, a version of the model that its program keeps is laid over it, too. An
         entry of another shape stays as it was sent: the client now runs another architecture.
@@ -47,6 +55,7 @@ class ClientState:
             ours |= {name.removeprefix(VERSION): tensor for name, tensor in version.items()}
         for name, tensor in ours.items():
             replaced = name in sent if names is None else name in names
+            replaced &= name not in current
             # Another shape: the client runs another architecture now.
             if replaced and (name not in sent or sent[name].shape == tensor.shape):
                 result[name] = tensor

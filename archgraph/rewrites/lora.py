@@ -11,12 +11,14 @@ from typing import Literal
 import numpy as np
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.side_branches import side_branches
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.hints import nearest
 from archgraph.ops.check import check
 from archgraph.ops.operator import LinearMap
+from archgraph.ops.schema import canonical_args
 from archgraph.ops.table import row
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.insert import fresh, initialised, with_leaves
@@ -74,12 +76,8 @@ def add_lora(
     """
     if type(rank) is not int or rank < 1:
         raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
-    if scaling not in ("alpha_over_r", "rsqrt"):
-        raise RewriteError("unknown scaling", found=scaling, expected="alpha_over_r or rsqrt")
-    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha < math.inf):
-        raise RewriteError("alpha out of range", found=alpha, expected="a number above 0")
-    divisor = rank if scaling == "alpha_over_r" else math.sqrt(rank)
-    scale = 1.0 if alpha is None else alpha / divisor
+    _check_scale(alpha, scaling)
+    scale = 1.0 if alpha is None else _scale(alpha, scaling, rank)
     weights = _layers(graph, where)
     if not weights and not allow_nothing:
         problem = "changes nothing: no layer gets a low-rank adapter"
@@ -202,22 +200,31 @@ def _adapted(
 
 @takes_graph
 def rank(
-    graph: ArchGraph, size: int, *, allow_nothing: bool = False, verify: bool = False
+    graph: ArchGraph,
+    size: int | None = None,
+    *,
+    alpha: float | None = None,
+    scaling: Scaling = "alpha_over_r",
+    allow_nothing: bool = False,
+    verify: bool = False,
 ) -> Rewritten:
     """Keep the first positions of the rank of every low-rank adapter.
 
-    Adapters of a smaller rank stay as they are. The scale does not change: the client computes what
-    the model computes with the other positions masked to zero.
+    Adapters of a smaller rank stay as they are. The scale does not change unless there is an alpha:
+    the client computes what the model computes with the other positions masked to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
-        size: The rank that stays.
+        size: The rank that stays. Default: every rank stays as it is.
+        alpha: Numerator of the scale of every adapter, as for :func:`archgraph.add_lora`, over the
+            rank that it then has. Of the methods for adapters ``flora`` serves such clients.
+        scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: Accept a model whose ranks are all this small, or that has no adapters.
         verify: Run the law mask ≡ take on random weights (three forwards in float64).
 
     Raises:
-        RewriteError: For a rank out of range; if no adapter has a larger one, unless
-            ``allow_nothing``.
+        RewriteError: For a rank or alpha out of range; if no adapter has a larger rank and no scale
+            changes, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -226,11 +233,13 @@ def rank(
         >>> [p.shape for p in rank(graph, 2).graph.params if "lora" in p.name]
         [(2, 8), (6, 2)]
     """
-    if type(size) is not int or size < 1:
+    if size is not None and (type(size) is not int or size < 1):
         raise RewriteError("rank out of range", found=size, expected="a whole number from 1")
-    first = np.arange(size)
-    wider = {a.name: first for a in axes(graph).free if a.role == "rank" and a.size > size}
-    if not wider and not allow_nothing:
+    free = (a for a in axes(graph).free if a.role == "rank")
+    wider = {a.name: np.arange(size) for a in free if size is not None and a.size > size}
+    _check_scale(alpha, scaling)
+    scaled = () if alpha is None else _rescaled(graph, size, alpha, scaling)
+    if not wider and not scaled and not allow_nothing:
         ranks = sorted({a.size for a in axes(graph).all if a.role == "rank"})
         raise RewriteError(
             "changes nothing: no low-rank adapter has a larger rank",
@@ -241,4 +250,43 @@ def rank(
     rewritten = cut_axes(graph, wider)
     if verify:
         mask_equals_take(graph, rewritten, wider)
-    return rewritten
+    new = {node.name: node for node in scaled}
+    args = (dataclasses.replace(n, args=new[n.name].args) if n.name in new else n
+            for n in rewritten.graph.nodes)  # fmt: skip
+    return dataclasses.replace(rewritten, graph=rewritten.graph.replace(nodes=tuple(args)))
+
+
+def _rescaled(
+    graph: ArchGraph, size: int | None, alpha: float, scaling: Scaling
+) -> tuple[Node, ...]:
+    """Return the sums of the adapters whose scale changes, with what it becomes at a rank."""
+    sums = list[Node]()
+    for branch in side_branches(graph):
+        if branch.low_rank:
+            rank = graph.param[branch.down].shape[branch.rank_dim]
+            scale = _scale(alpha, scaling, rank if size is None else min(size, rank))
+            total, last = graph.node[branch.total], branch.nodes[-1]
+            if not math.isclose(scale, branch.scale, rel_tol=1e-12):
+                before = 1.0 if total.arg("self") == Ref(last) else total.arg("alpha", 1)
+                assert isinstance(before, (int, float))
+                factor = before * scale / branch.scale
+                pair: dict[str, Value] = {"self": Ref(branch.base), "other": Ref(last)}
+                args = canonical_args(total.op, pair | ({"alpha": factor} if factor != 1 else {}))
+                sums.append(dataclasses.replace(total, args=args))
+    return tuple(sums)
+
+
+def _scale(alpha: float, scaling: Scaling, rank: int) -> float:
+    return alpha / (rank if scaling == "alpha_over_r" else math.sqrt(rank))
+
+
+def _check_scale(alpha: float | None, scaling: Scaling) -> None:
+    """Check what a scale is made of.
+
+    Raises:
+        RewriteError: If one of them is out of range.
+    """
+    if scaling not in ("alpha_over_r", "rsqrt"):
+        raise RewriteError("unknown scaling", found=scaling, expected="alpha_over_r or rsqrt")
+    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha < math.inf):
+        raise RewriteError("alpha out of range", found=alpha, expected="a number above 0")

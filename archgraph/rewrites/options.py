@@ -167,6 +167,22 @@ class LoraOptions(Base):
     )
 
 
+class RankOptions(Base):
+    """Options of ``rank``."""
+
+    size: Count | None = Field(
+        default=None, description="the rank that stays; default: every rank", examples=[4]
+    )
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="numerator of a scale of the client's own; default: the model's scale",
+    )
+    scaling: Literal["alpha_over_r", "rsqrt"] = Field(
+        default="alpha_over_r", description="the scale: alpha over its rank, or over the root of it"
+    )
+    allow_nothing: bool = Field(default=False, description="accept ranks that are this small")
+
+
 class FitOptions(Base):
     """Options of ``fit``: budgets, which hold together, and what is chosen within them."""
 
@@ -227,6 +243,10 @@ def _rank(value: Any) -> Any:
     return value if isinstance(value, Mapping | Base) else {"rank": value}
 
 
+def _size(value: Any) -> Any:
+    return value if isinstance(value, Mapping | Base) else {"size": value}
+
+
 def _by_axis(main: str) -> Any:
     """Accept numbers for the main option.
 
@@ -256,6 +276,7 @@ Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 Lora = _key(LoraOptions, _rank, Count)
+Rank = _key(RankOptions, _size, Count)
 NumberBySection = dict[str, Count]
 OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 

@@ -170,9 +170,9 @@ SHIPPED: tuple[RewriteRow, ...] = (
         "8", "same function",
     ),
     RewriteRow(
-        "rank", "archgraph.rewrites.lora:rank", "Count",
+        "rank", "archgraph.rewrites.lora:rank", "Rank",
         "Keep the first positions of the rank of every low-rank adapter.",
-        "4", "mask ≡ take, at the model's own scale",
+        "4", "mask ≡ take, at the model's own scale unless it has an alpha",
     ),
     RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",

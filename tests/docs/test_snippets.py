@@ -175,6 +175,8 @@ PARSERS: list[Parser] = [
 ]
 
 
+# PEFT's own, of the version of transformers beside it.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("specs", "docs"):

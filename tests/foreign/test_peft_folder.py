@@ -110,6 +110,28 @@ def test_layers_that_are_trained_whole_go_along(tmp_path):
         torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
+    """PEFT left out those of the last layer, which has another number there, in silence."""
+    net, graph, state = traced("bert")
+    short = ag.skip(graph, "bert.encoder.layer.0")
+    weights = short.transfer.pull(state)
+    ag.to_transformers(short, weights, net.model, tmp_path / "short")
+    adapted = ag.add_lora(short.graph, 2, "*.query") >> (
+        lambda g: ag.train_only(g, ["*.lora.*", "classifier.*"])
+    )
+    full = {k: v + 0.5 if ".lora." in k or "classifier" in k else v
+            for k, v in adapted.transfer.pull(weights).items()}  # fmt: skip
+    ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "short"))
+    base = type(net.model).from_pretrained(tmp_path / "short")
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = ag.build(adapted.graph, full).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    more = ag.add_lora(graph, 2, "*.query")
+    with pytest.raises(RewriteError, match="the base model has no such layer"):
+        ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
+
+
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     _, graph, state = traced("bert")
     with pytest.raises(RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):

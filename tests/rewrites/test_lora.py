@@ -109,6 +109,32 @@ def test_a_lower_rank_is_the_masked_adapter_at_the_models_scale(scaling):
     torch.testing.assert_close(result, expected.flatten(), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("scaling", ["alpha_over_r", "rsqrt"])
+def test_a_client_may_have_a_scale_of_its_own(scaling):
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Conv1d(1, 4, 3)).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    graph, state = ag.trace(nn.Sequential(net[0], net[1], nn.Unflatten(1, (1, 5)), net[2]), x)
+    both = ag.add_lora(graph, 4, "0", alpha=6) >> (lambda g: ag.add_lora(g, 2, "3"))
+    tuned = randomised(both, state)
+    small = ag.rank(both.graph, 3, alpha=12, scaling=scaling)
+    assert small.transfer == ag.rank(both.graph, 3).transfer
+    scales = [12 / (r if scaling == "alpha_over_r" else math.sqrt(r)) for r in (3, 2)]
+    assert [b.scale for b in side_branches(small.graph)] == pytest.approx(scales, rel=1e-12)
+    folded = ag.fold(small.graph, small.transfer.pull(tuned))
+    for layer, scale, rank in (("0", scales[0], 3), ("3", scales[1], 2)):
+        up, down = (tuned[f"{layer}.lora.{end}.weight"] for end in ("up", "down"))
+        product = up.flatten(1)[:, :rank] @ down.flatten(1)[:rank]
+        expected = tuned[f"{layer}.weight"].flatten(1) + scale * product
+        actual = folded.state[f"{layer}.weight"].flatten(1)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    # The rank may stay.
+    assert [b.scale for b in side_branches(ag.rank(both.graph, alpha=8).graph)] == [2, 4]
+    with pytest.raises(RewriteError, match="changes nothing"):
+        ag.rank(both.graph, 4)
+    with pytest.raises(RewriteError, match="alpha out of range; found 0"):
+        ag.rank(both.graph, 2, alpha=0)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
 def test_the_authors_class_loads_what_is_folded(name):
     foreign = FOREIGN[name]()
@@ -151,9 +177,23 @@ def test_adapters_of_peft_are_known_by_their_form():
     graph, state = ag.trace(peft.get_peft_model(net, config).eval(), x)
     assert [(b.scale, b.low_rank) for b in side_branches(graph)] == [(2.0, True), (2.0, True)]
     assert [a.size for a in ag.axes(graph).all if a.role == "rank"] == [3, 3]
+    other = ag.rank(graph, 2, alpha=8).graph
+    assert [(b.scale, b.low_rank) for b in side_branches(other)] == [(4.0, True), (4.0, True)]
     folded = ag.fold(graph, state)
     assert len(folded.graph.params) == 4
     torch.testing.assert_close(answer(folded.graph, folded.state, x), answer(graph, state, x))
+
+
+@pytest.mark.parametrize("add", [ag.add_adapters, ag.add_lora])
+def test_sections_of_a_bert_stay_when_it_has_adapters(add):
+    """The sum of an adapter opened the region of its block: `encoder.layer` was gone."""
+    foreign = FOREIGN["bert"]()
+    graph = ag.trace(foreign.model.eval(), *foreign.args, **foreign.kwargs).graph
+    before, after = ag.structure(graph).sections, ag.structure(add(graph, 2).graph).sections
+    assert any(s.name.endswith("encoder.layer") for s in before)
+    assert [(s.name, [b.name for b in s.blocks]) for s in after] == [
+        (s.name, [b.name for b in s.blocks]) for s in before
+    ]
 
 
 class Tied(nn.Module):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pydantic_core
 import pytest
 from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
-from archgraph.federation import find_strategy, strategy_table
+from archgraph.federation import configure, find_strategy, strategy_table
 from archgraph.federation.catalogue import SERVES
+from archgraph.language.experiment import strategy_options
 from archgraph.language.help import strategy_names, topic
 
 REWRITES = {
@@ -34,6 +37,19 @@ def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str
     else:
         with pytest.raises(ag.RunError):
             strategy().init(world)
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_options_that_a_run_wrote_down_are_those_that_it_began_with(name: str):
+    """DepthFL's 300 was read again as 300.0: another experiment, whose checkpoint was refused."""
+    cls, options = find_strategy(name), dict[str, Any]()
+    for chosen in ({}, *({"preset": preset} for preset in cls.presets)):
+        strategy = configure(name, chosen)
+        options = {f.name: getattr(strategy, f.name) for f in strategy_options(cls)}
+        written = pydantic_core.to_jsonable_python(options)
+        again = configure(name, json.loads(json.dumps(written)))
+        options = {f.name: getattr(again, f.name) for f in strategy_options(cls)}
+        assert json.dumps(pydantic_core.to_jsonable_python(options)) == json.dumps(written)
 
 
 def test_every_strategy_has_a_row_with_its_facts():

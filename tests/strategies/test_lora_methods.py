@@ -55,8 +55,7 @@ def build(lab):
         full = only.graph
         low = ag.rank(full, 2)
         if low_alpha is not None:
-            other = ag.add_lora(graph, 2, alpha=low_alpha, scaling=scaling).graph
-            low = dataclasses.replace(low, graph=ag.train_only(other, "*.lora.*").graph)
+            low = ag.rank(full, 2, alpha=low_alpha, scaling=scaling)
         tiers = {"low": low, "full": ag.Rewritten.identity(full)}
         used = {name: tiers[name] for name in tiers if name in clients}
         return lab.make_world(full, adapted.transfer.pull(state), used, clients, **options)

@@ -25,6 +25,7 @@ from archgraph.federation import (
     World,
     classifier,
     find_strategy,
+    low_rank,
     named_entries,
     private_models,
     private_task,
@@ -153,6 +154,56 @@ def test_every_strategy_that_averages_leaves_private_parts_with_clients(name: st
     }
     assert heads
     assert not any(torch.equal(a, b) for a in heads.values() for b in heads.values() if a is not b)
+
+
+PAIRS = ("flexlora", "flora", "hetlora")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", PAIRS)
+def test_adapters_stay_with_clients_where_products_are_merged(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ended in a KeyError: the server wanted to multiply what had not come back."""
+    monkeypatch.setitem(STRATEGIES, name, (STRATEGIES[name][0], "{}"))
+    run = run_of(name, tmp_path, "private: ['head.linear.lora.*']", out=tmp_path / "run")
+    world, before = run.experiment.world, run.experiment.world.state
+    assert not run.troubles
+    models = trained(tmp_path / "run")
+    assert set(models) == {"global", "low/0", "low/1", "whole/2"}
+    server = models.pop("global").state
+    for leaf in world.graph.state_names:
+        same = torch.equal(server[leaf], before[leaf])
+        if leaf.startswith("head.linear.lora."):
+            assert same and not torch.equal(models["whole/2"].state[leaf], before[leaf])
+            assert not torch.equal(models["low/0"].state[leaf], models["low/1"].state[leaf])
+        elif "stage2.0.conv1.lora" in leaf and name != "flora":
+            assert not same
+
+
+def test_clients_of_flora_are_tested_with_the_last_stack(tmp_path: Path):
+    """What stays with a client was laid over the model together with its base weights, which lack
+    the stack of the last round, and those of the rounds that it missed."""
+    run = run_of("flora", tmp_path, "private: [head.linear.bias]", out=tmp_path / "run")
+    models = trained(tmp_path / "run")
+    server = models.pop("global").state
+    base = [a.weight for a in low_rank(run.experiment.world.graph)]
+    assert base and len(models) == 3
+    for model in models.values():
+        assert all(torch.equal(model.state[name], server[name]) for name in base)
+    assert len({str(model.state["head.linear.bias"].tolist()) for model in models.values()}) == 3
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_one_factor_alone_cannot_stay_where_products_are_merged(name: str, tmp_path: Path):
+    with pytest.raises(ag.RunError, match=r"of which one is private; found .*lora.down.weight"):
+        run_of(name, tmp_path, "private: ['*.lora.down.weight']")
+    if name == "flora":
+        with pytest.raises(ag.RunError, match=r"to a layer that is private; found head.linear.w"):
+            run_of(name, tmp_path, "private: [head.linear.weight]")
+    if name == "hetlora":  # with prune, which its small run has
+        with pytest.raises(ag.RunError, match="prune: cuts the rank of all of a client's adapters"):
+            run_of(name, tmp_path, "private: ['head.linear.lora.*']")
 
 
 def test_windows_that_move_cannot_be_kept(tmp_path: Path):
