@@ -187,7 +187,7 @@ def _names_in(base: str, tensors: Iterable[str], paths: Iterable[str]) -> Mappin
     tensors, paths = set(tensors), set(paths)
     every = tensors | paths | {name.rpartition(".")[0] + "." for name in tensors}
     files = sorted(Path(base).glob("*.safetensors")) if base and Path(base).is_dir() else []
-    known = {key for file in files for key in safe_open(file, "pt").keys()}  # noqa: SIM118
+    known = {key for file in files for key in safe_open(file, "pt").keys()}
     if not known:
         return dict(zip(every, every, strict=True))
     names = renumbered(every, known)

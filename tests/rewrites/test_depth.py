@@ -735,4 +735,4 @@ def test_graft_takes_an_order_of_blocks():
         with pytest.raises(RewriteError, match="is not an order of the section's blocks"):
             ag.graft(graph, {"stage2": order})
     with pytest.raises(RewriteError, match="depth is not an integer"):
-        ag.graft(graph, {"stage2": [0, 1.5]})
+        ag.graft(graph, {"stage2": [0, 1.5]})  # type: ignore[list-item]  # a wrong value
