@@ -96,7 +96,7 @@ LAWFUL: dict[str, Callable[[ag.ArchGraph], ag.Rewritten]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "mixtral", "gpt_neox"])
 def test_streaming_is_pulling(name, tmp_path, monkeypatch):
     model = saved(name, tmp_path, torch.bfloat16)
@@ -120,7 +120,7 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "cut"), [(n, c) for n, cuts in CUTS.items() for c in cuts],
     ids=[f"{n}-{c.__name__}" for n, cuts in CUTS.items() for c in cuts],
