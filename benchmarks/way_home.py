@@ -20,6 +20,7 @@ from torch import Tensor
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - offline, and torchvision beside a CPU torch
+from archgraph.capture.trace import Traced
 from archgraph.tables import Table
 
 AUTHORS = (
@@ -93,26 +94,26 @@ def written(root: Path) -> dict[str, dict[str, Tensor]]:
     names = [*AUTHORS, *(f"{name}, adapters" for name in ADAPTED), *OURS]
     for name in names:
         key = name.partition(",")[0]
-        net = FAMILIES[key]() if key in FAMILIES else entry(f"torchvision/{key}").make()
+        net = FAMILIES[key]() if key not in OURS else entry(f"torchvision/{key}").make()
         graph, state = ag.trace(
             net.model.eval(), *net.args, train=False, verify=False, **net.kwargs
         )
         inputs = {
-            **dict(zip((i.name for i in graph.inputs), net.args, strict=False)), **net.kwargs
+            **dict(zip((name for name, _ in graph.inputs), net.args, strict=False)), **net.kwargs
         }  # fmt: skip
-        small = cut(graph) if key in FAMILIES else ag.take(graph, 0.5)
-        weights = small.transfer.pull(spread(state) if key in FAMILIES else state)
+        small = cut(graph) if key not in OURS else ag.take(graph, 0.5)
+        weights = small.transfer.pull(spread(state) if key not in OURS else state)
         folder = root / name
         folder.mkdir()
-        final = ag.Traced(small.graph, weights)
-        if key in FAMILIES:
+        final = Traced(small.graph, weights)
+        if key not in OURS:
             ag.to_transformers(small, weights, net.model, folder / "author")
         if name != key:
             wide, narrow = ADAPTED[key]
             adapted = ag.add_lora(small.graph, 4, wide, alpha=6) >> (
                 lambda g, narrow=narrow: ag.add_lora(g, 2, narrow, alpha=5)
             )
-            final = ag.Traced(adapted.graph, spread(adapted.transfer.pull(weights), ".lora."))
+            final = Traced(adapted.graph, spread(adapted.transfer.pull(weights), ".lora."))
             ag.to_peft(*final, folder / "adapter", base=str(folder / "author"))
         ag.save(final, folder / "ours")
         safetensors.torch.save_file(

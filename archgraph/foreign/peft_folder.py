@@ -18,6 +18,7 @@ from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
 from archgraph.foreign.search import renumbered
+from archgraph.foreign.transformers_folder import names_in_class
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
@@ -182,14 +183,14 @@ def _names_in(base: str, tensors: Iterable[str], paths: Iterable[str]) -> Mappin
     Raises:
         RewriteError: If the folder's model lacks the layer of an adapter.
     """
-    from safetensors import safe_open
-
-    tensors, paths = set(tensors), set(paths)
-    every = tensors | paths | {name.rpartition(".")[0] + "." for name in tensors}
-    files = sorted(Path(base).glob("*.safetensors")) if base and Path(base).is_dir() else []
-    known = {key for file in files for key in safe_open(file, "pt").keys()}
-    if not known:
+    # In this order: layers are numbered as their tensors come.
+    every = dict.fromkeys(tensors)
+    paths = [*paths]
+    every |= dict.fromkeys([*paths, *(name.rpartition(".")[0] + "." for name in every)])
+    if not base or not (Path(base) / "config.json").is_file():
         return dict(zip(every, every, strict=True))
+    # Of the class, not of its file: transformers stores some models under older names.
+    known = set(names_in_class(base))
     names = renumbered(every, known)
     modules = {name.rpartition(".")[0] for name in known}
     if lacking := sorted(path for path in paths if names[path] not in modules):

@@ -155,6 +155,15 @@ def to_transformers(
     return fit.changes(arguments)
 
 
+def names_in_class(folder: str) -> list[str]:
+    """Return the names of the tensors that the class of a folder's model has, without weights.
+
+    Raises:
+        GraphError: If it is not a folder of a model of transformers.
+    """
+    return [*_Original.of(folder).model.state_dict()]
+
+
 class _Original:
     """A model of a folder whose parameters have no memory.
 

@@ -119,14 +119,19 @@ def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
     adapted = ag.add_lora(short.graph, 2, "*.query") >> (
         lambda g: ag.train_only(g, ["*.lora.*", "classifier.*"])
     )
-    full = {k: v + 0.5 if ".lora." in k or "classifier" in k else v
-            for k, v in adapted.transfer.pull(weights).items()}  # fmt: skip
+    draw = torch.Generator().manual_seed(1)
+    plain = adapted.transfer.pull(weights)
+    full = {k: torch.randn(v.shape, generator=draw) if ".lora." in k or "classifier" in k else v
+            for k, v in plain.items()}  # fmt: skip
     ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "short"))
     base = type(net.model).from_pretrained(tmp_path / "short")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = ag.build(adapted.graph, full).eval()(**net.kwargs)["logits"]
         torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+        bare = plain | {k: v for k, v in full.items() if "classifier" in k}
+        without = ag.build(adapted.graph, bare).eval()(**net.kwargs)["logits"]
+        assert float((expected - without).abs().max()) > 1e-3
     more = ag.add_lora(graph, 2, "*.query")
     with pytest.raises(RewriteError, match="the base model has no such layer"):
         ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
