@@ -245,12 +245,14 @@ class _Original:
             hint="ag.from_transformers(folder, NAME=tensor) takes an example",
         )
 
-    def trace(self, inputs: Mapping[str, Any], model: nn.Module | None = None) -> ArchGraph:
+    def trace(
+        self, inputs: Mapping[str, Any], model: nn.Module | None = None, *, train: bool = False
+    ) -> ArchGraph:
         """Trace the model, or another one, without verification."""
         model = model or self.model
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TraceWarning)  # they are notes of the graph
-            return trace(model, train=False, strict=False, verify=False, **inputs).graph
+            return trace(model, train=train, strict=False, verify=False, **inputs).graph
 
 
 def _rewrite_folder(
@@ -266,7 +268,9 @@ def _rewrite_folder(
     inputs = random_inputs(graph)
 
     def same(module: nn.Module) -> bool:
-        return first_unequal(graph, original.trace(inputs, module), fit.names) is None
+        # A run's graph has what training does, too: dropouts, which evaluation alone lacks.
+        traced = (original.trace(inputs, module, train=train) for train in (False, True))
+        return any(first_unequal(graph, one, fit.names) is None for one in traced)
 
     arguments = fit.arguments(same, TRACED)
     net = original.made(arguments)

@@ -148,6 +148,9 @@ def test_the_original_may_be_a_folder(tmp_path):
     again = author(net).from_pretrained(tmp_path / "short").eval()
     expected = ag.build(small, weights).eval()(**net.kwargs)["logits"]
     assert torch.equal(again(**net.kwargs).logits, expected)
+    # A run's model has training captured, too; its operators are those of no class in evaluation.
+    graph, state = ag.trace(net.model, verify=False, **net.kwargs)
+    assert ag.to_transformers(graph, state, tmp_path / "original", tmp_path / "same") == {}
 
 
 REFUSED: dict[str, tuple[str, Cut, str]] = {
