@@ -114,7 +114,7 @@ def written(root: Path) -> dict[str, dict[str, Tensor]]:
                 lambda g, narrow=narrow: ag.add_lora(g, 2, narrow, alpha=5)
             )
             final = Traced(adapted.graph, spread(adapted.transfer.pull(weights), ".lora."))
-            ag.to_peft(*final, folder / "adapter", base=str(folder / "author"))
+            ag.to_peft(final.graph, final.state, folder / "adapter", base=str(folder / "author"))
         ag.save(final, folder / "ours")
         safetensors.torch.save_file(
             {k: v.contiguous() for k, v in inputs.items()}, folder / "inputs.safetensors"
