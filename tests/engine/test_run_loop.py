@@ -308,7 +308,7 @@ def test_evaluation_comes_when_due_and_at_the_end(experiment):
     run = execute(experiment(rounds=5, evaluate=EvaluateSpec(every=2)))
     assert ["evaluation" in line for line in run.rounds] == [False, True, False, True, True]
     assert run.evaluation == run.rounds[-1]["evaluation"]
-    assert {"better", "models", "global", "local", "worst"} == set(run.evaluation)
+    assert {"better", "models", "global", "local", "tenth", "worst"} == set(run.evaluation)
 
 
 @pytest.mark.parametrize(
