@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.cost import cost
-from archgraph.analysis.positions import Kept, axis_refs, node_after, param_after
+from archgraph.analysis.cost_polynomial import CostPart
+from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, walk
-from archgraph.graph.passes import reachable, specialise
-from archgraph.graph.values import refs
+from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
+from archgraph.layout.polynomial import Monomial
 from archgraph.ops.equations import StatedSizes
-from archgraph.ops.table import macs as node_macs
-from archgraph.ops.table import row
 
 
 class Pricing:
-    """What a graph costs, and what it would cost with other sizes or without some operators.
+    """What a graph costs, and what it would cost with narrower axes or without a block.
 
-    Savings are exact: sizes after a cut come from the solved layouts, multiply–accumulates from the
-    operator table, and only operators that have the axis are counted again. No graph is rewritten,
-    so pricing every axis and block takes about as long as one rewrite.
+    Savings are read off the exact polynomials of its costs: only the terms with an axis, or those
+    that go with a block, are evaluated, so pricing every axis and block visits each term a few
+    times.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
         self.solved: Axes = axes(graph)
-        self.evaluated = specialise(graph, training=False)
         self.cost = cost(graph)
+        costs = self.cost.polynomial
+        self._vanishing = costs.blocks
+        self._terms = {m: _Terms(costs.parts[m], costs.axes) for m in ("parameters", "macs")}
         # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
@@ -62,15 +60,6 @@ class Pricing:
             self.met[node.name] = names
             for name in names:
                 self.nodes_of[name].append(node.name)
-        self.counting = frozenset(n.name for n in self.evaluated.nodes if row(n.op).macs)
-        # Two graphs: parameters count for training, too, MACs for evaluation alone.
-        self._trained = Liveness(graph)
-        self._evaluated = Liveness(self.evaluated)
-        # Leaves that no operator uses (counters of batch norms) go with the rest of their module.
-        self._silent: dict[str, list[str]] = {}
-        for param in graph.params:
-            if not graph.leaf_users[param.name]:
-                self._silent.setdefault(param.name.rpartition(".")[0], []).append(param.name)
 
     def names(self, layout: Layout) -> frozenset[str]:
         """Return the axes in a layout."""
@@ -86,32 +75,16 @@ class Pricing:
 
     def halving(self, chosen: Iterable[Axis | AxisFact]) -> Saving:
         """Return what halving some axes at once saves; halves are rounded up."""
-        return self.cutting({a.name: np.arange(halved(a.size)) for a in chosen})
+        sizes = {axis.name: halved(axis.size) for axis in chosen}
+        return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
-    def cutting(
-        self, selection: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
-    ) -> Saving:
-        """Return what keeping some positions of some axes saves, some operators and leaves gone."""
-        parameters = sum(map(self.numel, leaves))
-        macs = sum(self.cost.nodes[name].macs for name in nodes)
-        touched = dict.fromkeys(leaf for name in selection for leaf in self.leaves_of[name])
-        sizes = {
-            leaf: param_after(self.solved, self.graph.param[leaf], selection) for leaf in touched
-        }
-        for leaf, param in sizes.items():
-            if leaf not in leaves and param.role == "parameter":
-                parameters += self.numel(leaf) - math.prod(param.shape)
-        counted = [
-            name
-            for name in dict.fromkeys(n for axis in selection for n in self.nodes_of[axis])
-            if name in self.counting and name not in nodes
-        ]
-        # Costs are read off a graph of these operators alone, of the sizes after the cut.
-        if counted:
-            small = self._resized(counted, sizes, selection)
-            macs += sum(
-                self.cost.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
-            )
+    def skipping(self, block: Block) -> Saving:
+        """Return what skipping a block saves, with everything that only it needs."""
+        gone = self._vanishing[block.name]
+        return self._saving(terms.skipping(block.name, gone) for terms in self._terms.values())
+
+    def _saving(self, amounts: Iterable[int]) -> Saving:
+        parameters, macs = amounts
         return Saving(
             parameters,
             macs,
@@ -119,84 +92,42 @@ class Pricing:
             macs / self.cost.macs if self.cost.macs else 0.0,
         )
 
-    def skipping(self, block: Block) -> Saving:
-        """Return what skipping a block saves, with everything that only it needs."""
-        # A dense block takes the width that it appends away from all that reads it.
-        none = np.zeros(0, dtype=np.int64)
-        selection = {
-            name: none
-            for term in block.terms
-            for layout in self.solved.value[term][0]
-            for name in self.names(layout)
-        }
-        ends = block.exit, block.bypass, block.terms
-        gone = self._trained.without(*ends)
-        leaves = self._trained.unused(gone)
-        for module in {leaf.rpartition(".")[0] for leaf in leaves} & self._silent.keys():
-            used = self._trained.leaves_under.get(module, set())
-            if used <= leaves:
-                leaves = leaves.union(self._silent[module])
-        return self.cutting(selection, self._evaluated.without(*ends), leaves)
 
-    def _resized(
-        self, names: Iterable[str], sizes: Mapping[str, Param], selection: Kept
-    ) -> ArchGraph:
-        """Return some operators and all that they use, with the sizes after a cut."""
-        nodes: dict[str, Node] = {}
-        params: dict[str, Param] = {}
-        for name in names:
-            node = self.evaluated.node[name]
-            for used in (name, *node.uses()):
-                if used not in nodes:
-                    nodes[used] = node_after(self.solved, self.evaluated.node[used], selection)
-            for leaf in node.leaves():
-                params[leaf] = sizes.get(leaf) or self.graph.param[leaf]
-        return ArchGraph((), tuple(params.values()), tuple(nodes.values()), None)
+class _Terms:
+    """The terms of one cost, found by the axes that they grow with and the blocks they need.
 
+    Args:
+        parts: The cost's polynomial.
+        sizes: Sizes of the axes.
+    """
 
-class Liveness:
-    """What the outputs of a graph need, and what becomes unused when a part is removed."""
+    def __init__(self, parts: Iterable[CostPart], sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.terms: list[tuple[int, Monomial]] = []
+        self.of_axis: dict[str, list[int]] = {name: [] for name in sizes}
+        self.of_block: dict[str, list[int]] = {}
+        for part in parts:
+            alone = [name for blocks in part.needs if len(blocks) == 1 for name in blocks]
+            for monomial, factor in part.polynomial.terms.items():
+                for name in set(monomial):
+                    self.of_axis[name].append(len(self.terms))
+                for name in alone:
+                    self.of_block.setdefault(name, []).append(len(self.terms))
+                self.terms.append((factor, monomial))
 
-    def __init__(self, graph: ArchGraph) -> None:
-        self.graph = graph
-        self.roots = set(refs(graph.outputs))
-        self.returned = {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
-        # Of the outputs alone: what only updates buffers keeps no operator alive.
-        live = reachable(self.roots, lambda name: graph.node[name].uses())
-        self.users = {n: [u for u in graph.users[n] if u in live] for n in live}
-        self.leaf_users = {
-            leaf: [u for u in users if u in live] for leaf, users in graph.leaf_users.items()
-        }
-        self.leaves_under: dict[str, set[str]] = {}
-        for leaf, users in graph.leaf_users.items():
-            if users:
-                self.leaves_under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
+    def _value(self, term: int, cut: Mapping[str, int]) -> int:
+        factor, monomial = self.terms[term]
+        return factor * math.prod(cut.get(name, self.sizes[name]) for name in monomial)
 
-    def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
-        """Return operators that become unused when a value replaces another or lists lose terms."""
-        starts = {end, *terms}
-        gone: set[str] = set()
-        pending = [name for name in starts if name in self.users]
-        while pending:
-            name = pending.pop()
-            if name in gone or name == entry or self.graph.node[name].op == "input":
-                continue
-            needed = name in self.roots or any(u not in gone for u in self.users[name])
-            # Visited again from its last user, if that goes later.
-            if needed and name not in starts:
-                continue
-            gone.add(name)
-            pending.extend(self.graph.node[name].uses())
-        return frozenset(gone)
+    def cutting(self, cut: Mapping[str, int]) -> int:
+        """Return what other sizes of some axes save."""
+        touched = {term for name in cut for term in self.of_axis.get(name, ())}
+        return sum(self._value(term, {}) - self._value(term, cut) for term in touched)
 
-    def unused(self, gone: Collection[str]) -> frozenset[str]:
-        """Return the leaves that only these operators use."""
-        used = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
-        return frozenset(
-            leaf
-            for leaf in used - self.returned
-            if all(user in gone for user in self.leaf_users[leaf])
-        )
+    def skipping(self, block: str, vanishing: Collection[str]) -> int:
+        """Return what leaving out a block saves, and the axes that vanish with it."""
+        touched = {term for name in vanishing for term in self.of_axis.get(name, ())}
+        return sum(self._value(term, {}) for term in touched.union(self.of_block.get(block, ())))
 
 
 def halved(size: int) -> int:

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import chosen_axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
@@ -25,9 +21,6 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
 from archgraph.graph.values import refs
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
-
-# Shares whose cost the slider shows: sixteenths as papers take them, dense where models are used.
-SHARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,6 @@ def described(parts: Anatomy) -> dict[str, Json]:
             "operators": len(graph.nodes),
             "reach": about.reach,
         },
-        "take": _prices(graph),
         **_operators(parts),
         **_boxes(parts),
         "axes": _axes(parts),
@@ -102,18 +94,6 @@ def described(parts: Anatomy) -> dict[str, Json]:
         "blocks": _blocks(parts),
         "folds": _folds(parts),
     }
-
-
-def _prices(graph: ArchGraph) -> list[list[float]]:
-    """Compute the remaining parameters and MACs when a share of every free axis is taken."""
-    solved, about = axes(graph), graph_facts(graph)
-    rows: list[list[float]] = []
-    for share in SHARES if solved.free else ():
-        counts, _ = chosen_axes(solved, share, allow_nothing=True)
-        selection = {a.name: np.arange(n) for a, n in counts.items() if n < a.size}
-        saved = about.pricing.cutting(selection)
-        rows.append([share, about.parameters - saved.parameters, about.macs - saved.macs])
-    return rows
 
 
 def _operators(parts: Anatomy) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.record.changes import RoundChange, parameters, read_changes
-from archgraph.reports.runs import Log
+from archgraph.reports.runs import Log, judge, rows_where, series
 from archgraph.viewer.distinct import Distinct, numbered
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.
@@ -32,7 +32,24 @@ def recorded_rounds(log: Log) -> dict[str, Json] | None:
         warnings.warn(f"no colours over the rounds: {error}", stacklevel=2)
         return None
     # A run that has not begun has rounds to come: the page that watches it needs the columns.
-    return over_rounds(changes, graph) if changes or not log.rounds else None
+    if not changes and log.rounds:
+        return None
+    return over_rounds(changes, graph) | {"tests": _tested(log)}
+
+
+def _tested(log: Log) -> dict[str, Json] | None:
+    """Return the figure by which models are judged, by round; None if nothing was tested.
+
+    It is that of the global model, without one the mean over the clients' models.
+    """
+    name = judge([log])
+    rows = rows_where(log.figures, part="test", metric=name)
+    values = series(rows, group=GLOBAL)
+    if not len(values):
+        values = rows[rows["group"].isin(log.submodels)].groupby("round")["value"].mean().dropna()
+    if not len(values):
+        return None
+    return {"name": name, "rounds": values.index.tolist(), "values": values.tolist()}
 
 
 def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Json]:

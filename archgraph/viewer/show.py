@@ -28,6 +28,7 @@ from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
+from archgraph.viewer.submodels import client_shapes, cost_terms, fitted
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -44,6 +45,7 @@ def view(
     importance: Mapping[str, PartNumbers] | Importance | None = None,
     states: Mapping[str, State] | None = None,
     match: bool = False,
+    budgets: bool = False,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
@@ -68,6 +70,8 @@ def view(
             part are to those of the first graph, as the cosine of what the transfer matches.
         match: Compare graphs that no transfer leads to in one order of their positions, as
             :func:`archgraph.match` finds it.
+        budgets: Fit submodels to 5 %, 10 %, … 95 % of the MACs of the first graph
+            (:func:`archgraph.fit`), blocks left out too, for the page to show at a slider.
 
     Returns:
         The page as HTML text.
@@ -96,16 +100,18 @@ def view(
     overlays: dict[str, Overlay] = {}
     anatomies = [part.anatomy for part in parts]
     if importance is not None:
-        if isinstance(importance, Importance):
-            if importance.blocks:
-                overlays["blocks"] = block_overlay(anatomies, importance)
-            importance = importance.positions
-        overlays["importance"] = importance_overlay(anatomies, importance)
+        if isinstance(importance, Importance) and importance.blocks:
+            overlays["blocks"] = block_overlay(anatomies, importance)
+        by_name = importance.positions if isinstance(importance, Importance) else importance
+        overlays["importance"] = importance_overlay(anatomies, by_name)
     if states is not None:
         ways = [_way(parts[0], part) for part in parts[1:]]
         overlays["similarity"] = similarity_overlay(
             anatomies, ways, _versions(parts, graphs, states), matched=match
         )
+    if budgets:
+        scores = importance if isinstance(importance, Importance) else None
+        graphs[0]["fits"] = fitted(parts[0].anatomy, scores)
     data = {"title": heading, **SCALES, "families": colours.FAMILIES}
     data |= {"graphs": graphs, "pairs": _pairs(parts)}
     data["start"] = _start(several)
@@ -193,10 +199,11 @@ class _Part:
     rounds: dict[str, Json] | None = None
 
     def data(self) -> dict[str, Json]:
-        data = described(self.anatomy)
+        data = described(self.anatomy) | {"costs": cost_terms(self.anatomy.graph)}
         data["name"] = self.name or data["name"]
         if self.family:
             data["feeding"] = feeding(self.family, self.anatomy)
+            data["clients"] = client_shapes(self.family, self.anatomy)
         if self.rounds is not None:
             data["rounds"] = self.rounds
         return data

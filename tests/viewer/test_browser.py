@@ -231,18 +231,56 @@ def test_what_is_fed_least_is_one_click_away(opened, family):
     assert page.locator("g.selected").get_attribute("data-id") == numbered(page, "layers.2")
 
 
+def test_a_share_costs_what_take_costs(opened, net):
+    page = opened(net)
+    page.select_option("#as", "share")
+    for percents in (1, 7, 30, 50, 81, 99, 100):
+        told = page.evaluate(
+            """n => (archgraph.app.shape("share", n), archgraph.app.panes.map(
+              ({small}) => [small.parameters, small.macs])[0])""",
+            percents,
+        )
+        small = cost(take(net, percents / 100, allow_nothing=True).graph)
+        assert told == [small.parameters, small.macs], percents
+        assert f"{small.macs:,} MACs" in page.inner_text("#left")
+
+
+def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
+    page = opened(family, hash="#as=client1&open=s1")
+    widths = "all => all.map(r => r.style.transform).filter(Boolean)"
+    assert "scaleX(0.5)" in page.eval_on_selector_all("rect.frame", widths)
+    assert page.input_value("#as") == "client1" and page.locator("rect.outline").count() > 2
+    page.select_option("#as", "client2")
+    assert page.eval_on_selector_all("rect.frame", widths) == []
+    page.click("#more")
+    assert page.locator("g.item.gone").count() > 0
+    page.select_option("#as", "whole")
+    assert page.locator("g.item.gone").count() == 0 and page.inner_text("#left") == ""
+
+
+def test_the_map_of_clients_leads_to_their_blocks(opened, family):
+    page = opened(family)
+    cells = page.locator(".map .row").nth(2).locator(".cell")
+    assert cells.last.get_attribute("title").startswith("short, head")
+    assert page.locator(".map .cell.none").count() == 1
+    page.locator(".map .cell.none").click()
+    assert page.input_value("#as") == "client2"
+    assert page.locator("#panel h2").inner_text() == "layers.2"
+
+
 def test_the_slider_and_the_colours_change(opened, family):
     page = opened(family)
-    told = page.inner_text("output")
-    page.focus("#take")
+    page.select_option("#as", "share")
+    told = page.inner_text("#left")
+    page.focus("#much")
     page.keyboard.press("ArrowLeft")
-    assert page.inner_text("output") != told
+    assert page.inner_text("#left") != told
     fills = "all => all.map(r => r.style.fill).join()"
     seen = set()
     for by in ("none", "clients", "weights", "parameters", "macs", "bytes"):
         page.select_option("#by", by)
         seen.add(page.eval_on_selector_all("rect.frame", fills))
-        assert page.locator("#legend").is_visible() == (by != "none")
+        assert page.locator("#key").is_visible() == (by != "none")
     assert len(seen) == 6
 
 
@@ -402,7 +440,7 @@ def test_what_is_selected_stays_in_sight_when_the_panel_grows(opened, net):
           .filter(([top]) => top + 10 < low).sort(([a], [b]) => b - a)[0][1]""",
         room["y"] + room["height"],
     )
-    item(page, low).click(position={"x": 20, "y": 5})
+    item(page, low).click(position={"x": 60, "y": 5})  # right of the sign that opens it
     now, box = area.bounding_box(), page.locator("g.selected > .frame").last.bounding_box()
     assert now["height"] < room["height"]
     assert now["y"] <= box["y"] < now["y"] + now["height"] - 10

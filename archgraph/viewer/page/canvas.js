@@ -97,6 +97,7 @@ class Canvas {
     this.fitted = false; // all of it is shown, and nobody has moved it since
     this.selected = "root";
     this.focused = "root";
+    /** @type {Submodel|null} what of it is shown; null: all */ this.small = null;
     /** @type {any[]} */ this.marked = [];
     /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
@@ -306,8 +307,26 @@ class Canvas {
       const colour = this.app.colour(this, item);
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
+      this.narrow(item, colour);
       this.badge(item.view.g, frame, item);
     }
+  }
+
+  /** Make an item as wide as the submodel leaves it, within its outline; what is gone fades. */
+  narrow(/** @type {Item} */ item, /** @type {string} */ colour) {
+    const { g, frame, layout } = item.view;
+    const gone = this.small ? lacked(this.model, item, this.small) : 0;
+    const share = this.small && !layout.inside && gone < 1 ? narrowed(this.model, item, this.small) : 1;
+    const outline = g.querySelector(":scope > rect.outline");
+    if (outline) outline.remove();
+    if (share < 1) {
+      const round = frame.find((/** @type {any} */ part) => part.matches("rect.frame")).getAttribute("rx");
+      g.prepend(svg("rect", { class: "outline", width: layout.w, height: layout.h, rx: round, style: colour ? `fill: color-mix(in srgb, ${colour} 25%, white)` : "" }));
+    }
+    for (const part of frame) if (part.matches("rect.frame")) part.style.transform = share < 1 ? `scaleX(${share})` : "";
+    g.classList.toggle("gone", gone === 1);
+    const badge = frame.find((/** @type {any} */ part) => part.matches("text.times"));
+    if (badge) badge.textContent = gone && gone < 1 ? `${Math.round(item.times * (1 - gone))} of ${item.times}` : `×${item.times}`;
   }
 
   /** A word and a border where an item differs from its counterpart. */

@@ -10,7 +10,8 @@ class App {
   constructor(/** @type {any} */ data) {
     this.data = data;
     this.overlays = overlays(data);
-    this.state = { by: "none", names: false };
+    this.state = { by: "none", names: false, as: "whole", much: 0 };
+    /** @type {any} what turns the rounds; 0: nothing does */ this.player = 0;
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
     /** @type {Record<string, () => void>} */ this.actions = {};
@@ -52,12 +53,17 @@ class App {
     $("beside").addEventListener("change", () => this.arrange([...shown(), Number($("beside").value)]));
     $("by").addEventListener("change", () => this.tint($("by").value));
     $("round").addEventListener("input", () => this.turn(Number($("round").value)));
+    const several = choices(this.data.graphs);
+    $("as").append(...several.map(([key, text]) => h("option", { value: key }, text)));
+    $("as").closest("label").hidden = several.length < 2;
+    $("as").addEventListener("change", () => this.shape($("as").value));
+    $("much").addEventListener("input", () => this.shape(this.state.as, Number($("much").value)));
     this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
-      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name() };
+      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
-    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on" };
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play" };
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -82,6 +88,7 @@ class App {
       held.append(h("section", { class: "pane", "aria-label": name }, wanted.length > 1 ? h("h2", { class: "which" }, name, without) : null, area));
       return new Canvas(this.model(i), area, this);
     });
+    for (const pane of this.panes) pane.small = chosen(pane.model.data, this.state.as, this.state.much);
     this.comparison = wanted.length > 1 ? new Comparison(this.data.pairs, this.panes) : null;
     $("graph").value = String(wanted[0]);
     const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
@@ -117,7 +124,7 @@ class App {
   /** What the colours mean: one scale for the whole picture. */
   legend() {
     const overlay = this.overlays[this.state.by];
-    $("legend").hidden = !overlay;
+    for (const id of ["key", "rounds"]) $(id).hidden = !overlay;
     if (!overlay) return;
     const { numbers, at } = this.stops();
     if (overlay.named) {
@@ -130,6 +137,7 @@ class App {
     $("rounds").hidden = !numbers.length || !["norm", "coverage"].includes(this.state.by);
     Object.assign($("round"), { max: numbers.length - 1, value: at });
     $("told").textContent = `${numbers[at]} of ${numbers[numbers.length - 1]}`;
+    $("track").replaceChildren(...tested(this.data.graphs, numbers[at]));
     $("round").setAttribute("aria-valuetext", `round ${$("told").textContent}`);
     $("key").replaceChildren(h("span", {}, overlay.legend), h("div", { class: "ramp" },
       h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
@@ -145,6 +153,47 @@ class App {
     const { numbers } = this.stops();
     slide.until = at < numbers.length - 1 ? numbers[Math.max(at, 0)] : Infinity;
     this.tint(this.state.by);
+  }
+
+  /** Show a submodel in every pane whose graph has it. */
+  shape(/** @type {string} */ as, much = this.state.as === as ? this.state.much : 0) {
+    const { graphs } = this.data;
+    const most = steps(graphs, as);
+    Object.assign(this.state, { as, much: most ? Math.min(Math.max(much || Math.ceil(most / 2), 1), most) : 0 });
+    $("as").value = as;
+    $("much").hidden = !most;
+    $("submodel").hidden = as === "whole";
+    Object.assign($("much"), { max: most, value: this.state.much });
+    for (const pane of this.panes) {
+      pane.small = chosen(pane.model.data, as, this.state.much);
+      pane.paint();
+    }
+    const pane = this.panes.find((one) => one.small);
+    $("left").textContent = pane ? `${as.startsWith("client") ? "" : `${pane.small.name}: `}${spent(pane.model.data.totals, pane.small)}` : "";
+    $("much").setAttribute("aria-valuetext", $("left").textContent);
+    const first = this.panes[0];
+    const item = first && first.model.items.get(first.selected);
+    if (item && item.kind === "graph") this.panel.show(first, item, false);
+    this.write();
+  }
+
+  /** Turn the rounds one after the other, from the first one at the end; or stop. */
+  play(on = !this.player) {
+    clearInterval(this.player);
+    this.player = 0;
+    const { numbers, at } = this.stops();
+    if (on && numbers.length > 1) {
+      if (!["norm", "coverage"].includes(this.state.by)) this.tint("norm");
+      if (at === numbers.length - 1) this.turn(0);
+      this.player = setInterval(() => {
+        const next = this.stops().at + 1;
+        if (next >= numbers.length - 1) this.play(false);
+        this.turn(next);
+      }, 700);
+    }
+    $("play").setAttribute("aria-pressed", String(Boolean(this.player)));
+    $("play").textContent = this.player ? "⏸" : "▶";
+    $("panes").classList.toggle("playing", Boolean(this.player));
   }
 
   /** Take what a run that goes on has changed by now. */
@@ -363,6 +412,7 @@ class App {
     const words = { g: this.panes.map((p) => p.model.index).join("."), open: [...pane.open].filter((id) => id !== "root").join("."),
       all: [...pane.model.unfolded].join("."), at: pane.selected, by: this.state.by, names: this.state.names ? "1" : "",
       round: Number.isFinite(slide.until) ? slide.until : "",
+      as: this.state.as === "whole" ? "" : this.state.as, much: this.state.much || "",
       view: `${Math.round(x)},${Math.round(y)},${k.toFixed(3)}` };
     const hash = `#${Object.entries(words).filter(([key, v]) => v || key === "open").map(([key, v]) => `${key}=${v}`).join("&")}`;
     this.written = hash;
@@ -394,6 +444,8 @@ class App {
       pane.fresh();
       this.step(pane);
     }
+    const as = told.get("as") || "whole";
+    this.shape(choices(this.data.graphs).some(([key]) => key === as) ? as : "whole", Number(told.get("much")) || 0);
     const item = pane.model.find(told.get("at") || "root");
     if (item) this.select(pane, item);
     const [x, y, k] = (told.get("view") || "").split(",").map(Number);

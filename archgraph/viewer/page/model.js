@@ -19,6 +19,7 @@
  * @property {Edge[]|null} edges between the children, once they are known
  * @property {any} layout where its children stand; null: to be computed
  * @property {any} view what draws it
+ * @property {number[]} [free] its free axes, once they are asked for
  */
 
 const STEP = /** @type {const} */ ({ operator: 0, input: 1, output: 2 });
@@ -237,6 +238,16 @@ class Model {
     if (item.fold < 0 || item.times < 2) return item.operators;
     const [first, period, times] = this.data.folds[item.fold];
     return Array.from({ length: period * times }, (_, i) => this.blockOps[first + i]).flat();
+  }
+
+  /** Blocks that an item holds, of every repetition. */
+  blocksOf(/** @type {Item} */ item) {
+    const { sections, folds } = this.data;
+    const from = (/** @type {number} */ first, /** @type {number} */ many) => Array.from({ length: many }, (_, i) => first + i);
+    if (item.kind === "section") return from(this.sectionStart[item.number], sections[item.number][2]);
+    if (item.fold >= 0 && item.times > 1) return from(folds[item.fold][0], folds[item.fold][1] * folds[item.fold][2]);
+    if (item.kind === "block") return [item.number];
+    return item.parent && item.kind !== "graph" ? this.blocksOf(item.parent).filter((b) => this.blockOps[b].includes(item.operators[0])) : [];
   }
 
   /** Sum of a column of figures over all operators of an item. */

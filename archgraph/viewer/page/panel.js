@@ -62,10 +62,10 @@ class Panel {
     this.turn = () => {};
   }
 
-  show(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+  show(/** @type {Canvas} */ canvas, /** @type {Item} */ item, fresh = true) {
     const parts = item.kind === "graph" ? this.whole(canvas) : this.part(canvas, item);
     this.host.replaceChildren(...parts.filter(Boolean));
-    this.host.scrollTop = 0;
+    if (fresh) this.host.scrollTop = 0;
   }
 
   /** What the round that is shown changed of an item; `turn` tells it of another round. */
@@ -87,6 +87,7 @@ class Panel {
     const axes = data.axes;
     return [
       h("h2", {}, data.name),
+      canvas.small ? h("p", { class: "small" }, h("strong", {}, `${canvas.small.name}: `), spent(t, canvas.small)) : null,
       facts([["parameters", t.parameters], ["MACs per example", t.macs], ["operators", t.operators],
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
@@ -94,9 +95,9 @@ class Panel {
         ...this.told(canvas.model, canvas.model.root)]),
       this.changed(canvas.model, canvas.model.root),
       this.app.comparison && this.app.comparison.table(this.app),
+      clientMap(this.app, canvas),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
-      this.slider(data),
     ];
   }
 
@@ -118,23 +119,6 @@ class Panel {
   block(/** @type {Canvas} */ canvas, /** @type {number} */ i) {
     const { model } = canvas;
     return this.to(canvas, () => model.holder(model.blockOps[i][0], "block"), model.data.blocks[i][0]);
-  }
-
-  /** What a share of every free axis would cost. */
-  slider(/** @type {any} */ data) {
-    const rows = data.take;
-    if (!rows.length) return null;
-    const told = h("output", { for: "take" });
-    const tell = (/** @type {number} */ i) => {
-      const [share, parameters, macs] = rows[i];
-      const part = (/** @type {number} */ n, /** @type {number} */ of) => of ? ` (${percent(n / of)})` : "";
-      told.textContent = `take ${share}: ${parameters.toLocaleString("en")} parameters${part(parameters, data.totals.parameters)}, ` +
-        `${macs.toLocaleString("en")} MACs${part(macs, data.totals.macs)}`;
-    };
-    const input = h("input", { type: "range", id: "take", min: 0, max: rows.length - 1, value: rows.length - 1, step: 1,
-      oninput: (/** @type {any} */ e) => tell(Number(e.target.value)) });
-    tell(rows.length - 1);
-    return h("section", {}, h("h3", {}, h("label", { for: "take" }, "A share of every free axis")), input, told);
   }
 
   part(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {

@@ -41,6 +41,23 @@ function overRounds(/** @type {any[]} */ graphs) {
   };
 }
 
+/** The test of a round as a curve over all of them, and its value. @returns {any[]} */
+function tested(/** @type {any[]} */ graphs, /** @type {number} */ round) {
+  const tests = graphs.find((g) => g.rounds)?.rounds.tests;
+  if (!tests || tests.rounds.length < 2) return [];
+  const { name, rounds, values } = tests;
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const last = rounds[rounds.length - 1];
+  const x = (/** @type {number} */ i) => 2 + 140 * (rounds[i] - rounds[0]) / (last - rounds[0]);
+  const y = (/** @type {number} */ i) => 28 - 24 * (values[i] - low) / (high - low || 1);
+  const at = Math.max(0, rounds.filter((/** @type {number} */ n) => n <= round).length - 1);
+  const text = `${name} ${Number(values[at].toPrecision(4))}`;
+  const curve = svg("svg", { class: "track", viewBox: "0 0 144 32", role: "img", "aria-label": `${name} by round, from ${low} to ${high}` }, [
+    svg("path", { d: rounds.map((/** @type {number} */ _, /** @type {number} */ i) => `${i ? "L" : "M"}${x(i)} ${y(i)}`).join("") }),
+    svg("circle", { cx: x(at), cy: y(at), r: 3.5 })]);
+  return [curve, h("span", {}, text)];
+}
+
 /** What the panel says of it. */
 function changedFacts(/** @type {Model} */ model, /** @type {Item} */ item) {
   const found = changed(model, item);

@@ -1,0 +1,71 @@
+"""What a page needs to show submodels of a graph: exact costs of all, and a row of fitted ones."""
+
+from __future__ import annotations
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.cost import cost
+from archgraph.budgets.fit import fit
+from archgraph.errors import RewriteError
+from archgraph.federation.family import Family
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
+from archgraph.states.importance import Importance
+from archgraph.states.transfer import Transfer
+from archgraph.states.widths import widths
+from archgraph.viewer.anatomy import Anatomy
+from archgraph.viewer.distinct import numbered
+
+# Budgets of a page, as shares of the whole: one for each step of its slider.
+BUDGETS = tuple(n / 20 for n in range(1, 20))
+
+
+def cost_terms(graph: ArchGraph) -> dict[str, Json]:
+    """Return parameters and MACs of all submodels whose blocks all stay, term by term.
+
+    Each term is its factor and the numbers of its axes, in the order of the graph's axes.
+    """
+    costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
+
+    def terms(measure: str) -> list[list[int]]:
+        whole = costs.polynomial(measure).terms
+        return [[factor, *(number[name] for name in names)] for names, factor in whole.items()]
+
+    return {measure: terms(measure) for measure in ("parameters", "macs")}
+
+
+def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
+    """Return name, parameters, MACs, narrower axes and lacking blocks of each kind of client."""
+    return [[one.name, *_shape(parts, one.graph, one.transfer)] for one in family.clients]
+
+
+def fitted(parts: Anatomy, importance: Importance | None = None) -> list[Json]:
+    """Return submodels for growing budgets of MACs, blocks left out too: budget, then as clients.
+
+    Each lies within the next one. Budgets below the smallest submodel are left out.
+    """
+    rows: list[Json] = []
+    for budget in BUDGETS:
+        try:
+            small = fit(parts.graph, macs=budget, shape="nested", skip="*", importance=importance)
+        except RewriteError:
+            continue
+        rows.append([budget, *_shape(parts, small.graph, small.transfer)])
+    return rows
+
+
+def _shape(parts: Anatomy, small: ArchGraph, transfer: Transfer) -> list[Json]:
+    """Return parameters, MACs, sizes of narrower axes, and blocks of which nothing is left."""
+    spent, solved = cost(small), axes(parts.graph)
+    number, sizes = numbered(axis.name for axis in solved.all), widths(parts.graph, transfer)
+    narrower = [
+        [number[axis.name], sizes[axis.name]]
+        for axis in solved.free
+        if sizes.get(axis.name, axis.size) < axis.size
+    ]
+    taken = {entry.source for entry in transfer.entries.values()}
+    leaves = [
+        {leaf for name in nodes for leaf in parts.graph.node[name].leaves()}
+        for _, nodes in parts.blocks
+    ]
+    gone = [i for i, some in enumerate(leaves) if some and some.isdisjoint(taken)]
+    return [spent.parameters, spent.macs, narrower, gone]
