@@ -5,7 +5,10 @@ That no page says or requests anything is checked by the fixture that opens it.
 
 from __future__ import annotations
 
+import math
+import struct
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.shorten import shorten
 from archgraph.rewrites.take import take
-from archgraph.states import Rewritten
+from archgraph.states import Rewritten, signature
 
 
 def items(page):
@@ -617,3 +620,62 @@ def test_colours_tell_what_operators_do(opened, net):
     shown = head.evaluate("one => getComputedStyle(one).fill")
     red, green, blue = (int(FAMILIES["linear"][i : i + 2], 16) for i in (1, 3, 5))
     assert shown == f"rgb({red}, {green}, {blue})"
+
+
+def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(opened, net):
+    page = opened(net)
+    page.click("#less")
+    layers = page.locator("g.item", has=page.locator("> text.times"))
+    layers.click(position={"x": 90, "y": 5})
+    assert page.locator(".edge.in").count() == 1 and page.locator(".edge.out").count() == 1
+    facts = dict(zip(*[page.locator(f"#panel {tag}").all_inner_texts() for tag in ("dt", "dd")]))  # noqa: B905
+    assert facts["takes values from"] == "stem" and facts["gives values to"] == "head"
+    page.click("text=Show what leads here")
+    dimmed = page.locator("g.item.dim > text.strong").all_text_contents()
+    assert "head" in dimmed and "stem" not in dimmed
+    page.click("text=Show what it reaches")
+    dimmed = page.locator("g.item.dim > text.strong").all_text_contents()
+    assert "head" not in dimmed and "stem" in dimmed
+    page.keyboard.press("Escape")
+    assert page.locator("g.item.dim").count() == 0 and page.locator(".edge.in").count() == 0
+
+
+def test_arrows_are_followed_into_and_out_of_open_parts(opened, net):
+    page = opened(net, hash="#open=s1.f0")
+    first = page.evaluate("archgraph.app.panes[0].model.find('f0') ? 'f0' : 's1'")
+    inside = page.locator(f"g.item[data-id='{first}'] g.item").first
+    inside.click(position={"x": 60, "y": 5})
+    assert page.locator(".edge.in").count() == 2  # into the part that holds it, and on to it
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_picture_is_saved_as_it_is_seen(opened, net, kind):
+    page = opened(net, hash="#as=share&much=50")
+    page.click("summary")
+    with page.expect_download() as saved:
+        page.click(f"#{kind}")
+    data = saved.value.path().read_bytes()
+    assert saved.value.suggested_filename == f"net.{kind}"
+    if kind == "svg":
+        root = ElementTree.fromstring(data)
+        texts = {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"stem", "head", "×3"} <= texts and b"fill:rgb" in data and b"scale" not in data[:200]
+    else:
+        assert data[:4] == b"\x89PNG"
+        width, height = struct.unpack(">II", data[16:24])
+        drawn = page.evaluate("archgraph.app.panes[0].model.root.layout")
+        assert (width, height) == (math.ceil(2 * drawn["w"]), math.ceil(2 * drawn["h"]))
+
+
+def test_help_opens_by_its_key_and_values_have_a_histogram(opened, net):
+    draw = torch.Generator().manual_seed(0)
+    state = {slot.name: torch.randn(slot.shape, generator=draw) for slot in signature(net)}
+    page = opened(net, states={"net": state})
+    page.keyboard.press("?")
+    assert page.locator("#helping").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("#helping").is_hidden()
+    page.click("#less")
+    page.locator("g.item.section").first.click(position={"x": 60, "y": 5})
+    assert page.locator(".histogram").count() == 2
+    assert "mean" in page.locator(".histogram").first.get_attribute("aria-label")

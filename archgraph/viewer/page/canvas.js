@@ -98,6 +98,7 @@ class Canvas {
     this.selected = "root";
     this.focused = "root";
     /** @type {Submodel|null} what of it is shown; null: all */ this.small = null;
+    /** @type {Set<number>|null} the operators that are not dimmed; null: none is */ this.lit = null;
     /** @type {any[]} */ this.marked = [];
     /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
@@ -249,7 +250,7 @@ class Canvas {
       if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
     const named = new Set();
-    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p) => this.edge(p, inside, item.layout, named)));
+    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named)));
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
@@ -276,7 +277,7 @@ class Canvas {
   }
 
   /** @returns {Shape[]} */
-  edge(/** @type {Path} */ path, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
+  edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
     const { edge, from, to, lane, x } = path;
     const start = from.x + from.exit;
     // Inside an open item all begins below its title.
@@ -292,7 +293,7 @@ class Canvas {
       d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
     }
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
-    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
+    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number }];
     if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [line];
     named.add(edge.tail);
     const text = { x: start + (path.before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": path.before ? "end" : undefined, class: "flow" };
@@ -308,6 +309,7 @@ class Canvas {
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
       this.narrow(item, colour);
+      item.view.g.classList.toggle("dim", this.lit !== null && !item.view.layout.inside && !this.model.every(item).some((o) => this.lit?.has(o)));
       this.badge(item.view.g, frame, item);
     }
   }
@@ -355,6 +357,43 @@ class Canvas {
       if (g.getAttribute("tabindex") !== stop) g.setAttribute("tabindex", stop);
     }
     this.marked = [selected, focus].filter(Boolean);
+    this.connect();
+  }
+
+  /** Colour the arrows into and out of what is selected, up to where they begin and end. */
+  connect() {
+    for (const line of this.world.querySelectorAll(".edge.in, .edge.out")) line.classList.remove("in", "out");
+    const item = this.model.items.get(this.selected);
+    const follow = (/** @type {Item} */ one, /** @type {"in"|"out"} */ way) => {
+      const parent = one.parent;
+      if (!parent || !parent.view || !parent.view.lines || !parent.layout?.inside) return;
+      const at = parent.layout.children.indexOf(one);
+      let beyond = false;
+      parent.layout.inside.paths.forEach((/** @type {Path} */ p, /** @type {number} */ i) => {
+        const { head, tail } = p.edge;
+        if ((way === "in" ? head : tail) !== at) return;
+        parent.view.lines.querySelector(`[data-path="${i}"]`)?.classList.add(way);
+        beyond = beyond || (way === "in" ? tail === -1 : head === -2);
+      });
+      if (beyond) follow(parent, way);
+    };
+    if (item && item.kind !== "graph" && this.find(item.id)) for (const way of /** @type {const} */ (["in", "out"])) follow(item, way);
+  }
+
+  /** Dim all but some operators; null: nothing. */
+  trace(/** @type {Set<number>|null} */ lit) {
+    this.lit = lit;
+    this.paint();
+  }
+
+  /** The smallest item in the picture that shows an operator. @returns {Item} */
+  showing(/** @type {number} */ op) {
+    let at = this.model.root;
+    for (;;) {
+      const next = this.opened(at) || at.kind === "graph" ? this.model.children(at).find((child) => this.model.every(child).includes(op)) : undefined;
+      if (!next) return at;
+      at = next;
+    }
   }
 
   find(/** @type {string} */ id) {

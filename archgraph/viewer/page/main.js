@@ -59,11 +59,12 @@ class App {
     $("as").addEventListener("change", () => this.shape($("as").value));
     $("much").addEventListener("input", () => this.shape(this.state.as, Number($("much").value)));
     this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
-      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play() };
+      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play(),
+      svg: () => saveAs(this.panes[0], "svg"), png: () => saveAs(this.panes[0], "png"), link: () => this.copy(), help: () => $("helping").showModal() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
-    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play" };
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -116,9 +117,14 @@ class App {
     this.panes.forEach((pane) => pane.paint());
     const room = $("legend").offsetHeight;
     this.legend();
-    if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
+    this.refit(room);
     this.panel.turn();
     this.write();
+  }
+
+  /** Fit panes that nobody has moved where the legend takes more or less room than before. */
+  refit(/** @type {number} */ room) {
+    if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
   }
 
   /** What the colours mean: one scale for the whole picture. */
@@ -161,6 +167,7 @@ class App {
     const most = steps(graphs, as);
     Object.assign(this.state, { as, much: most ? Math.min(Math.max(much || Math.ceil(most / 2), 1), most) : 0 });
     $("as").value = as;
+    const room = $("legend").offsetHeight;
     $("much").hidden = !most;
     $("submodel").hidden = as === "whole";
     Object.assign($("much"), { max: most, value: this.state.much });
@@ -171,6 +178,7 @@ class App {
     const pane = this.panes.find((one) => one.small);
     $("left").textContent = pane ? `${as.startsWith("client") ? "" : `${pane.small.name}: `}${spent(pane.model.data.totals, pane.small)}` : "";
     $("much").setAttribute("aria-valuetext", $("left").textContent);
+    this.refit(room);
     const first = this.panes[0];
     const item = first && first.model.items.get(first.selected);
     if (item && item.kind === "graph") this.panel.show(first, item, false);
@@ -222,6 +230,7 @@ class App {
   select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const room = canvas.host.clientHeight;
     canvas.focused = item.id;
+    for (const pane of this.panes) if (pane.lit) pane.trace(null);
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
     this.crumbs(canvas, item);
@@ -402,6 +411,18 @@ class App {
     }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.write(), 200);
+  }
+
+  /** Put the address, which holds what is open and shown, on the clipboard. */
+  async copy() {
+    this.write();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      $("link").textContent = "Copied";
+    } catch {
+      $("link").textContent = "Copy the address bar";
+    }
+    setTimeout(() => ($("link").textContent = "Copy link"), 1500);
   }
 
   /** The state in the address: it can be sent with the file. */
