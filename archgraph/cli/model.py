@@ -282,7 +282,15 @@ def view(
         subject, states = with_weights(files, subject, state, data)
     # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(subject, path, title=title, importance=numbers, states=states, match=match, budgets=budgets)
+    page(
+        subject,
+        path,
+        title=title,
+        importance=numbers,
+        states=states,
+        match=match,
+        budgets=budgets,
+    )
     wrote(path)
 
 

@@ -15,6 +15,7 @@ from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
+from archgraph.machine import uncollected
 from archgraph.plain import Json
 from archgraph.relate.correspond import Way, correspond
 from archgraph.reports.run_family import run_family
@@ -38,6 +39,7 @@ SEVERAL = 4
 Subject: TypeAlias = GraphLike | Family | Log
 
 
+@uncollected()
 def view(
     subject: Subject | Mapping[str, GraphLike] | Iterable[Subject],
     path: str | os.PathLike[str] | None = None,

@@ -659,7 +659,9 @@ def test_a_picture_is_saved_as_it_is_seen(opened, net, kind):
     if kind == "svg":
         root = ElementTree.fromstring(data)
         texts = {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
-        assert {"stem", "head", "×3"} <= texts and b"fill:rgb" in data and b"scale" not in data[:200]
+        assert (
+            {"stem", "head", "×3"} <= texts and b"fill:rgb" in data and b"scale" not in data[:200]
+        )
     else:
         assert data[:4] == b"\x89PNG"
         width, height = struct.unpack(">II", data[16:24])
