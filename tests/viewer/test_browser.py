@@ -681,3 +681,26 @@ def test_help_opens_by_its_key_and_values_have_a_histogram(opened, net):
     page.locator("g.item.section").first.click(position={"x": 60, "y": 5})
     assert page.locator(".histogram").count() == 2
     assert "mean" in page.locator(".histogram").first.get_attribute("aria-label")
+
+
+def test_counterparts_are_level_and_marks_have_a_legend(opened, family):
+    """However unlike the heights of their parts, opened or closed, from the first look on."""
+    page = opened([family.graph, *(one.graph for one in family.clients[1:])], hash="#by=none")
+    tops = """() => archgraph.app.panes.map(pane => Object.fromEntries(
+      pane.model.children(pane.model.root).map(item =>
+        [item.name, item.view.g.querySelector("rect.frame").getBoundingClientRect().top])))"""
+    for act in ("#less", "#more", "#fit"):
+        page.click(act)
+        first, *others = page.evaluate(tops)
+        for one in others:
+            for name in first.keys() & one.keys():
+                assert one[name] == pytest.approx(first[name], abs=0.5), (act, name)
+    assert page.locator("#marks .swatch").count() > 0
+    assert "narrower" in page.inner_text("#marks")
+
+
+def test_networks_without_a_common_part_say_so(opened, net):
+    other = trace(nn.Conv2d(3, 5, 3), torch.zeros(1, 3, 8, 8)).graph
+    page = opened([net, other])
+    assert "nothing in common" in text(page)
+    assert page.locator("[data-mark]").count() == 0

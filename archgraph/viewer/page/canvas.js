@@ -94,6 +94,7 @@ class Canvas {
     /** @type {Set<string>} */ this.open = new Set(["root"]);
     this.at = { x: 0, y: 0, k: 1 };
     this.count = 0; // columns; 0: not yet known
+    /** @type {number[]|null} where rows begin that are level with those of other panes */ this.tops = null;
     this.fitted = false; // all of it is shown, and nobody has moved it since
     this.selected = "root";
     this.focused = "root";
@@ -155,7 +156,7 @@ class Canvas {
       entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside) }));
     for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows));
+    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows), bare ? this.tops : null);
     const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
@@ -168,8 +169,9 @@ class Canvas {
     return inside && inside[side] ? inside[side].x + dx - w / 2 : 0;
   }
 
-  /** Draw what has changed. */
-  draw() {
+  /** Draw what has changed, in other panes too where rows have to be level. */
+  draw(alone = false) {
+    if (!alone) for (const pane of this.app.level()) if (pane !== this) pane.draw(true);
     this.layout(this.model.root);
     this.drawn = [];
     const g = this.element(this.model.root, 1);
@@ -340,8 +342,12 @@ class Canvas {
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
     // Above its right corner: below stand shapes, on either side of their arrows.
-    const badge = svg("text", { x: Number(frame.getAttribute("width")), y: -4, "text-anchor": "end", class: "badge" });
-    badge.textContent = this.app.comparison.said(this, item);
+    const said = this.app.comparison.said(this, item);
+    const width = Number(frame.getAttribute("width"));
+    // A long one begins right of the arrow that enters in the middle.
+    const long = wide(said, true) > width / 2 - 8;
+    const badge = svg("text", { x: long ? width / 2 + 10 : width, y: -4, "text-anchor": long ? "start" : "end", class: "badge" });
+    badge.textContent = said;
     g.append(badge);
   }
 
@@ -435,6 +441,7 @@ class Canvas {
   /** Open what a screen can show in a type that can be read: sections, the largest first; below them all of a level or none. */
   settle() {
     this.open = new Set(["root"]);
+    this.tops = null;
     const size = (/** @type {Item} */ item) => this.model.sum(item, "parameters");
     const opens = (/** @type {Item} */ item) => item.make && item.kind !== "box" && item.boxes.length > 1;
     let shown = this.model.children(this.model.root).length;
@@ -495,9 +502,10 @@ class Canvas {
     }
     const { w, h } = this.layout(this.model.root);
     const { clientWidth, clientHeight } = this.host;
-    const k = this.scale();
+    const k = this.app.scale(this);
     const least = whole ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
-    this.go({ x: (clientWidth - w * least) / 2, y: Math.max(8, (clientHeight - h * least) / 2), k: least }, false);
+    const y = this.tops ? 8 : Math.max(8, (clientHeight - h * least) / 2);
+    this.go({ x: (clientWidth - w * least) / 2, y, k: least }, false);
     this.fitted = true;
   }
 

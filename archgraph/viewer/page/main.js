@@ -102,6 +102,71 @@ class App {
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
+  /** The scale at which a pane shows all: one for panes whose rows are level. */
+  scale(/** @type {Canvas} */ canvas) {
+    return canvas.tops ? Math.min(...this.panes.map((pane) => pane.scale())) : canvas.scale();
+  }
+
+  /**
+   * Rows of what corresponds begin at one height, where all panes have a single column.
+   * 1. Rows as each pane would have them, and pairs of rows with counterparts, in the order of both.
+   * 2. A row begins below the one before it, and not above its counterpart, until nothing moves.
+   * @returns {Canvas[]} the panes whose rows move
+   */
+  level() {
+    const { panes, comparison } = this;
+    if (!comparison) return [];
+    const before = panes.map((pane) => ({ tops: String(pane.tops), layout: pane.model.root.layout }));
+    const bands = panes.map((pane) => {
+      pane.tops = null;
+      pane.model.root.layout = null;
+      return pane.layout(pane.model.root).inside;
+    });
+    if (bands.every((one) => one.columns === 1) && !comparison.unrelated) {
+      const rowOf = (/** @type {number} */ pane, /** @type {Item|null} */ item) => {
+        for (let at = item; at; at = at.parent) {
+          const child = panes[pane].model.root.layout.children.indexOf(at);
+          if (child >= 0) return bands[pane].spots[child].layer;
+        }
+        return -1;
+      };
+      const tops = bands.map((one) => one.bands.map((/** @type {any} */ b) => b.top));
+      const pairs = panes.map((pane, k) => {
+        /** @type {Array<[number, number]>} */ const found = [];
+        const children = k ? panes[0].model.root.layout.children : [];
+        const rows = children.map((/** @type {Item} */ child) => [rowOf(0, child), rowOf(k, comparison.counterpart(panes[0], child, pane))]);
+        for (const [a, b] of rows.sort((/** @type {number[]} */ x, /** @type {number[]} */ y) => x[0] - y[0])) {
+          const last = found[found.length - 1] || [-1, -1];
+          if (b > last[1] && a > last[0]) found.push([a, b]);
+        }
+        return found;
+      });
+      for (let moved = true; moved;) {
+        moved = false;
+        const raise = (/** @type {number} */ k, /** @type {number} */ row, /** @type {number} */ y) => {
+          if (y > tops[k][row] + 0.01) {
+            tops[k][row] = y;
+            moved = true;
+          }
+        };
+        bands.forEach((one, k) => {
+          for (let r = 1; r < tops[k].length; r++) raise(k, r, tops[k][r - 1] + one.bands[r].top - one.bands[r - 1].top);
+          for (const [a, b] of pairs[k]) {
+            raise(k, b, tops[0][a]);
+            raise(0, a, tops[k][b]);
+          }
+        });
+      }
+      panes.forEach((pane, k) => (pane.tops = tops[k]));
+    }
+    return panes.filter((pane, k) => {
+      const same = String(pane.tops) === before[k].tops;
+      pane.model.root.layout = same ? before[k].layout : null;
+      pane.layout(pane.model.root);
+      return !same;
+    });
+  }
+
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const overlay = this.overlays[this.state.by];
@@ -131,6 +196,8 @@ class App {
   legend() {
     const overlay = this.overlays[this.state.by];
     for (const id of ["key", "rounds"]) $(id).hidden = !overlay;
+    $("marks").replaceChildren(...this.comparison ? this.comparison.legend() : []);
+    $("marks").hidden = !$("marks").children.length;
     if (!overlay) return;
     const { numbers, at } = this.stops();
     if (overlay.named) {
