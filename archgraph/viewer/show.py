@@ -33,7 +33,7 @@ from archgraph.viewer.submodels import client_shapes, cost_terms, fitted
 from archgraph.viewer.values import value_rows
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
-SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
+SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
 Subject: TypeAlias = GraphLike | Family | Log
