@@ -252,7 +252,9 @@ class Canvas {
       if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
     const named = new Set();
-    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named)));
+    const drawn = inside.paths.map((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named));
+    // Words above all arrows: their halo interrupts what would strike them.
+    patch(view.lines, [...drawn.map(([line]) => line), ...drawn.flatMap(([, ...words]) => words)]);
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
