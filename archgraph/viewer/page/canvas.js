@@ -262,13 +262,17 @@ class Canvas {
     const heights = rows.map((row) => row.h);
     const options = Array.from({ length: MOST.columns }, (_, i) => broken(heights, i + 1));
     if (this.count) return options[this.count - 1];
-    const scale = (/** @type {number[]} */ starts) => {
+    // Best is all of it in letters that can be read; then such letters and little to scroll down.
+    const score = (/** @type {number[]} */ starts) => {
       const parts = starts.map((start, i) => rows.slice(start, starts[i + 1]));
       const wide = parts.reduce((sum, part) => sum + Math.max(...part.map((row) => row.w)) + GAP.column, 0);
       const tall = Math.max(...parts.map((part) => part.reduce((sum, row) => sum + row.h, 0)));
-      return Math.min(1, this.host.clientWidth / wide, this.host.clientHeight / (tall + 2 * GAP.pad));
+      const [across, down] = [this.host.clientWidth / wide, this.host.clientHeight / (tall + 2 * GAP.pad)];
+      const whole = Math.min(1, across, down);
+      if (whole >= READABLE) return 1 + whole;
+      return across >= READABLE ? down : across / 10;
     };
-    const best = options.reduce((one, other) => (scale(other) > 1.1 * scale(one) ? other : one));
+    const best = options.reduce((one, other) => (score(other) > 1.1 * score(one) ? other : one));
     this.count = best.length;
     return best;
   }
