@@ -291,13 +291,13 @@ class Canvas {
     // Inside an open item all begins below its title.
     const y = edge.tail >= 0 ? from.y + from.h : -4;
     const end = edge.head >= 0 ? to.y : layout.h - layout.dy;
-    const [under, over] = [inside.bands[from.layer].bottom, inside.bands[to.layer].top];
+    const [under, over] = [inside.bands[from.layer].low, inside.bands[to.layer].top];
     const top = Math.max(y, under);
     let d = `M${start} ${y}`;
     if (path.turns) d += rounded([[start, y], ...path.turns, [x, end]]);
     else if (lane === null) d += way([[start, top], [x, Math.max(over, y)], [x, end]], [start, y]);
     else {
-      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].bottom];
+      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].low];
       d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
     }
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;

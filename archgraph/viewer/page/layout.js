@@ -1,6 +1,6 @@
 // Where the children of one container stand: a straight trunk from top to bottom, shortcuts in lanes beside it.
 
-const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22 };
+const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22, drop: 17 };
 const PASSES = 6;
 const MOST = { columns: 8, obstacles: 300, labels: 300 };
 
@@ -122,14 +122,17 @@ function stacked(sizes, edges, columns, tops) {
   const column = rows.map((_, i) => starts.filter((start) => start <= i).length - 1);
   let y = 0;
   // Nothing stands in the rows of entry and exit.
-  const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y);
+  // Where arrows with labels turn, they turn below the labels.
+  const drops = rows.map((_, i) => (forward.some((e) => e.room && e.tail >= 0 && at(e.tail).layer === i && (at(e.head).layer > i + 1
+    || Math.abs(at(e.head).x + at(e.head).entry - at(e.tail).x - at(e.tail).exit) > GAP.tip)) ? GAP.drop : 0));
+  const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y) + (drops[i] && GAP.drop - 4);
   const bands = rows.map((row, i) => {
     if (starts.includes(i)) y = starts.length > 1 ? GAP.top : 0;
     if (tops && starts.length === 1) y = tops[i];
     const top = y;
     for (const s of row) s.y = top + (tall[i] - s.h) / 2;
     y += tall[i] + gap(i);
-    return { top, bottom: top + tall[i] };
+    return { top, bottom: top + tall[i], low: top + tall[i] + drops[i] };
   });
   const paths = forward.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
   const inside = paths.filter((p) => column[p.from.layer] === column[p.to.layer]);
@@ -340,10 +343,10 @@ function turned(/** @type {Path} */ path, /** @type {Path[]} */ paths, /** @type
 }
 
 /** Points along an edge, as it is drawn, in the gaps between rows that it passes. @returns {Array<[number, number]>} */
-function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: number}>} */ bands) {
+function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands) {
   const { from, to, lane, x } = path;
   const start = from.x + from.exit;
-  const top = Math.max(from.y + from.h, bands[from.layer].bottom);
+  const top = Math.max(from.y + from.h, bands[from.layer].low);
   const last = bands[to.layer].top;
   /** @type {Array<[number, number, number, number]>} */ let parts;
   if (path.turns) {
@@ -351,7 +354,7 @@ function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: 
     parts = corners.slice(1).map(([x1, y1], i) => [corners[i][0], corners[i][1], x1, y1]);
   } else if (lane === null) parts = [[start, from.y + from.h, start, top], [start, top, x, last], [x, last, x, to.y]];
   else {
-    const [first, end] = [bands[from.layer + 1].top, bands[to.layer - 1].bottom];
+    const [first, end] = [bands[from.layer + 1].top, bands[to.layer - 1].low];
     parts = [[start, top, lane, first], [lane, first, lane, end], [lane, end, x, last], [x, last, x, to.y]];
   }
   return parts.flatMap(([x0, y0, x1, y1]) => {
@@ -366,7 +369,7 @@ function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: 
 }
 
 /** Put a label on the other side of its arrow where fewer arrows, and none more, run through it. */
-function clear(/** @type {Path[]} */ paths, /** @type {Array<{top: number, bottom: number}>} */ bands, /** @type {number} */ wide) {
+function clear(/** @type {Path[]} */ paths, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands, /** @type {number} */ wide) {
   const labelled = paths.filter((p) => p.edge.room && p.edge.tail >= 0);
   if (labelled.length > MOST.labels) return;
   const points = paths.map((p) => along(p, bands));
@@ -385,7 +388,7 @@ function clear(/** @type {Path[]} */ paths, /** @type {Array<{top: number, botto
 }
 
 /** The way to another column: below the tail, up between the columns, from above into the head. @returns {Array<[number, number]>} */
-function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number}>} */ bands,
+function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands,
   /** @type {(c: number) => number} */ gutter, /** @type {number} */ i) {
   const { from, to } = path;
   const [a, b] = [column[from.layer], column[to.layer]];
