@@ -232,6 +232,24 @@ def count(number: float) -> str:
     return f"{scaled:.1f}".removesuffix(".0") + unit
 
 
+def per_cent(share: float, digits: int = 2) -> str:
+    """Render a share in per cent, as all tables and pages do.
+
+    >>> per_cent(0.5), per_cent(0.12345, 1), per_cent(1.0, 0)
+    ('50.00 %', '12.3 %', '100 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def significant(value: float) -> str:
+    """Render a number with four significant digits, up to nine digits without an exponent.
+
+    >>> significant(0.12345), significant(205.51), significant(20560.7), significant(2.5e10)
+    ('0.1235', '205.5', '20561', '2.5e+10')
+    """
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def plural(number: int, noun: str, several: str | None = None) -> str:
     """Render a number with its noun.
 

@@ -128,7 +128,7 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):
     table = tiers(log)
     many = {row[0]: row[table.columns.index("clients")] for row in table.rows}
     assert (many["half"], many["whole"], many["global"]) == ("3", "2", "5")
-    monkeypatch.setattr(page, "data_chart", drawn.append)
+    monkeypatch.setattr(page, "client_charts", lambda clients: drawn.append(clients) or ())
     page.report(tmp_path / "with")
     assert [[client.client for client in clients] for clients in drawn] == [[0, 1, 2, 3, 4]]
 
