@@ -6,6 +6,7 @@ import functools
 import html
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class Table:
             f'<tr class="{"strong" if number in self.strong else ""}">{line("td", row)}</tr>'
             for number, row in enumerate(self.rows)
         )
-        head = line("th", self.columns)
+        # An empty head is not a head: a screen reader would announce it.
+        head = re.sub(r"<th( [^>]*)></th>", r"<td\1></td>", line("th", self.columns))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def markdown(self) -> str:

@@ -23,7 +23,7 @@ p.headline {{ font-size: 1.15rem; line-height: 1.45; color: {colours.INK}; max-w
 .tiles > div {{ border-left: 3px solid {colours.SERIES[0]}; padding-left: .7rem; }}
 .tiles b {{ font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums;
   white-space: nowrap; }}
-.tiles small {{ color: {colours.QUIET}; font-size: .85rem; }}
+.tiles small {{ color: {colours.QUIET}; font-size: .85rem; display: inline-block; }}
 p, figcaption {{ color: {colours.QUIET}; margin: .3rem 0; max-width: 48rem; }}
 a {{ color: {colours.SERIES[0]}; }}
 dl {{ display: grid; gap: .7rem 2rem; margin: 0;

@@ -35,8 +35,9 @@ function tip(figure) {
       row.appendChild(document.createElement("span")).textContent = name;
       row.appendChild(document.createElement("b")).textContent = value;
     }
-    const wide = figure.clientWidth;
-    box.style.left = Math.max(0, x + 14 + box.offsetWidth < wide ? x + 14 : x - 14 - box.offsetWidth) + "px";
+    const left = figure.getBoundingClientRect().left, wide = document.documentElement.clientWidth - left;
+    const at = x + 14 + box.offsetWidth < wide ? x + 14 : x - 14 - box.offsetWidth;
+    box.style.left = Math.max(-left, at) + "px";
     box.style.top = y + "px";
   };
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from archgraph.display import colours
 from archgraph.engine.clients import ClientFacts
 from archgraph.plain import Json
-from archgraph.reports.line_chart import FONT, WIDTH, text
+from archgraph.reports.line_chart import FONT, WIDTH, words_at
 from archgraph.tables import count, per_cent
 
 # Clients whose names fit beside their rows, and clients that are drawn at all.
@@ -82,11 +82,11 @@ class ClientChart:
         """Return the picture as SVG text, with the key of its shades."""
         bottom = TOP + self._row * len(self._drawn)
         start, _, classes = self._columns()
-        parts = [text(0, 14, self.title, size=14, weight=600)]
-        parts.append(text(start, 36, "examples", fill=colours.QUIET))
+        parts = [words_at(0, 14, self.title, size=14, weight=600)]
+        parts.append(words_at(start, 36, "examples", fill=colours.QUIET))
         parts += self._bars()
         if self._classes:
-            parts.append(text(classes, 36, "share of each class", fill=colours.QUIET))
+            parts.append(words_at(classes, 36, "share of each class", fill=colours.QUIET))
             parts += self._shares()
         else:
             bottom += 4
@@ -105,7 +105,7 @@ class ClientChart:
     def _bars(self) -> Iterator[str]:
         start, end, _ = self._columns()
         most = max((client.examples for client in self._drawn), default=0) or 1
-        named = len(self._drawn) <= NAMED
+        has_names = len(self._drawn) <= NAMED
         for i, client in enumerate(self._drawn):
             y, wide = TOP + i * self._row, (end - start) * client.examples / most
             fill = colours.SERIES[1 if client.malicious else 0]
@@ -114,17 +114,17 @@ class ClientChart:
                 f'<rect x="{start:g}" y="{round(y + self._row * 0.12, 1)}" width="{wide:.1f}" '
                 f'height="{inner:.1f}" fill="{fill}"/>'
             )
-            if named:
-                yield text(start - 7, y + self._row / 2 + 4, _short(client), anchor="end")
+            if has_names:
+                yield words_at(start - 7, y + self._row / 2 + 4, _short(client), anchor="end")
         rows = len(self._drawn)
-        if not named:
+        if not has_names:
             of = "" if rows == len(self.clients) else f" of {len(self.clients)}"
-            yield text(start - 7, TOP + 9, "1", anchor="end")
-            yield text(start - 7, TOP + rows * self._row, f"{rows}{of}", anchor="end")
+            yield words_at(start - 7, TOP + 9, "1", anchor="end")
+            yield words_at(start - 7, TOP + rows * self._row, f"{rows}{of}", anchor="end")
         bottom = TOP + rows * self._row
         yield f'<path d="M{start:g} {TOP}V{bottom:g}" stroke="{colours.LINE}"/>'
-        yield text(start, bottom + 15, "0", fill=colours.QUIET)
-        yield text(end, bottom + 15, count(most), anchor="end", fill=colours.QUIET)
+        yield words_at(start, bottom + 15, "0", fill=colours.QUIET)
+        yield words_at(end, bottom + 15, count(most), anchor="end", fill=colours.QUIET)
 
     def _top_share(self) -> float:
         """Return the share that has the darkest shade: the largest one, rounded up."""
@@ -158,14 +158,14 @@ class ClientChart:
         every = max(math.ceil(16 / wide), 1)
         every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 10**9) if n >= every)
         for j in range(0, self._classes, every):
-            yield text(
+            yield words_at(
                 left + (j + 0.5) * wide, bottom + 15, str(j), anchor="middle", fill=colours.QUIET
             )
 
     def _key(self, y: float) -> Iterator[str]:
         left, wide = WIDTH - 170, 11
         if self._classes:
-            yield text(left, y + 20, "0 %", fill=colours.QUIET)
+            yield words_at(left, y + 20, "0 %", fill=colours.QUIET)
             for shade in range(SHADES + 1):
                 x = left + 28 + shade * wide
                 yield (
@@ -177,10 +177,10 @@ class ClientChart:
                         f'<rect x="{x:.1f}" y="{y + 9:g}" width="{wide}" height="13"', shade
                     )
             x = left + 34 + (SHADES + 1) * wide
-            yield text(x, y + 20, per_cent(self._top_share(), 0), fill=colours.QUIET)
+            yield words_at(x, y + 20, per_cent(self._top_share(), 0), fill=colours.QUIET)
         if self._malicious:
             yield f'<rect x="0" y="{y + 9:g}" width="13" height="13" fill="{colours.SERIES[1]}"/>'
-            yield text(19, y + 20, "malicious", fill=colours.QUIET)
+            yield words_at(19, y + 20, "malicious", fill=colours.QUIET)
 
 
 def client_charts(clients: Sequence[ClientFacts], title: str = "") -> Iterator[ClientChart]:

@@ -12,9 +12,9 @@ from archgraph.record.progress import measured
 from archgraph.reports.charts import worst_clients, worst_series
 from archgraph.reports.comparison import Comparison, Figure, RunGroup
 from archgraph.reports.header import data
-from archgraph.reports.line_chart import FONT, LEADING, WIDTH, text
+from archgraph.reports.line_chart import FONT, LEADING, WIDTH, words_at
 from archgraph.reports.runs import Log, better, judge, rows_where, series
-from archgraph.reports.scales import fitted_axis
+from archgraph.reports.scales import fitted_scale
 from archgraph.tables import elided, per_cent, plural, significant
 
 # Groups of runs that are ranked in the picture.
@@ -68,7 +68,12 @@ def run_headline(log: Log) -> str:
     tenth = worst_series(log, what)
     if len(tenth):
         tiles.append((worst_clients(log), measured(what, float(tenth.iloc[-1])), "own test data"))
-    return f'<p class="headline">{html.escape(sentence)}</p>{_tiles(tiles)}'
+    return headline(sentence) + _tiles(tiles)
+
+
+def headline(sentence: str) -> str:
+    """Return the words that a page opens with as HTML; numbers stay with their units."""
+    return f'<p class="headline">{html.escape(sentence).replace(" %", "&nbsp;%")}</p>'
 
 
 def _tiles(tiles: list[tuple[str, str, str]]) -> str:
@@ -144,12 +149,12 @@ class Ranking:
         rows = self.rows[:RANKED]
         values = [value for _, figure in rows for value in figure.values]
         share = self.what == "accuracy"
-        axis = fitted_axis(values, (16, WIDTH - 126), share=share)
-        parts = [text(0, 14, f"{self.what}, {self.of}", size=14, weight=600)]
+        axis = fitted_scale(values, (16, WIDTH - 126), share=share)
+        parts = [words_at(0, 14, f"{self.what}, {self.of}", size=14, weight=600)]
         y = 40.0
         for number, (group, figure) in enumerate(rows):
             name = elided(group.label, NAME, NAME // 2)
-            parts.append(text(0, y, f"{number + 1}. {name}", weight=0 if number else 600))
+            parts.append(words_at(0, y, f"{number + 1}. {name}", weight=0 if number else 600))
             y += 14
             parts.append(f'<path d="M0 {y}H{WIDTH - 120}" stroke="{colours.BLOCK}"/>')
             colour = colours.SERIES[0]
@@ -163,7 +168,7 @@ class Ranking:
             parts.append(
                 f'<path d="M{mean:.1f} {y - 8}v16" stroke="{colours.INK}" stroke-width="2.6"/>'
             )
-            parts.append(text(WIDTH, y + 4.5, _with_deviation(self.what, figure), anchor="end"))
+            parts.append(words_at(WIDTH, y + 4.5, _with_deviation(self.what, figure), anchor="end"))
             y += LEADING + 13
         y -= 8
         ticks = axis.ticks(4)
@@ -173,11 +178,13 @@ class Ranking:
             )
             at = f"{axis.at(value):.1f}"
             parts.append(f'<path d="M{at} {y - 6:g}v4" stroke="{colours.LINE}"/>')
-            parts.append(text(axis.at(value), y + 12, said, anchor="middle", fill=colours.QUIET))
+            parts.append(
+                words_at(axis.at(value), y + 12, said, anchor="middle", fill=colours.QUIET)
+            )
         y += LEADING + 8
         left_out = len(self.rows) - len(rows)
         key = "dot: one seed; stroke: mean" + (f"; {left_out} more groups" if left_out else "")
-        parts.append(text(0, y + 10, key, fill=colours.QUIET))
+        parts.append(words_at(0, y + 10, key, fill=colours.QUIET))
         label = html.escape(" ".join(self.sentences()))
         height = round(y + 20)
         return (

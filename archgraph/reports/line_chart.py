@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.plain import Json
-from archgraph.reports.scales import Axis, fitted_axis, logarithmic
+from archgraph.reports.scales import Ruler, fitted_scale, logarithmic
 from archgraph.tables import per_cent, significant
 
 if TYPE_CHECKING:
@@ -105,19 +105,19 @@ class LineChart:
     def _top(self) -> int:
         return 14 + LEADING * len(self._titles)
 
-    def _axes(self, which: str) -> tuple[Axis, ...]:
+    def _axes(self, which: str) -> tuple[Ruler, ...]:
         """Return an axis, and its logarithmic form where there is one."""
         points = [v for line in self.lines for v in getattr(line, which)]
         drawn = [v for line in self.lines for v in self._values(line, which)]
         share = self.figure == "accuracy" and which == "y"
-        whole = self.axis == "round" and which == "x"
+        integer = self.axis == "round" and which == "x"
         bottom = self._top + PLOT
         ends = (LEFT, WIDTH - RIGHT) if which == "x" else (bottom, self._top)
-        plain = fitted_axis(drawn, ends, share=share, whole=whole)
+        plain = fitted_scale(drawn, ends, share=share, integer=integer)
         if not logarithmic(points):
             return (plain,)
         # Of points alone: a band may reach below zero.
-        return plain, fitted_axis(points, ends, log=True, whole=whole)
+        return plain, fitted_scale(points, ends, log=True, integer=integer)
 
     def _values(self, line: Line, which: str) -> Iterator[float]:
         if which == "x":
@@ -161,7 +161,7 @@ class LineChart:
         said = ", ".join(f"{line.name} {self._said(line, -1)}" for line in self.lines[:8] if line.y)
         label = html.escape(f"{self.name}; at the end: {said}" if said else self.name)
         head = "".join(
-            text(0, 14 + LEADING * i, line, size=14, weight=600)
+            words_at(0, 14 + LEADING * i, line, size=14, weight=600)
             for i, line in enumerate(self._titles)
         )
         return "".join(
@@ -176,7 +176,7 @@ class LineChart:
 
     def _nothing(self) -> str:
         middle = (LEFT + WIDTH - RIGHT) / 2, self._top + PLOT / 2
-        return text(*middle, "nothing was tested yet", anchor="middle", fill=colours.QUIET)
+        return words_at(*middle, "nothing was tested yet", anchor="middle", fill=colours.QUIET)
 
     def _ticks(self, which: str) -> Iterator[str]:
         """Yield a group of ticks for each form of an axis; the title of the lower one."""
@@ -191,19 +191,19 @@ class LineChart:
                 if which == "y":
                     parts.append(
                         f'<path d="M{LEFT} {at}H{WIDTH - RIGHT}" stroke="{colours.BLOCK}"/>'
-                        + text(LEFT - 7, at + 4.5, name, anchor="end")
+                        + words_at(LEFT - 7, at + 4.5, name, anchor="end")
                     )
                 else:
                     parts.append(
                         f'<path d="M{at} {bottom}v4" stroke="{colours.LINE}"/>'
-                        + text(at, bottom + 18, name, anchor="middle")
+                        + words_at(at, bottom + 18, name, anchor="middle")
                     )
             hidden = "" if visible else ' display="none"'
             yield f'<g class="ticks" data-axis="{which}{log}"{hidden}>{"".join(parts)}</g>'
         if which == "x":
             middle = (LEFT + WIDTH - RIGHT) / 2
             yield f'<path d="M{LEFT} {bottom}H{WIDTH - RIGHT}" stroke="{colours.LINE}"/>'
-            yield text(middle, bottom + 36, self.axis, anchor="middle", fill=colours.QUIET)
+            yield words_at(middle, bottom + 36, self.axis, anchor="middle", fill=colours.QUIET)
 
     def _names(self, which: str, ticks: Sequence[float]) -> list[str]:
         if which == "x":
@@ -266,7 +266,8 @@ class LineChart:
             style = f' stroke-dasharray="{dash}"' if dash else ""
             high = ROW + LEADING * (len(names) - 1)
             words = "".join(
-                text(left + 34, middle + 4.5 + LEADING * i, name) for i, name in enumerate(names)
+                words_at(left + 34, middle + 4.5 + LEADING * i, name)
+                for i, name in enumerate(names)
             )
             entries.append(
                 f'<g class="entry" data-line="{number}">'
@@ -280,7 +281,7 @@ class LineChart:
         return entries, top + (ROW if column else 0) + 4
 
 
-def text(
+def words_at(
     x: float,
     y: float,
     words: str,
@@ -292,7 +293,7 @@ def text(
 ) -> str:
     """Return words at a place of a picture.
 
-    >>> text(1, 2, "a < b")
+    >>> words_at(1, 2, "a < b")
     '<text x="1" y="2">a &lt; b</text>'
     """
     more = {"text-anchor": anchor, "fill": fill, "font-size": size, "font-weight": weight}

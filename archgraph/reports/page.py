@@ -85,7 +85,7 @@ def page(log: Log, architectures: str = "") -> str:
     """
     body = [
         *result(log),
-        beside(first_chart(log), "".join(_architectures(log, architectures))),
+        opening(first_chart(log), "".join(_architectures(log, architectures))),
         *live_tables(log),
         *section("Pictures", "\n".join(_pictures(log))),
         "<h2>Settings</h2>",
@@ -106,7 +106,7 @@ def first_chart(log: Log) -> str:
     return embedded(next(charts(log)))
 
 
-def beside(curves: str, networks: str) -> str:
+def opening(curves: str, networks: str) -> str:
     """Put a run's network beside its curves: below them, where there is not enough room."""
     inside = f'{curves}<div class="network">{networks}</div>' if networks else curves
     return f'<div class="{"first" if networks else "charts"}">{inside}</div>'
@@ -149,9 +149,9 @@ def html_page(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{head}<title>{html.escape(title)}</title>\n<style>{STYLE}</style>{run}</head>\n<body>\n"
+        f"{head}<title>{html.escape(title)}</title>\n<style>{STYLE}</style>{run}</head>\n<body><main>\n"
         + "\n".join(body)
-        + "\n</body></html>\n"
+        + "\n</main></body></html>\n"
     )
 
 
@@ -204,8 +204,8 @@ def _rounds(log: Log) -> Iterator[str]:
 def _clients(log: Log) -> Iterator[str]:
     for chart in client_charts(log.participants):
         yield "<h2>Clients and their data</h2>"
-        yield f'<div class="charts">{embedded(chart)}</div>'
-        yield expandable(client_sheet(log), "client")
+        table = expandable(client_sheet(log), "client")
+        yield f'<div class="first">{embedded(chart)}<div>{table}</div></div>'
 
 
 def _settings(log: Log) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _settings(log: Log) -> Iterator[str]:
     if log.experiment is not None:
         yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
     opened = "" if log.experiment else " open"
-    everything = f"<pre>{html.escape(log.config)}</pre>"
+    everything = f"<pre tabindex='0'>{html.escape(log.config)}</pre>"
     yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
 
 
@@ -248,7 +248,13 @@ def image(data: bytes, kind: str, name: str) -> str:
 
 
 def _architectures(log: Log, viewer: str) -> Iterator[str]:
-    yield from [viewer_frame(viewer)] if viewer else drawings(log)
+    if viewer:
+        # Where scripts are off the viewer is empty.
+        yield viewer_frame(viewer)
+        picture = "".join(drawings(log, most=1))
+        yield f"<noscript><style>iframe.viewer {{ display: none; }}</style>{picture}</noscript>"
+    else:
+        yield from drawings(log)
 
 
 def _pictures(log: Log) -> Iterator[str]:
@@ -267,12 +273,12 @@ def viewer_frame(viewer: str) -> str:
     )
 
 
-def drawings(log: Log) -> Iterator[str]:
-    """Yield every architecture as a picture."""
+def drawings(log: Log, most: int | None = None) -> Iterator[str]:
+    """Yield architectures as pictures, the global one first; all of them, or as many as said."""
     from archgraph.display.picture import draw, render
 
     cover = _coverage(log)
-    for name, graph in log.graphs.items():
+    for name, graph in itertools.islice(log.graphs.items(), most):
         if isinstance(graph, str):  # why its file cannot be read
             yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
             continue

@@ -24,7 +24,7 @@ from archgraph.reports.group_tables import (
     shared_sheet,
 )
 from archgraph.reports.header import header
-from archgraph.reports.headline import Ranking, run_headline
+from archgraph.reports.headline import Ranking, headline, run_headline
 from archgraph.reports.line_chart import Line
 from archgraph.reports.page import (
     closed_page,
@@ -38,7 +38,7 @@ from archgraph.reports.page import (
 from archgraph.reports.plots import Reduce, by_cost, by_seed, reduced
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
-from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download
+from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download, wide
 from archgraph.reports.time_chart import TimeChart
 from archgraph.tables import Table, plural
 
@@ -73,7 +73,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
         f"<h1>{html.escape(title)}</h1>",
         *_headline(compared, first_chart),
         "<h2>Runs</h2>",
-        f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
+        f"{wide(_upright(first).html(), 'runs')}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
         *(part for table in rest for part in section(table.title, _different(compared, table))),
         "<h2>Over the rounds</h2>",
@@ -103,13 +103,13 @@ def _headline(compared: Comparison, curves: str) -> Iterator[str]:
             yield run_headline(log)
         yield f'<div class="charts">{curves}</div>'
         return
-    yield f'<p class="headline">{html.escape(" ".join(ranking.sentences()))}</p>'
+    yield headline(" ".join(ranking.sentences()))
     yield f'<div class="charts">{embedded(ranking)}{curves}</div>'
 
 
 def _different(compared: Comparison, table: Table) -> str:
     link = download("differences", differences_csv(compared))
-    return f"{_wide(table.html())}<p>{link}</p>"
+    return f"{wide(table.html(), table.title)}<p>{link}</p>"
 
 
 def _upright(table: Table) -> Table:
@@ -119,10 +119,6 @@ def _upright(table: Table) -> Table:
     first, *rows = zip(table.columns, *table.rows, strict=True)
     right = frozenset(range(1, len(first)))
     return Table(table.title, ("", *first[1:]), tuple(rows), right=right)
-
-
-def _wide(inside: str) -> str:
-    return f'<div class="wide">{inside}</div>'
 
 
 def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:

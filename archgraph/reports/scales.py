@@ -13,7 +13,7 @@ _SPREAD = 2.0
 
 
 @dataclass(frozen=True)
-class Axis:
+class Ruler:
     """An axis of a picture.
 
     Attributes:
@@ -22,10 +22,10 @@ class Axis:
         start: Where it starts, in units of the picture.
         end: Where it ends.
         log: Whether it is logarithmic.
-        whole: Whether only whole numbers are ticks.
+        integer: Whether only whole numbers are ticks.
 
     Example:
-        >>> axis = Axis(0.0, 1.0, 200.0, 0.0)
+        >>> axis = Ruler(0.0, 1.0, 200.0, 0.0)
         >>> axis.at(0.25), axis.ticks(5)
         (150.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
     """
@@ -35,7 +35,7 @@ class Axis:
     start: float
     end: float
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     def at(self, value: float) -> float:
         """Return where a value stands, in units of the picture."""
@@ -51,7 +51,7 @@ class Axis:
         if self.log and self.high >= 10 * self.low:
             return self._powers(most)
         step = _step((self.high - self.low) / most)
-        if self.whole:
+        if self.integer:
             step = max(step, 1.0)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
@@ -72,36 +72,36 @@ def _step(least: float) -> float:
     return next(step * power for step in _STEPS if step * power >= least * (1 - 1e-9))
 
 
-def fitted_axis(
+def fitted_scale(
     values: Iterable[float],
     ends: tuple[float, float],
     *,
     log: bool = False,
-    whole: bool = False,
+    integer: bool = False,
     share: bool = False,
-) -> Axis:
+) -> Ruler:
     """Return an axis with a little room around values.
 
     Args:
         values: All that is drawn.
         ends: Where it starts and ends, in units of the picture.
         log: Whether it is logarithmic; then all values are positive.
-        whole: Whether only whole numbers are ticks.
+        integer: Whether only whole numbers are ticks.
         share: Whether values are shares: the axis ends where shares do.
     """
     known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(known), max(known)
     if log:
         room = max((high / low) ** 0.05, 1.02)
-        return Axis(low / room, high * room, *ends, log=True, whole=whole)
+        return Ruler(low / room, high * room, *ends, log=True, integer=integer)
     if share:
         # Never less than two points of a per cent: rounding is not a trend.
         room = max(0.06 * (high - low), 0.01)
-        return Axis(max(low - room, -0.01), min(high + room, 1.01), *ends)
+        return Ruler(max(low - room, -0.01), min(high + room, 1.01), *ends)
     # Differences of rounding are not drawn.
     flat = high - low < 1e-9 * abs(high)
     room = (0.0 if flat else 0.05 * (high - low)) or 0.5 * abs(high) or 0.5
-    return Axis(low - room, high + room, *ends, whole=whole)
+    return Ruler(low - room, high + room, *ends, integer=integer)
 
 
 def logarithmic(values: Iterable[float]) -> bool:

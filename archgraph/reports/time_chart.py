@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from archgraph.display import colours
-from archgraph.reports.line_chart import FONT, LEADING, WIDTH, text
+from archgraph.reports.line_chart import FONT, LEADING, WIDTH, words_at
 from archgraph.reports.plots import PURPOSES, VISIBLE
 from archgraph.reports.runs import rows_where, seconds
 from archgraph.tables import per_cent
@@ -51,13 +51,13 @@ class TimeChart:
             for (purpose, label), fill in zip(PURPOSES.items(), FILLS, strict=True)
             if sum(of.get(purpose, 0.0) for of in self.spent.values()) >= VISIBLE * all_of
         ]
-        parts = [text(0, 14, self.name, size=14, weight=600)]
+        parts = [words_at(0, 14, self.name, size=14, weight=600)]
         y, room = 30.0, WIDTH - 62
         for name, of in self.spent.items():
             if len(self.spent) > 1:
                 for line in textwrap.wrap(name, NAME):
                     y += LEADING
-                    parts.append(text(0, y - 4, line))
+                    parts.append(words_at(0, y - 4, line))
             x = 0.0
             for purpose, label, fill in purposes:
                 value = of.get(purpose, 0.0)
@@ -68,14 +68,14 @@ class TimeChart:
                     f"<title>{html.escape(label)}: {value:.3g} s ({share})</title></rect>"
                 )
                 x += wide
-            parts.append(text(x + 6, y + 15, f"{totals[name]:.3g} s"))
+            parts.append(words_at(x + 6, y + 15, f"{totals[name]:.3g} s"))
             y += BAR + 8
         column = 0
         for _, label, fill in purposes:
             parts.append(
                 f'<rect x="{column * 190}" y="{y + 5:g}" width="13" height="13" fill="{fill}"/>'
             )
-            parts.append(text(column * 190 + 20, y + 16, label))
+            parts.append(words_at(column * 190 + 20, y + 16, label))
             column = 1 - column
             y += 0 if column else 24
         height = round(y + (24 if column else 0) + 6)

@@ -28,11 +28,11 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.record.folder import goes_on
 from archgraph.reports.page import (
-    beside,
     chart_script,
     first_chart,
     html_page,
     live_tables,
+    opening,
     result,
     script_hash,
 )
@@ -72,7 +72,7 @@ async function look() {{
 look();
 """
 LOOK = """
-progress { width: 100%; height: .7rem; }
+progress { width: 100%; height: .7rem; margin-bottom: 1rem; }
 .lost { display: none; } .gone .lost { display: block; font-weight: 600; }
 """
 POLICY = (
@@ -210,7 +210,7 @@ def watch_page(log: Log, *, framed: bool = False) -> str:
     frame = f'<iframe class="viewer" title="Architectures" src="/{VIEWER}"></iframe>'
     body = [
         _live((*_progress(log), *result(log))),
-        beside(_live([first_chart(log)]), frame if known else ""),
+        opening(_live([first_chart(log)]), frame if known else ""),
         _live(live_tables(log)),
     ]
     title, scripts = f"{log.name}: {_done(log)}", (chart_script(), SCRIPT)

@@ -31,7 +31,7 @@ from archgraph.reports.page import page
 from archgraph.reports.plots import curves
 from archgraph.reports.run_tables import client_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import Log, read_run
-from archgraph.reports.scales import Axis, fitted_axis
+from archgraph.reports.scales import Ruler, fitted_scale
 from archgraph.reports.settings import differing
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -249,7 +249,7 @@ def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
     models = {n: row["accuracy"] for n, row in last["models"].items()}
     tiers = {n: value for n, value in models.items() if n != "global"}
     best, worst = (choose(tiers, key=lambda name: tiers[name]) for choose in (max, min))
-    text = run_headline(log)
+    text = run_headline(log).replace("&nbsp;", " ")
     gap = 100 * (tiers[best] - tiers[worst])
     assert f"After round 2, the global model has {100 * models['global']:.2f} % accuracy." in text
     assert f"{best} is the best of 2 models, {gap:.2f} points ahead of {worst}." in text
@@ -265,7 +265,7 @@ def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
 )
 def test_values_and_few_ticks_stand_within_their_axis(values, log_axis, most):
     values = [abs(v) + 1e-3 for v in values] if log_axis else values
-    axis = fitted_axis(values, (200, 0), log=log_axis)
+    axis = fitted_scale(values, (200, 0), log=log_axis)
     assert all(-1e-6 <= axis.at(value) <= 200 + 1e-6 for value in values)
     ticks = axis.ticks(most)
     assert all(-1e-6 <= axis.at(tick) <= 200 + 1e-6 for tick in ticks)
@@ -276,15 +276,15 @@ def test_values_and_few_ticks_stand_within_their_axis(values, log_axis, most):
     ("low", "high", "options", "ticks"),
     [
         (0.0, 1.0, {}, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        (1, 15, {"whole": True}, (5, 10, 15)),
-        (1, 2, {"whole": True}, (1, 2)),
+        (1, 15, {"integer": True}, (5, 10, 15)),
+        (1, 2, {"integer": True}, (1, 2)),
         (0.001, 100, {"log": True}, (0.001, 0.01, 0.1, 1, 10, 100)),
         (3, 40, {"log": True}, (5, 10, 20)),
         (10, 40, {"log": True}, (10, 20, 30, 40)),
     ],
 )
 def test_ticks_are_round(low: float, high: float, options: dict[str, bool], ticks):
-    assert Axis(low, high, 0, 1, **options).ticks(5) == pytest.approx(ticks)
+    assert Ruler(low, high, 0, 1, **options).ticks(5) == pytest.approx(ticks)
 
 
 def test_a_folder_from_before_bytes_and_clients_were_recorded_has_its_page(log: Log, tmp_path):
