@@ -267,10 +267,9 @@ def _pictures(log: Log) -> Iterator[str]:
 
 def viewer_frame(viewer: str) -> str:
     """Embed the viewer: it runs its own script and reaches nothing of this page."""
-    return (
-        '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" allow="fullscreen" '
-        f'srcdoc="{html.escape(viewer)}"></iframe>'
-    )
+    rights = 'sandbox="allow-scripts allow-downloads" allow="fullscreen"'
+    source = html.escape(viewer)
+    return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'
 
 
 def drawings(log: Log, most: int | None = None) -> Iterator[str]:
