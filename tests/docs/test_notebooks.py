@@ -17,10 +17,11 @@ PAGES = {"different-models": 2, "looking-into-a-run": 1, "submodels-by-budget": 
 def shown_by(cell: str, namespace: dict[str, Any]) -> object:
     """Run a cell as a kernel does, and return the value of its last line."""
     body = ast.parse(cell).body
-    last = body.pop() if isinstance(body[-1], ast.Expr) else None
-    exec(compile(ast.Module(body, []), "<cell>", "exec"), namespace)
-    if last is None:
+    last = body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(cell, namespace)
         return None
+    exec(compile(ast.Module(body[:-1], []), "<cell>", "exec"), namespace)
     return eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
 
 

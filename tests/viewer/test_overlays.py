@@ -105,7 +105,7 @@ def test_two_rewrites_of_one_graph_are_alike_where_both_have_it(net):
 def test_weights_that_cannot_be_compared_are_refused(net, family):
     state = weights(net, 0)
     with pytest.raises(GraphError, match=r"similarity needs weights .* weights of 1 of 4 graphs"):
-        view(family, states={name: state for name in ("full", "full/3")})
+        view(family, states=dict.fromkeys(("full", "full/3"), state))
     with pytest.raises(GraphError, match=r"states: no such graph.*'wide'.*narrow"):
         view(family, states={"global": state, "wide": state})
     with pytest.raises(RejectedUpdate, match="stem"):
