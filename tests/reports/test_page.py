@@ -270,6 +270,8 @@ def test_values_and_few_ticks_stand_within_their_axis(values, log_axis, most):
     ticks = axis.ticks(most)
     assert all(-1e-6 <= axis.at(tick) <= 200 + 1e-6 for tick in ticks)
     assert list(ticks) == sorted(set(ticks)) and len(ticks) <= 3 * most
+    shares = fitted_scale((0.5, 0.9), (200, 0), share=True)
+    assert (shares.low, shares.high) == pytest.approx((0.476, 0.924), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,12 @@ def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Pa
 def test_the_best_group_stands_first_with_its_lead_and_its_doubts(runs: list[Path], tmp_path: Path):
     """The ranking is that of the figures; a lead within the seeds' deviation says so."""
     ahead = made(tmp_path / "ahead", {k: v + 0.3 for k, v in VALUES.items()}, strategy="fedavg")
-    level = Ranking.by(comparison(runs))
+    near = [
+        made(tmp_path / f"near{seed}", {k: v + 0.05 + seed / 10 for k, v in VALUES.items()},
+             seed=seed, strategy="fedavg")
+        for seed in (0, 1)
+    ]  # fmt: skip
+    level = Ranking.by(comparison([*near, *runs[:2]]))  # 5 points, with a deviation of 7
     clear = Ranking.by(comparison([ahead, *runs]))
     assert level is not None and clear is not None
     assert "This gap is smaller than the deviation over the seeds." in list(level.sentences())
