@@ -29,7 +29,7 @@ from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
-from archgraph.viewer.submodels import client_shapes, cost_terms, fitted
+from archgraph.viewer.submodels import client_shapes, cost_terms, budget_shapes
 from archgraph.viewer.values import value_rows
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
@@ -118,7 +118,7 @@ def view(
             overlays["similarity"] = similarity_overlay(anatomies, ways, versions, matched=match)
     if budgets:
         scores = importance if isinstance(importance, Importance) else None
-        graphs[0]["fits"] = fitted(parts[0].anatomy, scores)
+        graphs[0]["fits"] = budget_shapes(parts[0].anatomy, scores)
     page = {"title": heading, **SCALES, "families": colours.FAMILIES}
     page |= {"graphs": graphs, "pairs": _pairs(parts), "start": _start(several)}
     text = document(heading, page | {"overlays": _overlays(graphs, overlays)})
