@@ -29,7 +29,7 @@ from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
-from archgraph.viewer.submodels import client_shapes, cost_terms, budget_shapes
+from archgraph.viewer.submodels import budget_shapes, client_shapes, cost_terms
 from archgraph.viewer.values import value_rows
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
