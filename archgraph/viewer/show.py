@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 from archgraph.display import colours
 from archgraph.display.cover import coverage
 from archgraph.errors import GraphError
-from archgraph.federation.family import Family
+from archgraph.federation.family import Family, resolve
 from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
+from archgraph.language import FamilySpec
 from archgraph.machine import uncollected
 from archgraph.plain import Json
 from archgraph.relate.correspond import Way, correspond
@@ -36,7 +37,7 @@ from archgraph.viewer.values import value_rows
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
-Subject: TypeAlias = GraphLike | Family | Log
+Subject: TypeAlias = GraphLike | Family | FamilySpec | Log
 
 
 @uncollected()
@@ -59,7 +60,7 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        subject: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`),
+        subject: A graph, a family or its file as read, a run folder as read (:func:`archgraph.reports.read_run`),
             several of them, or graphs by name. Further graphs correspond to the first: through the
             transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
             alignment. The second of several graphs of one name is numbered.
@@ -180,6 +181,8 @@ def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
     """List the subjects, with the names that the user assigned."""
     if isinstance(subject, Mapping):
         return list(subject.items())
+    if isinstance(subject, FamilySpec):  # as a file is read: what it says can be iterated over, too
+        return [(None, resolve(subject))]
     several = isinstance(subject, list | tuple) or not hasattr(subject, "graph")
     if several and isinstance(subject, Iterable):
         return [(None, one) for one in subject]

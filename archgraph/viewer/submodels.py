@@ -1,4 +1,4 @@
-"""What a page needs to show submodels of a graph: exact costs of all, and a row that fits budgets."""
+"""What a page needs to show submodels of a graph: exact costs of all, and some that fit budgets."""
 
 from __future__ import annotations
 
