@@ -74,14 +74,14 @@ def made(blocks: int, unlike: bool = False) -> ArchGraph:
     return ArchGraph((("x", Ref("x")),), tuple(params), tuple(nodes), y, name="made")
 
 
-def in_chromium(look: Callable[[Any], None]) -> None:
+def in_chromium(look: Callable[[Any], None], repeats: int = REPEATS) -> None:
     """Show a new tab so many times as is measured."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             tab = browser.new_page(viewport={"width": 1400, "height": 900})
             tab.set_default_timeout(120_000)
             look(tab)

@@ -115,7 +115,7 @@ class CostPolynomial:
         """Return a measure as one polynomial, with some blocks left out."""
         gone = {name for block in skipped for name in self.blocks[block]}
         there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
-        return sum(there, Polynomial({})).without(gone)
+        return Polynomial.total(there).without(gone)
 
     def at(
         self, sizes: Mapping[str, int] | None = None, skipped: Collection[str] = ()
@@ -169,10 +169,10 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     solved, evaluated = axes(graph), specialise(graph, training=False)
     free = {axis.name for axis in solved.free}
     needs = presence(graph).there
-    parts: dict[str, dict[Needs, Polynomial]] = {measure: {} for measure in MEASURES}
+    parts: dict[str, dict[Needs, list[Amount]]] = {measure: {} for measure in MEASURES}
 
     def add(measure: str, needed: Needs, count: Amount) -> None:
-        parts[measure][needed] = parts[measure].get(needed, Polynomial({})) + count
+        parts[measure].setdefault(needed, []).append(count)
 
     def operand(value: Value) -> tuple[Amount, ...]:
         match value:
@@ -196,7 +196,8 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
         for type_, sizes in zip(node.types, results, strict=True):
             add("activations", needed, numel(sizes) * torch_dtype(type_.dtype).itemsize)
         add("macs", needed, counted_macs(Counted(node, operand, results[0])))
-    return CostPolynomial.of(graph, parts)
+    totals = {m: {n: Polynomial.total(c) for n, c in of.items()} for m, of in parts.items()}
+    return CostPolynomial.of(graph, totals)
 
 
 def _unlike(

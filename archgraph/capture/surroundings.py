@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import inspect
 import io
 import logging
@@ -112,18 +111,6 @@ def neutral() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Suspend the collection of cycles: a capture makes millions of objects that stay in use."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

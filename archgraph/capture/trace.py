@@ -28,7 +28,6 @@ from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import with_signature
 from archgraph.capture.spell import OneMode, canonical
-from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import (
     extra_state,
@@ -44,6 +43,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, w
 from archgraph.graph.passes import prune, renumber
 from archgraph.hints import listed
 from archgraph.limits import LIMITS
+from archgraph.machine import uncollected
 from archgraph.ops import table
 from archgraph.ops.check import check
 from archgraph.ops.constants import constant

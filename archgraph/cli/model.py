@@ -239,19 +239,26 @@ def view(
             "a name and its number or one for each position; or scores that `ag.importance` saved.",
         ),
     ] = None,
-    similarity: Annotated[
+    weights: Annotated[
         bool,
         typer.Option(
-            "--similarity",
-            help="Colour how alike weights are to those of the first model: of a run its last "
-            "ones, of a model its own or those of --state.",
+            "--weights",
+            help="Show weights: the values of each parameter and, of several models, how alike "
+            "they are to those of the first one. Of a run its last ones, of a model its own or "
+            "those of --state.",
         ),
     ] = False,
     state: States = None,
     match: Annotated[
         bool,
         typer.Option(
-            "--match", help="Bring weights into the order of the first ones, for --similarity."
+            "--match", help="Bring weights into the order of the first ones, for --weights."
+        ),
+    ] = False,
+    budgets: Annotated[
+        bool,
+        typer.Option(
+            "--budgets", help="Fit submodels to 5 % to 95 % of the MACs, shown at a slider."
         ),
     ] = False,
     data: DataFolder = None,
@@ -266,16 +273,24 @@ def view(
     from archgraph.viewer import view as page
 
     for option, asked in (("--state", state), ("--match", match)):
-        if asked and not similarity:
-            raise SpecError("needs --similarity", where=option)
+        if asked and not weights:
+            raise SpecError("needs --weights", where=option)
     subject: Json = [page_subject(file) for file in files]
     numbers = None if importance is None else numbers_by_name(importance)
-    weights = None
-    if similarity:
-        subject, weights = with_weights(files, subject, state, data)
+    states = None
+    if weights:
+        subject, states = with_weights(files, subject, state, data)
     # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(subject, path, title=title, importance=numbers, states=weights, match=match)
+    page(
+        subject,
+        path,
+        title=title,
+        importance=numbers,
+        states=states,
+        match=match,
+        budgets=budgets,
+    )
     wrote(path)
 
 

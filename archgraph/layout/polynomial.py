@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,6 +33,15 @@ class Polynomial:
     def of(cls, name: str) -> Polynomial:
         """Return the polynomial that is one size."""
         return cls({(name,): 1})
+
+    @classmethod
+    def total(cls, amounts: Iterable[Polynomial | int]) -> Polynomial:
+        """Return the sum of many, in time proportional to their terms.
+
+        >>> print(Polynomial.total([Polynomial.of("out"), 3, Polynomial.of("out")]))
+        2·out + 3
+        """
+        return _collected(term for amount in amounts for term in _terms(amount))
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,7 +86,7 @@ def _terms(value: Polynomial | int) -> list[tuple[Monomial, int]]:
     return list(value.terms.items()) if isinstance(value, Polynomial) else [((), value)]
 
 
-def _collected(terms: Iterator[tuple[Monomial, int]] | list[tuple[Monomial, int]]) -> Polynomial:
+def _collected(terms: Iterable[tuple[Monomial, int]]) -> Polynomial:
     total: dict[Monomial, int] = {}
     for monomial, factor in terms:
         total[monomial] = total.get(monomial, 0) + factor

@@ -15,6 +15,7 @@ from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
+from archgraph.machine import uncollected
 from archgraph.plain import Json
 from archgraph.relate.correspond import Way, correspond
 from archgraph.reports.run_family import run_family
@@ -29,6 +30,7 @@ from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, impor
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
 from archgraph.viewer.submodels import client_shapes, cost_terms, fitted
+from archgraph.viewer.values import value_rows
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -37,6 +39,7 @@ SEVERAL = 4
 Subject: TypeAlias = GraphLike | Family | Log
 
 
+@uncollected()
 def view(
     subject: Subject | Mapping[str, GraphLike] | Iterable[Subject],
     path: str | os.PathLike[str] | None = None,
@@ -66,8 +69,10 @@ def view(
             one, or one for each position; or the scores of :func:`archgraph.importance`, by axis
             and by block. A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
-            `NAME/CLIENT` for a client's own version: colours show how alike the weights of each
-            part are to those of the first graph, as the cosine of what the transfer matches.
+            `NAME/CLIENT` for a client's own version. The page tells the values of each parameter,
+            of several versions together. If there are several, colours show how alike the weights
+            of each part are to those of the first graph, as the cosine of what the transfer
+            matches.
         match: Compare graphs that no transfer leads to in one order of their positions, as
             :func:`archgraph.match` finds it.
         budgets: Fit submodels to 5 %, 10 %, … 95 % of the MACs of the first graph
@@ -105,17 +110,18 @@ def view(
         by_name = importance.positions if isinstance(importance, Importance) else importance
         overlays["importance"] = importance_overlay(anatomies, by_name)
     if states is not None:
-        ways = [_way(parts[0], part) for part in parts[1:]]
-        overlays["similarity"] = similarity_overlay(
-            anatomies, ways, _versions(parts, graphs, states), matched=match
-        )
+        versions = _versions(parts, graphs, states)
+        for data, part, some in zip(graphs, parts, versions, strict=True):
+            data.update({"values": value_rows(part.anatomy.graph, some)} if some else {})
+        if sum(map(len, versions)) > 1:
+            ways = [_way(parts[0], part) for part in parts[1:]]
+            overlays["similarity"] = similarity_overlay(anatomies, ways, versions, matched=match)
     if budgets:
         scores = importance if isinstance(importance, Importance) else None
         graphs[0]["fits"] = fitted(parts[0].anatomy, scores)
-    data = {"title": heading, **SCALES, "families": colours.FAMILIES}
-    data |= {"graphs": graphs, "pairs": _pairs(parts)}
-    data["start"] = _start(several)
-    text = document(heading, data | {"overlays": _overlays(graphs, overlays)})
+    page = {"title": heading, **SCALES, "families": colours.FAMILIES}
+    page |= {"graphs": graphs, "pairs": _pairs(parts), "start": _start(several)}
+    text = document(heading, page | {"overlays": _overlays(graphs, overlays)})
     if path is not None:
         write(path, text)
     return text

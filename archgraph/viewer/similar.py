@@ -16,8 +16,7 @@ from archgraph.plain import Json
 from archgraph.relate.align import align
 from archgraph.relate.correspond import Way
 from archgraph.relate.match import match
-from archgraph.states import State, Transfer, check_update
-from archgraph.states.updates import unsummable
+from archgraph.states import State, Transfer
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.overlays import Overlay, by_part
 
@@ -45,13 +44,12 @@ def similarity_overlay(
     Args:
         graphs: The graphs of a page.
         ways: How each further graph is derived from the first; None to align it instead.
-        states: Weights of each graph, of all its versions.
+        states: Weights of each graph, of all its versions, which fit it.
         matched: Bring graphs that are not derived from the first into its order of positions.
 
     Raises:
         GraphError: If there are not weights of the first graph and of another one.
         RewriteError: If a graph can neither be reached from the first nor be aligned with it.
-        RejectedUpdate: If weights do not fit their graph, or are not finite.
     """
     first, *others = graphs
     if not states[0] or not any(states[1:]):
@@ -59,10 +57,6 @@ def similarity_overlay(
             "similarity needs weights of the first graph and of another one",
             found=f"weights of {sum(map(bool, states))} of {len(graphs)} graphs",
         )
-    for parts, versions in zip(graphs, states, strict=True):
-        for state in versions:
-            # A mask of −∞ is the same in every version: it has no likeness, and is not refused.
-            check_update(parts.graph, state, fixed=unsummable(parts.graph, state))
     figures: list[dict[str, Json] | None] = []
     back = []
     for parts, way, versions in zip(others, ways, states[1:], strict=True):

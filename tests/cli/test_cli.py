@@ -294,13 +294,12 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         )
     (here / "i.csv").write_text(f"{leaf},0.5\n", encoding="utf-8-sig")
     assert call("view", "model.yaml", "--importance", "i.csv").exit_code == 0
-    twice = call("view", "model.yaml", "model.yaml", "--similarity")  # both untrained, of one seed
+    twice = call("view", "model.yaml", "model.yaml", "--weights")  # both untrained, of one seed
     assert twice.exit_code == 0
     page = decode_data((here / "model.html").read_text())
     assert [g["name"] for g in page["graphs"]] == ["model.yaml", "model.yaml (2)"]
     assert page["graphs"][1]["figures"]["similarity"]["whole"] == pytest.approx(1.0)
-    refused(call("view", "model.yaml", "--similarity"), "weights of 1 of 1 graphs")
-    refused(call("view", "model.yaml", "--state", "w.safetensors"), "--state: needs --similarity")
+    refused(call("view", "model.yaml", "--state", "w.safetensors"), "--state: needs --weights")
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")
@@ -566,12 +565,12 @@ def test_diff_and_view_see_through_an_order(here: Path):
     refused(call("diff", *pair("b")), "--state: needs --match")
     figures = []
     for option in ([], ["--match"]):
-        result = call("view", *pair("b"), "--similarity", *option, "-o", "page.html")
+        result = call("view", *pair("b"), "--weights", *option, "-o", "page.html")
         assert result.exit_code == 0, result.output
         page = decode_data(Path("page.html").read_text())
         figures.append(page["graphs"][1]["figures"]["similarity"]["whole"])
     assert figures[0] < 0.9 and figures[1] == pytest.approx(1)
-    refused(call("view", "model.yaml", "--match"), "--match: needs --similarity")
+    refused(call("view", "model.yaml", "--match"), "--match: needs --weights")
 
 
 def test_each_budget_of_fit_names_its_units():
@@ -905,7 +904,7 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: not a run folder")
-    assert call("view", "first", "--similarity", "-o", "alike.html").exit_code == 0
+    assert call("view", "first", "--weights", "-o", "alike.html").exit_code == 0
     graphs = decode_data((here / "alike.html").read_text())["graphs"]
     alike = {g["name"]: g["figures"]["similarity"]["whole"] for g in graphs}
     # Clients of HeteroFL have their parts of the global model.

@@ -5,7 +5,10 @@ That no page says or requests anything is checked by the fixture that opens it.
 
 from __future__ import annotations
 
+import math
+import struct
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.shorten import shorten
 from archgraph.rewrites.take import take
-from archgraph.states import Rewritten
+from archgraph.states import Rewritten, signature
 
 
 def items(page):
@@ -553,7 +556,8 @@ CROSSED = """() => {
   const points = [...area.querySelectorAll("path.edge")].flatMap((path) => {
     const { a, d, e, f } = path.getScreenCTM();
     const length = path.getTotalLength();
-    return Array.from({ length: 61 }, (_, i) => path.getPointAtLength(length * i / 60))
+    const many = Math.max(60, Math.ceil(length / 5));
+    return Array.from({ length: many + 1 }, (_, i) => path.getPointAtLength(length * i / many))
       .map((p) => [p.x * a + e, p.y * d + f]);
   });
   const over = (r, m) => points.some(([x, y]) =>
@@ -564,7 +568,8 @@ CROSSED = """() => {
   const scale = archgraph.app.panes[0].at.k;
   const heights = all("text").map(([text]) => parseFloat(getComputedStyle(text).fontSize) * scale);
   return { titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
-    least: Math.min(...heights), arrows: points.length / 61 };
+    labels: under(all("text.flow"), 2), least: Math.min(...heights),
+    arrows: area.querySelectorAll("path.edge").length };
 }"""
 
 
@@ -592,9 +597,11 @@ def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened
     }
     page = opened(graphs[model]())
     assert page.evaluate(CROSSED)["least"] >= 11
-    for _ in range(4):
+    for level in range(4):
         found = page.evaluate(CROSSED)
-        assert found["arrows"] > 1 and (found["titles"], found["boxes"]) == ([], [])
+        assert found["arrows"] > 1
+        assert (found["titles"], found["boxes"]) == ([], [])
+        assert level > 1 or found["labels"] == []
         page.click("#more")
 
 
@@ -617,3 +624,87 @@ def test_colours_tell_what_operators_do(opened, net):
     shown = head.evaluate("one => getComputedStyle(one).fill")
     red, green, blue = (int(FAMILIES["linear"][i : i + 2], 16) for i in (1, 3, 5))
     assert shown == f"rgb({red}, {green}, {blue})"
+
+
+def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(opened, net):
+    page = opened(net)
+    page.click("#less")
+    layers = page.locator("g.item", has=page.locator("> text.times"))
+    layers.click(position={"x": 90, "y": 5})
+    assert page.locator(".edge.in").count() == 1 and page.locator(".edge.out").count() == 1
+    facts = dict(zip(*[page.locator(f"#panel {tag}").all_inner_texts() for tag in ("dt", "dd")]))  # noqa: B905
+    assert facts["takes values from"] == "stem" and facts["gives values to"] == "head"
+    page.click("text=Show what leads here")
+    dimmed = page.locator("g.item.dim > text.strong").all_text_contents()
+    assert "head" in dimmed and "stem" not in dimmed
+    page.click("text=Show what it reaches")
+    dimmed = page.locator("g.item.dim > text.strong").all_text_contents()
+    assert "head" not in dimmed and "stem" in dimmed
+    page.keyboard.press("Escape")
+    assert page.locator("g.item.dim").count() == 0 and page.locator(".edge.in").count() == 0
+
+
+def test_arrows_are_followed_into_and_out_of_open_parts(opened, net):
+    page = opened(net, hash="#open=s1.f0")
+    first = page.evaluate("archgraph.app.panes[0].model.find('f0') ? 'f0' : 's1'")
+    inside = page.locator(f"g.item[data-id='{first}'] g.item").first
+    inside.click(position={"x": 60, "y": 5})
+    assert page.locator(".edge.in").count() == 2  # into the part that holds it, and on to it
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_picture_is_saved_as_it_is_seen(opened, net, kind):
+    page = opened(net, hash="#as=share&much=50")
+    page.click("summary")
+    with page.expect_download() as saved:
+        page.click(f"#{kind}")
+    data = saved.value.path().read_bytes()
+    assert saved.value.suggested_filename == f"net.{kind}"
+    if kind == "svg":
+        root = ElementTree.fromstring(data)
+        texts = {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert (
+            {"stem", "head", "×3"} <= texts and b"fill:rgb" in data and b"scale" not in data[:200]
+        )
+    else:
+        assert data[:4] == b"\x89PNG"
+        width, height = struct.unpack(">II", data[16:24])
+        drawn = page.evaluate("archgraph.app.panes[0].model.root.layout")
+        assert (width, height) == (math.ceil(2 * drawn["w"]), math.ceil(2 * drawn["h"]))
+
+
+def test_help_opens_by_its_key_and_values_have_a_histogram(opened, net):
+    draw = torch.Generator().manual_seed(0)
+    state = {slot.name: torch.randn(slot.shape, generator=draw) for slot in signature(net)}
+    page = opened(net, states={"net": state})
+    page.keyboard.press("?")
+    assert page.locator("#helping").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("#helping").is_hidden()
+    page.click("#less")
+    page.locator("g.item.section").first.click(position={"x": 60, "y": 5})
+    assert page.locator(".histogram").count() == 2
+    assert "mean" in page.locator(".histogram").first.get_attribute("aria-label")
+
+
+def test_counterparts_are_level_and_marks_have_a_legend(opened, family):
+    """However unlike the heights of their parts, opened or closed, from the first look on."""
+    page = opened([family.graph, *(one.graph for one in family.clients[1:])], hash="#by=none")
+    tops = """() => archgraph.app.panes.map(pane => Object.fromEntries(
+      pane.model.children(pane.model.root).map(item =>
+        [item.name, item.view.g.querySelector("rect.frame").getBoundingClientRect().top])))"""
+    for act in ("#less", "#more", "#fit"):
+        page.click(act)
+        first, *others = page.evaluate(tops)
+        for one in others:
+            for name in first.keys() & one.keys():
+                assert one[name] == pytest.approx(first[name], abs=0.5), (act, name)
+    assert page.locator("#marks .swatch").count() > 0
+    assert "narrower" in page.inner_text("#marks")
+
+
+def test_networks_without_a_common_part_say_so(opened, net):
+    other = trace(nn.Conv2d(3, 5, 3), torch.zeros(1, 3, 8, 8)).graph
+    page = opened([net, other])
+    assert "nothing in common" in text(page)
+    assert page.locator("[data-mark]").count() == 0

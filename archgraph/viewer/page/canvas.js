@@ -94,10 +94,12 @@ class Canvas {
     /** @type {Set<string>} */ this.open = new Set(["root"]);
     this.at = { x: 0, y: 0, k: 1 };
     this.count = 0; // columns; 0: not yet known
+    /** @type {number[]|null} where rows begin that are level with those of other panes */ this.tops = null;
     this.fitted = false; // all of it is shown, and nobody has moved it since
     this.selected = "root";
     this.focused = "root";
     /** @type {Submodel|null} what of it is shown; null: all */ this.small = null;
+    /** @type {Set<number>|null} the operators that are not dimmed; null: none is */ this.lit = null;
     /** @type {any[]} */ this.marked = [];
     /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
@@ -154,7 +156,7 @@ class Canvas {
       entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside) }));
     for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows));
+    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows), bare ? this.tops : null);
     const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
@@ -167,8 +169,9 @@ class Canvas {
     return inside && inside[side] ? inside[side].x + dx - w / 2 : 0;
   }
 
-  /** Draw what has changed. */
-  draw() {
+  /** Draw what has changed, in other panes too where rows have to be level. */
+  draw(alone = false) {
+    if (!alone) for (const pane of this.app.level()) if (pane !== this) pane.draw(true);
     this.layout(this.model.root);
     this.drawn = [];
     const g = this.element(this.model.root, 1);
@@ -249,7 +252,7 @@ class Canvas {
       if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
     const named = new Set();
-    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p) => this.edge(p, inside, item.layout, named)));
+    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named)));
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
@@ -276,7 +279,7 @@ class Canvas {
   }
 
   /** @returns {Shape[]} */
-  edge(/** @type {Path} */ path, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
+  edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
     const { edge, from, to, lane, x } = path;
     const start = from.x + from.exit;
     // Inside an open item all begins below its title.
@@ -292,7 +295,7 @@ class Canvas {
       d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
     }
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
-    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
+    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number }];
     if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [line];
     named.add(edge.tail);
     const text = { x: start + (path.before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": path.before ? "end" : undefined, class: "flow" };
@@ -308,6 +311,7 @@ class Canvas {
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
       this.narrow(item, colour);
+      item.view.g.classList.toggle("dim", this.lit !== null && !item.view.layout.inside && !this.model.every(item).some((o) => this.lit?.has(o)));
       this.badge(item.view.g, frame, item);
     }
   }
@@ -338,8 +342,12 @@ class Canvas {
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
     // Above its right corner: below stand shapes, on either side of their arrows.
-    const badge = svg("text", { x: Number(frame.getAttribute("width")), y: -4, "text-anchor": "end", class: "badge" });
-    badge.textContent = this.app.comparison.said(this, item);
+    const said = this.app.comparison.said(this, item);
+    const width = Number(frame.getAttribute("width"));
+    // A long one begins right of the arrow that enters in the middle.
+    const long = wide(said, true) > width / 2 - 8;
+    const badge = svg("text", { x: long ? width / 2 + 10 : width, y: -4, "text-anchor": long ? "start" : "end", class: "badge" });
+    badge.textContent = said;
     g.append(badge);
   }
 
@@ -355,6 +363,43 @@ class Canvas {
       if (g.getAttribute("tabindex") !== stop) g.setAttribute("tabindex", stop);
     }
     this.marked = [selected, focus].filter(Boolean);
+    this.connect();
+  }
+
+  /** Colour the arrows into and out of what is selected, up to where they begin and end. */
+  connect() {
+    for (const line of this.world.querySelectorAll(".edge.in, .edge.out")) line.classList.remove("in", "out");
+    const item = this.model.items.get(this.selected);
+    const follow = (/** @type {Item} */ one, /** @type {"in"|"out"} */ way) => {
+      const parent = one.parent;
+      if (!parent || !parent.view || !parent.view.lines || !parent.layout?.inside) return;
+      const at = parent.layout.children.indexOf(one);
+      let beyond = false;
+      parent.layout.inside.paths.forEach((/** @type {Path} */ p, /** @type {number} */ i) => {
+        const { head, tail } = p.edge;
+        if ((way === "in" ? head : tail) !== at) return;
+        parent.view.lines.querySelector(`[data-path="${i}"]`)?.classList.add(way);
+        beyond = beyond || (way === "in" ? tail === -1 : head === -2);
+      });
+      if (beyond) follow(parent, way);
+    };
+    if (item && item.kind !== "graph" && this.find(item.id)) for (const way of /** @type {const} */ (["in", "out"])) follow(item, way);
+  }
+
+  /** Dim all but some operators; null: nothing. */
+  trace(/** @type {Set<number>|null} */ lit) {
+    this.lit = lit;
+    this.paint();
+  }
+
+  /** The smallest item in the picture that shows an operator. @returns {Item} */
+  showing(/** @type {number} */ op) {
+    let at = this.model.root;
+    for (;;) {
+      const next = this.opened(at) || at.kind === "graph" ? this.model.children(at).find((child) => this.model.every(child).includes(op)) : undefined;
+      if (!next) return at;
+      at = next;
+    }
   }
 
   find(/** @type {string} */ id) {
@@ -396,6 +441,7 @@ class Canvas {
   /** Open what a screen can show in a type that can be read: sections, the largest first; below them all of a level or none. */
   settle() {
     this.open = new Set(["root"]);
+    this.tops = null;
     const size = (/** @type {Item} */ item) => this.model.sum(item, "parameters");
     const opens = (/** @type {Item} */ item) => item.make && item.kind !== "box" && item.boxes.length > 1;
     let shown = this.model.children(this.model.root).length;
@@ -456,9 +502,10 @@ class Canvas {
     }
     const { w, h } = this.layout(this.model.root);
     const { clientWidth, clientHeight } = this.host;
-    const k = this.scale();
+    const k = this.app.scale(this);
     const least = whole ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
-    this.go({ x: (clientWidth - w * least) / 2, y: Math.max(8, (clientHeight - h * least) / 2), k: least }, false);
+    const y = this.tops ? 8 : Math.max(8, (clientHeight - h * least) / 2);
+    this.go({ x: (clientWidth - w * least) / 2, y, k: least }, false);
     this.fitted = true;
   }
 

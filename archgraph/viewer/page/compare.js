@@ -28,7 +28,9 @@ class Comparison {
       one.partner.forEach((/** @type {number} */ a, /** @type {number} */ b) => a >= 0 && !known.has(a) && known.set(a, b));
       return (op) => known.get(op);
     });
-    this.rows = this.differing(data);
+    /** Whether no part of another pane corresponds to one of the first. */
+    this.unrelated = data.every((one) => one === data[0] ? true : !one || one.partner.every((/** @type {number} */ a) => a < 0)) && panes.length > 1;
+    this.rows = this.unrelated ? [] : this.differing(data);
     /** @type {Array<Map<number, string>>} kinds of differences, by operators of each pane */ this.marks = panes.map(() => new Map());
     /** @type {Map<number, Set<string>>} names of the panes that lack an operator of the first one */ this.lacking = new Map();
     for (const { shares } of this.rows) {
@@ -55,6 +57,12 @@ class Comparison {
     const rows = [...parts.values()].map(({ level, part, ops, text, own }) =>
       ({ level, part, shares: data.map((_, pane) => own.has(pane) ? own.get(pane) || null : this.shared(pane, ops, text)) }));
     return rows.filter(({ shares }) => shares.some((share) => share?.text !== shares[0]?.text));
+  }
+
+  /** The marks that are in the picture, as a legend. @returns {any[]} */
+  legend() {
+    const used = new Set(this.panes.flatMap((pane) => pane.visible().map((item) => this.mark(pane, item))));
+    return Object.entries(MARKS).filter(([mark]) => used.has(mark)).map(([mark, text]) => h("span", { class: "swatch" }, h("i", { class: "mark", "data-mark": mark }), text));
   }
 
   /** What a pane has of a part in which it does not differ from the first graph. @returns {Share} */
@@ -154,6 +162,7 @@ class Comparison {
       [[soft(part), h("small", {}, level)], ...shares.map((share, i) => cell(part, share, this.kind(shares[0], share), level, panes[i]))];
     const heads = ["part", ...panes.map((pane) => soft(pane.model.data.name))];
     return h("section", { id: "differences" }, h("h3", {}, "Side by side"),
+      this.unrelated ? h("p", {}, h("strong", {}, "These networks have nothing in common"), ": no part of one corresponds to a part of another.") :
       h("p", {}, rows.length ? `${rows.length} differences, ${source}.` : this.unsure ? "" : `The same architecture: ${source}.`,
         this.unsure ? ` Parts that ${app.data.graphs[0].name} lacks are not compared with each other.` : ""),
       few(rows, (some) => table("Differences", heads, some.map(line)) || "", 40));

@@ -53,8 +53,9 @@ function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0
  * @param {Size[]} sizes of the children, in topological order
  * @param {Edge[]} edges
  * @param {(rows: Array<{w: number, h: number}>) => number[]} columns first row of each column
+ * @param {number[]|null} tops where the rows of a single column begin; null: one below the other
  */
-function layered(sizes, edges, columns = () => [0]) {
+function layered(sizes, edges, columns = () => [0], tops = null) {
   const spots = sizes.map((size) => spot(size));
   const entry = edges.some((e) => e.tail === -1) ? spot({}) : null;
   const exit = edges.some((e) => e.head === -2) ? spot({}) : null;
@@ -88,6 +89,7 @@ function layered(sizes, edges, columns = () => [0]) {
   const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y);
   const bands = rows.map((row, i) => {
     if (starts.includes(i)) y = starts.length > 1 ? GAP.top : 0;
+    if (tops && starts.length === 1) y = tops[i];
     const top = y;
     for (const s of row) s.y = top + (tall[i] - s.h) / 2;
     y += tall[i] + gap(i);
@@ -116,7 +118,7 @@ function layered(sizes, edges, columns = () => [0]) {
   paths.filter((p) => !inside.includes(p)).forEach((p, i) => (p.turns = turns(p, column, bands, gutter, i)));
   tips(paths, trunk);
   const back = edges.filter((e) => !forward.includes(e)).map((edge) => ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: at(edge.head).x, before: false, turns: null }));
-  return { spots, entry, exit, bands, paths: [...paths, ...back], w: Math.max(0, from - GAP.column), h: Math.max(0, ...bands.map((b) => b.bottom)) + (starts.length > 1 ? GAP.y : 0) };
+  return { spots, entry, exit, bands, columns: starts.length, paths: [...paths, ...back], w: Math.max(0, from - GAP.column), h: Math.max(0, ...bands.map((b) => b.bottom)) + (starts.length > 1 ? GAP.y : 0) };
 }
 
 const left = (/** @type {Spot} */ s) => s.x - s.w / 2;

@@ -59,11 +59,12 @@ class App {
     $("as").addEventListener("change", () => this.shape($("as").value));
     $("much").addEventListener("input", () => this.shape(this.state.as, Number($("much").value)));
     this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
-      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play() };
+      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play(),
+      svg: () => saveAs(this.panes[0], "svg"), png: () => saveAs(this.panes[0], "png"), link: () => this.copy(), help: () => $("helping").showModal() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
-    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play" };
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -101,6 +102,71 @@ class App {
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
+  /** The scale at which a pane shows all: one for panes whose rows are level. */
+  scale(/** @type {Canvas} */ canvas) {
+    return canvas.tops ? Math.min(...this.panes.map((pane) => pane.scale())) : canvas.scale();
+  }
+
+  /**
+   * Rows of what corresponds begin at one height, where all panes have a single column.
+   * 1. Rows as each pane would have them, and pairs of rows with counterparts, in the order of both.
+   * 2. A row begins below the one before it, and not above its counterpart, until nothing moves.
+   * @returns {Canvas[]} the panes whose rows move
+   */
+  level() {
+    const { panes, comparison } = this;
+    if (!comparison) return [];
+    const before = panes.map((pane) => ({ tops: String(pane.tops), layout: pane.model.root.layout }));
+    const bands = panes.map((pane) => {
+      pane.tops = null;
+      pane.model.root.layout = null;
+      return pane.layout(pane.model.root).inside;
+    });
+    if (bands.every((one) => one.columns === 1) && !comparison.unrelated) {
+      const rowOf = (/** @type {number} */ pane, /** @type {Item|null} */ item) => {
+        for (let at = item; at; at = at.parent) {
+          const child = panes[pane].model.root.layout.children.indexOf(at);
+          if (child >= 0) return bands[pane].spots[child].layer;
+        }
+        return -1;
+      };
+      const tops = bands.map((one) => one.bands.map((/** @type {any} */ b) => b.top));
+      const pairs = panes.map((pane, k) => {
+        /** @type {Array<[number, number]>} */ const found = [];
+        const children = k ? panes[0].model.root.layout.children : [];
+        const rows = children.map((/** @type {Item} */ child) => [rowOf(0, child), rowOf(k, comparison.counterpart(panes[0], child, pane))]);
+        for (const [a, b] of rows.sort((/** @type {number[]} */ x, /** @type {number[]} */ y) => x[0] - y[0])) {
+          const last = found[found.length - 1] || [-1, -1];
+          if (b > last[1] && a > last[0]) found.push([a, b]);
+        }
+        return found;
+      });
+      for (let moved = true; moved;) {
+        moved = false;
+        const raise = (/** @type {number} */ k, /** @type {number} */ row, /** @type {number} */ y) => {
+          if (y > tops[k][row] + 0.01) {
+            tops[k][row] = y;
+            moved = true;
+          }
+        };
+        bands.forEach((one, k) => {
+          for (let r = 1; r < tops[k].length; r++) raise(k, r, tops[k][r - 1] + one.bands[r].top - one.bands[r - 1].top);
+          for (const [a, b] of pairs[k]) {
+            raise(k, b, tops[0][a]);
+            raise(0, a, tops[k][b]);
+          }
+        });
+      }
+      panes.forEach((pane, k) => (pane.tops = tops[k]));
+    }
+    return panes.filter((pane, k) => {
+      const same = String(pane.tops) === before[k].tops;
+      pane.model.root.layout = same ? before[k].layout : null;
+      pane.layout(pane.model.root);
+      return !same;
+    });
+  }
+
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const overlay = this.overlays[this.state.by];
@@ -116,15 +182,22 @@ class App {
     this.panes.forEach((pane) => pane.paint());
     const room = $("legend").offsetHeight;
     this.legend();
-    if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
+    this.refit(room);
     this.panel.turn();
     this.write();
+  }
+
+  /** Fit panes that nobody has moved where the legend takes more or less room than before. */
+  refit(/** @type {number} */ room) {
+    if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
   }
 
   /** What the colours mean: one scale for the whole picture. */
   legend() {
     const overlay = this.overlays[this.state.by];
     for (const id of ["key", "rounds"]) $(id).hidden = !overlay;
+    $("marks").replaceChildren(...this.comparison ? this.comparison.legend() : []);
+    $("marks").hidden = !$("marks").children.length;
     if (!overlay) return;
     const { numbers, at } = this.stops();
     if (overlay.named) {
@@ -161,6 +234,7 @@ class App {
     const most = steps(graphs, as);
     Object.assign(this.state, { as, much: most ? Math.min(Math.max(much || Math.ceil(most / 2), 1), most) : 0 });
     $("as").value = as;
+    const room = $("legend").offsetHeight;
     $("much").hidden = !most;
     $("submodel").hidden = as === "whole";
     Object.assign($("much"), { max: most, value: this.state.much });
@@ -171,6 +245,7 @@ class App {
     const pane = this.panes.find((one) => one.small);
     $("left").textContent = pane ? `${as.startsWith("client") ? "" : `${pane.small.name}: `}${spent(pane.model.data.totals, pane.small)}` : "";
     $("much").setAttribute("aria-valuetext", $("left").textContent);
+    this.refit(room);
     const first = this.panes[0];
     const item = first && first.model.items.get(first.selected);
     if (item && item.kind === "graph") this.panel.show(first, item, false);
@@ -222,6 +297,7 @@ class App {
   select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const room = canvas.host.clientHeight;
     canvas.focused = item.id;
+    for (const pane of this.panes) if (pane.lit) pane.trace(null);
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
     this.crumbs(canvas, item);
@@ -402,6 +478,18 @@ class App {
     }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.write(), 200);
+  }
+
+  /** Put the address, which holds what is open and shown, on the clipboard. */
+  async copy() {
+    this.write();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      $("link").textContent = "Copied";
+    } catch {
+      $("link").textContent = "Copy the address bar";
+    }
+    setTimeout(() => ($("link").textContent = "Copy link"), 1500);
   }
 
   /** The state in the address: it can be sent with the file. */

@@ -240,6 +240,15 @@ class Model {
     return Array.from({ length: period * times }, (_, i) => this.blockOps[first + i]).flat();
   }
 
+  /** Operators that take values from each operator, once they are asked for. @returns {number[][]} */
+  users() {
+    if (!this.usedBy) {
+      /** @type {number[][]} */ const users = (this.usedBy = this.feeds.map(() => []));
+      this.feeds.forEach((sources, o) => sources.forEach((s) => users[s].push(o)));
+    }
+    return this.usedBy;
+  }
+
   /** Blocks that an item holds, of every repetition. */
   blocksOf(/** @type {Item} */ item) {
     const { sections, folds } = this.data;

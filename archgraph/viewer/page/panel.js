@@ -137,6 +137,7 @@ class Panel {
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
         ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.removal(model, item)]),
+      traced(this.app, canvas, item),
       this.changed(model, item),
       this.clients(canvas, item),
       this.axes(canvas, item),
@@ -231,9 +232,9 @@ class Panel {
       const [name, role, shape, layout] = data.leaves[n];
       const texts = feeding ? feeding.texts[feeding.positions[n]] : [];
       const taken = texts.map((/** @type {string} */ text, /** @type {number} */ i) => h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`));
-      return [soft(name), role, shape.join(" × "), layout.join(" | "), ...(feeding ? [h("div", {}, taken)] : [])];
+      return [soft(name), role, shape.join(" × "), layout.join(" | "), ...(data.values ? [h("div", {}, distribution(data.values[n]))] : []), ...(feeding ? [h("div", {}, taken)] : [])];
     });
-    const heads = ["leaf", "role", "shape", "made of", ...(feeding ? ["what each client takes"] : [])];
+    const heads = ["leaf", "role", "shape", "made of", ...(data.values ? ["values"] : []), ...(feeding ? ["what each client takes"] : [])];
     return few(rows, (part) => table("Parameters and buffers", heads, part) || "");
   }
 }
