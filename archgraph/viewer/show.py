@@ -60,8 +60,8 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        subject: A graph, a family or its file as read, a run folder as read (:func:`archgraph.reports.read_run`),
-            several of them, or graphs by name. Further graphs correspond to the first: through the
+        subject: A graph, a family or its file as read, a run folder as read
+            (:func:`archgraph.reports.read_run`), several of them, or graphs by name. Further graphs correspond to the first: through the
             transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
             alignment. The second of several graphs of one name is numbered.
         path: Where to write the page; Default: it is not written.
@@ -181,9 +181,9 @@ def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
     """List the subjects, with the names that the user assigned."""
     if isinstance(subject, Mapping):
         return list(subject.items())
-    if isinstance(subject, FamilySpec):  # as a file is read: what it says can be iterated over, too
-        return [(None, resolve(subject))]
-    several = isinstance(subject, list | tuple) or not hasattr(subject, "graph")
+    several = isinstance(subject, list | tuple) or not (
+        hasattr(subject, "graph") or isinstance(subject, FamilySpec)
+    )
     if several and isinstance(subject, Iterable):
         return [(None, one) for one in subject]
     return [(None, subject)]
@@ -224,6 +224,8 @@ def _parts(name: str | None, subject: Subject) -> Iterator[_Part]:
     if isinstance(subject, Log):
         rounds = recorded_rounds(subject)
         subject = run_family(subject)
+    if isinstance(subject, FamilySpec):
+        subject = resolve(subject)
     if not isinstance(subject, Family):
         way = subject.transfer if isinstance(subject, Rewritten) else None
         yield _Part(name or "", anatomy(graph_of(subject)), way)
