@@ -61,9 +61,10 @@ def view(
 
     Args:
         subject: A graph, a family or its file as read, a run folder as read
-            (:func:`archgraph.reports.read_run`), several of them, or graphs by name. Further graphs correspond to the first: through the
-            transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
-            alignment. The second of several graphs of one name is numbered.
+            (:func:`archgraph.reports.read_run`), several of them, or graphs by name. Further
+            graphs correspond to the first: through the transfer of a rewrite of it, or the
+            transfers of two rewrites of one graph, else by alignment. The second of several graphs
+            of one name is numbered.
         path: Where to write the page; Default: it is not written.
         title: Heading; Default: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
