@@ -6,6 +6,7 @@ import functools
 import html
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class Table:
             f'<tr class="{"strong" if number in self.strong else ""}">{line("td", row)}</tr>'
             for number, row in enumerate(self.rows)
         )
-        head = line("th", self.columns)
+        # An empty head is not a head: a screen reader would announce it.
+        head = re.sub(r"<th( [^>]*)></th>", r"<td\1></td>", line("th", self.columns))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def markdown(self) -> str:
@@ -230,6 +232,24 @@ def count(number: float) -> str:
         if scaled < 999.95 or unit == "T":  # above, it would be rounded to 1000.0
             break
     return f"{scaled:.1f}".removesuffix(".0") + unit
+
+
+def per_cent(share: float, digits: int = 2) -> str:
+    """Render a share in per cent, as all tables and pages do.
+
+    >>> per_cent(0.5), per_cent(0.12345, 1), per_cent(1.0, 0)
+    ('50.00 %', '12.3 %', '100 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def significant(value: float) -> str:
+    """Render a number with four significant digits, up to nine digits without an exponent.
+
+    >>> significant(0.12345), significant(205.51), significant(20560.7), significant(2.5e10)
+    ('0.1235', '205.5', '20561', '2.5e+10')
+    """
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:

@@ -46,6 +46,7 @@ html_theme = "furo"
 html_title = "archgraph"
 html_static_path = ["_static"]
 html_css_files = ["archgraph.css"]
+html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"

@@ -11,11 +11,13 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import typer
@@ -58,6 +60,7 @@ def write() -> None:
         "strategies.md": strategies(),
         "strategy-table.md": strategy_table().markdown() + "\n",
         **reference(),
+        **notebooks(),
     }
     OUT.mkdir(exist_ok=True)
     for old in OUT.glob("*.md"):
@@ -79,6 +82,22 @@ def plain_signs(
         if not example:
             line = re.sub(r"\|(\w+)\|", r"\\|\1\\|", line)
             lines[number] = re.sub(r", \*(?=\w+[\],])", r", \\*", line)
+
+
+def notebooks() -> dict[str, str]:
+    """Return a page for each notebook: its words and its code."""
+    pages = {}
+    for path in sorted((HERE / "notebooks").glob("*.ipynb")):
+        # What opens a page is its title; the file to download comes next.
+        parts = [_block(cell) for cell in json.loads(path.read_text())["cells"]]
+        link = f"{{download}}`{path.name} <../notebooks/{path.name}>`"
+        pages[f"notebook-{path.stem}.md"] = "\n\n".join([parts[0], link, *parts[1:]]) + "\n"
+    return pages
+
+
+def _block(cell: dict[str, Any]) -> str:
+    text = "".join(cell["source"])
+    return text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
 
 
 def data_sets() -> str:

@@ -1,6 +1,6 @@
-"""Draw the picture of the README: `make docs` runs this.
+"""Draw the picture of the README and the page of the front page: `make docs` runs this.
 
-`docs/_static/network.svg` is written only where the picture would differ.
+`docs/_static/network.svg` is written only where the picture would differ; `network.html` always.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from archgraph.display import coverage, render
 
 
 def main() -> None:
-    """Draw the demonstration's network with the clients that train each block."""
+    """Draw the demonstration's network with the clients that train each block, and its page."""
     with resources.as_file(resources.files("archgraph.demo")) as demo:
         family = ag.resolve(ag.load_family(demo / "network_family.yaml"))
     target = Path(__file__).parent / "_static" / "network.svg"
+    ag.view(family, target.with_suffix(".html"))
     picture = render(ag.draw(family.graph, cover=coverage(family)))
     if not target.exists() or target.read_bytes() != picture:
         target.write_bytes(picture)

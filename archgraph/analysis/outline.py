@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
+from archgraph.notebook import preformatted
 
 
 class Outline(NamedTuple):
@@ -19,6 +20,15 @@ class Outline(NamedTuple):
 
     lines: tuple[str, ...]
     leaves: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Outline: {len(self.lines)} lines, {len(self.leaves)} leaves>"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self).strip("<>"), self.lines)
 
 
 @takes_graph

@@ -29,7 +29,7 @@ from archgraph.hints import nearest
 from archgraph.layout.polynomial import Polynomial
 from archgraph.limits import LIMITS
 from archgraph.plain import Json
-from archgraph.tables import Table
+from archgraph.tables import Table, per_cent
 
 if TYPE_CHECKING:
     import os
@@ -187,7 +187,13 @@ class DeviceProfile:
     def table(self) -> Table:
         """Return the error on held-out submodels, a row for each model."""
         rows = tuple(
-            (e.model, f"{e.milliseconds:.2f}", str(e.submodels), f"{e.mean:.1%}", f"{e.worst:.1%}")
+            (
+                e.model,
+                f"{e.milliseconds:.2f}",
+                str(e.submodels),
+                per_cent(e.mean, 1),
+                per_cent(e.worst, 1),
+            )
             for e in self.errors
         )
         columns = ("model", "milliseconds", "held out", "mean error", "worst error")
@@ -196,7 +202,7 @@ class DeviceProfile:
     def _summary(self) -> str:
         count = sum(error.submodels for error in self.errors)
         mean = sum(error.mean * error.submodels for error in self.errors) / max(count, 1)
-        return f"{len(self.operators)} signatures, held-out error {mean:.1%}"
+        return f"{len(self.operators)} signatures, held-out error {per_cent(mean, 1)}"
 
     def _coefficients(self, name: str, node: Node) -> Coefficients:
         known = self.operators.get(name) or self.operators.get(node.op)

@@ -12,7 +12,7 @@ from archgraph.budgets.amounts import MEASURES, amount_text, limit_of
 from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
-from archgraph.tables import Table
+from archgraph.tables import Table, per_cent
 
 # The training step of the memory that is told where nobody said which.
 BATCH, OPTIMIZER = 32, "sgd"
@@ -105,7 +105,7 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
                 amount_text(measure, full),
                 "" if limit is None else amount_text(measure, limit),
                 amount_text(measure, left),
-                "" if not limit else f"{100 * left / limit:.1f} %",
+                "" if not limit else per_cent(left / limit, 1),
             )
         )
     columns = ("measure", "whole model", "budget", "submodel", "of the budget")

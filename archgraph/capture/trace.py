@@ -82,6 +82,9 @@ class Traced:
     def _repr_svg_(self) -> str | None:
         return self.graph._repr_svg_()
 
+    def _repr_html_(self) -> str | None:
+        return self.graph._repr_html_()
+
 
 def trace(
     model: nn.Module,

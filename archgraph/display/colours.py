@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 INK = "#1f2933"
-QUIET = "#6b7785"
+QUIET = "#5b6672"
 LINE = "#9aa5b1"
 PAPER = "#ffffff"
 SECTION = "#f4f6f8"

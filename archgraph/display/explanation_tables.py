@@ -17,7 +17,7 @@ from archgraph.display.facts import (
     OperatorFact,
     Saving,
 )
-from archgraph.tables import Table, count
+from archgraph.tables import Table, count, per_cent
 
 # Runs of axes pinned for one reason that are named one by one.
 EACH = 3
@@ -30,8 +30,8 @@ def savings(saving: Saving | None) -> tuple[str, str]:
     if saving is None:
         return "", ""
     return (
-        f"{count(saving.parameters)} {100 * saving.parameters_share:5.1f}%",
-        f"{count(saving.macs)} {100 * saving.macs_share:5.1f}%",
+        f"{count(saving.parameters)} {per_cent(saving.parameters_share, 1):>7}",
+        f"{count(saving.macs)} {per_cent(saving.macs_share, 1):>7}",
     )
 
 

@@ -19,11 +19,10 @@ from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
+from archgraph.notebook import MOST
 
 FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
-# Operators of the largest graph that a notebook draws without being asked.
-NOTEBOOK = 2000
 
 
 @takes_graph
@@ -119,7 +118,7 @@ def picture_form(path: str | os.PathLike[str], formats: Sequence[str]) -> str:
 
 def notebook(graph: ArchGraph) -> str | None:
     """Draw a graph for a notebook, as SVG text; None if the graph is too large."""
-    return render(draw(graph), "svg").decode() if len(graph.nodes) <= NOTEBOOK else None
+    return render(draw(graph), "svg").decode() if len(graph.nodes) <= MOST else None
 
 
 def render(text: str, form: str = "svg") -> bytes:

@@ -12,11 +12,18 @@ STYLE = f"""
     f"""
 * {{ box-sizing: border-box; }}
 body {{ font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: {colours.INK};
-  max-width: 68rem; margin: 2.5rem auto; padding: 0 1.5rem; background: {colours.PAPER};
+  max-width: 80rem; margin: 2rem auto; padding: 0 1.5rem; background: {colours.PAPER};
   overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 .8rem; }}
 h2 {{ font-size: 1.15rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid {colours.BLOCK};
   padding-bottom: .3rem; }}
+p.headline {{ font-size: 1.15rem; line-height: 1.45; color: {colours.INK}; max-width: 56rem;
+  margin: .8rem 0; }}
+.tiles {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 11rem), 1fr)); margin: 1rem 0; }}
+.tiles > div {{ border-left: 3px solid {colours.SERIES[0]}; padding-left: .7rem; }}
+.tiles b {{ font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }}
+.tiles small {{ color: {colours.QUIET}; font-size: .85rem; display: inline-block; }}
 p, figcaption {{ color: {colours.QUIET}; margin: .3rem 0; max-width: 48rem; }}
 a {{ color: {colours.SERIES[0]}; }}
 dl {{ display: grid; gap: .7rem 2rem; margin: 0;
@@ -36,22 +43,51 @@ tr.strong td {{ font-weight: 600; }}
 figure {{ margin: .8rem 0; overflow-x: auto; }}
 figure svg, figure img {{ max-width: 100%; height: auto; }}
 figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
-.charts {{ display: grid; gap: 0 1.5rem; align-items: start;
+.charts {{ display: grid; gap: 1rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }}
-.charts figure {{ margin: .4rem 0; max-width: 31rem; }}
-.charts svg {{ width: 100%; }}
-figcaption.file {{ font-size: .8rem; }}
-iframe.viewer {{ width: 100%; height: min(80vh, 48rem); border: 1px solid {colours.BLOCK};
+.first {{ display: grid; gap: 1rem 2rem; margin: 1.2rem 0; align-items: start;
+  grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); }}
+.picture {{ position: relative; margin: .4rem 0; max-width: 30rem; overflow: visible; }}
+.picture svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
+.picture .reader {{ cursor: crosshair; touch-action: pan-y; outline-offset: 2px; }}
+.picture .rule {{ stroke: {colours.INK}; stroke-width: 1; pointer-events: none; }}
+.entry[role=button] {{ cursor: pointer; }}
+.entry[role=button]:hover rect {{ fill: {colours.SECTION}; }}
+.entry[aria-pressed=false] {{ opacity: .55; text-decoration: line-through; }}
+.tip {{ position: absolute; z-index: 2; pointer-events: none; background: {colours.PAPER};
+  border: 1px solid {colours.LINE}; border-radius: 6px; padding: .4rem .6rem; font-size: 13px;
+  line-height: 1.4; box-shadow: 0 2px 8px #0003; max-width: 17rem; width: max-content; }}
+.tip[hidden] {{ display: none; }}
+.tip div {{ display: flex; gap: .5rem; align-items: baseline; }}
+.tip i {{ flex: none; width: .7rem; height: .7rem; border-radius: 50%; }}
+.tip i:not([style]) {{ display: none; }}
+.tip span {{ flex: 1; }}
+.tip div b {{ font-variant-numeric: tabular-nums; white-space: nowrap; }}
+:focus-visible {{ outline: 3px solid {colours.SERIES[0]}; outline-offset: 2px; }}
+button {{ font: inherit; font-size: .85rem; color: {colours.INK}; background: {colours.SECTION};
+  border: 1px solid {colours.LINE}; border-radius: 5px; padding: .15rem .6rem; min-height: 1.7rem;
+  cursor: pointer; }}
+button[aria-pressed=true] {{ background: {colours.INK}; color: {colours.PAPER}; }}
+figcaption.file {{ font-size: .85rem; display: flex; gap: .7rem; align-items: center;
+  flex-wrap: wrap; }}
+.network {{ min-width: 0; }}
+iframe.viewer {{ display: block; width: 100%; height: min(80vh, 37rem);
+  margin-bottom: .5rem; border: 1px solid {colours.BLOCK};
   border-radius: 6px; }}
 details {{ margin: .5rem 0; }}
 summary {{ cursor: pointer; color: {colours.INK}; }}
 pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size: 13px;
   line-height: 1.4; border-radius: 6px; overflow-wrap: normal; }}
+@media (max-width: 60rem) {{ .first {{ grid-template-columns: minmax(0, 1fr); }} }}
 @media (max-width: 40rem) {{
   body {{ margin: 1.2rem auto; padding: 0 1rem; }}
   th, td {{ padding-right: .7rem; }}
   .wide td:first-child {{ min-width: 7rem; }}
 }}
-@media print {{ body {{ margin: 0; max-width: none; }} }}
+@media print {{
+  body {{ margin: 0; max-width: none; }}
+  button, .tip, figcaption.file {{ display: none; }}
+  figure, .tiles > div, tr {{ break-inside: avoid; }}
+}}
 """
 )

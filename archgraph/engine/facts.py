@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 from collections.abc import Iterator, Mapping
 
 import pydantic_core
 import torch
-from ruamel.yaml import YAML
 
 from archgraph.data import Dataset
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
+from archgraph.language.yaml import yaml_text
 from archgraph.plain import Json
 
 # Keys that change no figure of a run: a resumed run may have others.
@@ -31,13 +30,7 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     """Write the experiment as YAML with every default; :func:`prepare` reads it back."""
     values = settled(spec, strategy, every=True)
     values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
-    stream = io.StringIO()
-    # Keys stay in the order of the schema, which people read.
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
-    yaml.dump(values, stream)
-    return stream.getvalue()
+    return yaml_text(values)
 
 
 def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:

@@ -2,7 +2,7 @@
 
 One client's model and update for each worker are in memory at a time, whatever the number of
 clients: the strategy asks for tasks and is handed results as a stream, in the clients' order. All
-randomness is drawn from generators seeded by (seed, purpose, round, client), so that a run that
+randomness is page_text from generators seeded by (seed, purpose, round, client), so that a run that
 goes on after a crash ends with the same bits.
 """
 
@@ -26,11 +26,13 @@ from archgraph.engine.turn import Elsewhere
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, private_models
+from archgraph.federation.family import Family
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.consent import consent_given
 from archgraph.language.experiment import LOCAL, installed_engines
 from archgraph.language.flat import dump
+from archgraph.notebook import framed, page_text
 from archgraph.plain import Json, json_safe
 from archgraph.record.folder import RunRecord, reserved, resumable
 from archgraph.record.points import frame
@@ -133,8 +135,11 @@ class Run:
         return f"Run({plural(len(self.rounds), 'round')}{measured}{folder}{wrong})"
 
     def _repr_html_(self) -> str:
-        """Return the table as notebooks show it."""
-        return self.table()._repr_html_()
+        """Return the page of the run, or of its models if it has no folder; else the table."""
+        world, table = self.experiment.world, self.table()._repr_html_()
+        if self.folder is not None:
+            return framed(page_text("run", self.folder), table, f"run in {self.folder}", 700)
+        return framed(page_text("page", Family(world.graph, None, world.tiers)), table, "models")
 
 
 def run(

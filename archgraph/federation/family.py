@@ -22,6 +22,7 @@ from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import read_document
+from archgraph.notebook import framed, page_text
 from archgraph.plain import Json
 from archgraph.relate.align import align
 from archgraph.relate.join import join
@@ -51,7 +52,7 @@ class Family:
         return f"<Family {self.graph.name or 'without a global model'}: {kinds}>"
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return framed(page_text("page", self), self.table()._repr_html_(), self.name or "family")
 
     @property
     def models(self) -> Mapping[str, ArchGraph]:

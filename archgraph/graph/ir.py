@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from archgraph.graph.values import same_value as same_value
 from archgraph.graph.values import show as show
 from archgraph.graph.values import size_at as size_at
 from archgraph.graph.values import walk as walk
+from archgraph.notebook import embedded_svg, framed, page_text
 
 if TYPE_CHECKING:
     import networkx
@@ -293,11 +293,14 @@ class ArchGraph:
 
     def _repr_svg_(self) -> str | None:
         """Return the picture for a notebook; None if the graph is too large for one."""
-        # What draws a graph registers itself: this room draws nothing.
-        for entry in importlib.metadata.entry_points(group="archgraph.pictures", name="graph"):
-            svg: str | None = entry.load()(self)
-            return svg
-        return None
+        return page_text("picture", self)
+
+    def _repr_html_(self) -> str | None:
+        """Return the page for a notebook; None if the graph is too large for one."""
+        svg = self._repr_svg_()
+        return (
+            None if svg is None else framed(page_text("page", self), embedded_svg(svg), self.name)
+        )
 
     def _memo(self, key: Hashable, make: Callable[[ArchGraph], R]) -> R:
         # The cache is not part of the value: results are functions of the graph alone. It lives

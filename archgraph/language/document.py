@@ -13,6 +13,7 @@ import pydantic
 from archgraph.errors import ArchGraphError, ErrorFacts, SpecError
 from archgraph.fields import Base, Key, Place
 from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.notebook import preformatted
 from archgraph.plain import Json
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -131,6 +132,24 @@ class FromFile(Base):
 
     _document: Document | None = pydantic.PrivateAttr(None)
     _changed: frozenset[str] = pydantic.PrivateAttr(frozenset())
+
+    def __repr__(self) -> str:
+        """Return a line that says what it is about; ``print`` writes all of it as YAML."""
+        return f"<{type(self).__name__} {self.summary()}>"
+
+    def __str__(self) -> str:
+        from archgraph.language.yaml import yaml_text
+
+        return yaml_text(
+            self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+        )
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self).strip("<>"), str(self).splitlines())
+
+    def summary(self) -> str:
+        """Say in a few words what the file is about."""
+        return str(getattr(self, "name", ""))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and dict(self) == dict(other)

@@ -8,6 +8,7 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
@@ -26,6 +27,7 @@ from archgraph.language.task import TaskChoice
 from archgraph.language.validation import ValidationChoice
 from archgraph.language.weights import WeightsSpec
 from archgraph.plain import Json
+from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -407,6 +409,11 @@ class ExperimentSpec(FromFile):
             if self.privacy is not None and getattr(self, key) is not None:
                 raise Mistake("cannot be combined with `privacy`", place=(key,), hint=why)
         return self
+
+    def summary(self) -> str:
+        """Say which strategy learns for how long."""
+        family = Path(self.family).name if isinstance(self.family, str) else self.family.summary()
+        return f"{self.name}: {self.strategy_name}, {plural(self.rounds, 'round')}; {family}"
 
     @property
     def strategy_name(self) -> str:

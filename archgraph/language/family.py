@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
@@ -118,6 +119,17 @@ class FamilySpec(FromFile):
 
     # Not a field: no file can hold it, and equal families are equal without it.
     _weights: dict[Place, dict[str, torch.Tensor]] = pydantic.PrivateAttr(default_factory=dict)
+
+    def summary(self) -> str:
+        """Say which kinds of client there are.
+
+        >>> kind = MemberSpec(name="small", count=2, take=0.5)
+        >>> FamilySpec(model="models/net.yaml", clients=(kind,)).summary()
+        'of net.yaml: 2 small'
+        """
+        of = f" of {Path(self.model).name}" if isinstance(self.model, str) else ""
+        kinds = ", ".join(f"{kind.number} {kind.name}" for kind in self.clients)
+        return f"{self.name}{of}: {kinds}".strip()
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from archgraph.analysis.cost import cost
 from archgraph.federation import GLOBAL, World
 from archgraph.hints import listed
 from archgraph.plain import Json
-from archgraph.tables import Table, count
+from archgraph.tables import Table, count, per_cent, significant
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -208,8 +208,8 @@ def measured(name: str, value: float | None) -> str:
     """Format a figure for a table: an accuracy in per cent, anything else as a number.
 
     >>> measured("accuracy", 0.5), measured("mse", 0.5), measured("r2", None)
-    ('50.00%', '0.5', '-')
+    ('50.00 %', '0.5', '-')
     """
     if value is None:
         return "-"
-    return f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"
+    return per_cent(value) if name == "accuracy" else significant(value)

@@ -23,7 +23,7 @@ from archgraph.record.points import ALL_CLIENTS, CLIENTS
 from archgraph.record.right import RIGHT, unpacked
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.runs import RUN, Log, rows_where, seconds
-from archgraph.tables import count
+from archgraph.tables import count, significant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -237,14 +237,14 @@ def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     yield Measure("seconds", "seconds", _seconds, _timed(times, lambda of: sum(of.values())))
     server = _timed(times, lambda of: of.get("server", 0.0))
     yield Measure("server_seconds", "server s", _seconds, server)
-    yield Measure("megabytes_down", "MB down", _number, over(DOWN) / 1e6)
-    yield Measure("megabytes_up", "MB up", _number, over(UP) / 1e6)
+    yield Measure("megabytes_down", "MB down", significant, over(DOWN) / 1e6)
+    yield Measure("megabytes_up", "MB up", significant, over(UP) / 1e6)
     yield Measure("macs", "MACs", count, over("macs"))
     yield Measure("mace", "MACE", count, mace)
-    yield Measure("epochs", "T·E", _number, epochs)
+    yield Measure("epochs", "T·E", significant, epochs)
     yield Measure("tmac", "TMAC", count, mace * epochs)
     # No column where no run lost any; a group without losses beside one with shows zero.
-    yield Measure("lost", "lost updates", _number, lost[lost > 0], absent=0.0)
+    yield Measure("lost", "lost updates", significant, lost[lost > 0], absent=0.0)
 
 
 def _timed(
@@ -279,11 +279,13 @@ def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Serie
 
 def _column(key: str, of: str, name: str, values: Series) -> Measure:
     share = name in SHARES
-    return Measure(key, f"{of} {'%' if share else name}", _percent if share else _number, values)
+    return Measure(
+        key, f"{of} {'%' if share else name}", _percent if share else significant, values
+    )
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-_seconds, _number = "{:.2f}".format, "{:.4g}".format
+_seconds = "{:.2f}".format

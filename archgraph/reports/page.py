@@ -1,24 +1,32 @@
-"""A run as one page: what was asked, what came out, how it went. No script, nothing to load."""
+"""A run as one page: what came out, its network, how it went, what was asked. Nothing is loaded.
+
+Its one script (`charts.js`) reads values off the pictures; without it they are pictures.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import itertools
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.display.style import STYLE
 from archgraph.errors import ArchGraphError
 from archgraph.fields import GLOBAL
 from archgraph.files import write
-from archgraph.reports.charts import charts, data_chart
+from archgraph.reports.charts import Picture, charts
+from archgraph.reports.client_chart import ClientChart, client_charts
 from archgraph.reports.comparison import comparison, run_folders
 from archgraph.reports.header import header
+from archgraph.reports.headline import context, run_headline
+from archgraph.reports.line_chart import LineChart
 from archgraph.reports.run_tables import (
     client_sheet,
     lost_sheet,
@@ -28,11 +36,7 @@ from archgraph.reports.run_tables import (
 )
 from archgraph.reports.runs import Log, read_run, seconds
 from archgraph.reports.sheets import Sheet, download
-from archgraph.tables import plural
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from archgraph.tables import per_cent, plural
 
 # Rows of a table that is not folded.
 FEW = 12
@@ -80,35 +84,86 @@ def page(log: Log, architectures: str = "") -> str:
         architectures: A page that shows them, to stand inside this one; empty: they are drawn.
     """
     body = [
-        f"<h1>{html.escape(log.name)}</h1>",
-        *live_parts(log),
-        *section("Architectures", "\n".join(_architectures(log, architectures))),
+        *result(log),
+        opening(first_chart(log), "".join(_architectures(log, architectures))),
+        *live_tables(log),
+        *section("Pictures", "\n".join(_pictures(log))),
         "<h2>Settings</h2>",
         *_settings(log),
     ]
-    return html_page(log.name, body)
+    return closed_page(log.name, body)
 
 
-def live_parts(log: Log) -> Iterator[str]:
+def result(log: Log) -> Iterator[str]:
+    """Yield what came out: a sentence, and figures."""
+    yield f"<h1>{html.escape(log.name)}</h1>"
+    yield f"<p>{html.escape(context(log))}</p>"
+    yield run_headline(log) or "<p>Nothing was tested yet.</p>"
+
+
+def first_chart(log: Log) -> str:
+    """Return the picture by which a run is judged."""
+    return embedded(next(charts(log)))
+
+
+def opening(curves: str, networks: str) -> str:
+    """Put a run's network beside its curves: below them, where there is not enough room."""
+    inside = f'{curves}<div class="network">{networks}</div>' if networks else curves
+    return f'<div class="{"first" if networks else "charts"}">{inside}</div>'
+
+
+def live_tables(log: Log) -> Iterator[str]:
     """Yield what changes from round to round, from the numbers that the run recorded."""
-    yield definition_list(header(log))
-    yield "<h2>Models</h2>"
-    yield model_sheet(log).html() or "<p>Nothing was tested yet.</p>"
     yield from _rounds(log)
+    yield from section("Models", model_sheet(log).html())
     yield from _clients(log)
     yield from section("Communication", traffic_sheet(log).html())
     yield from section("Clients left out", expandable(lost_sheet(log), "update"))
+    yield "<h2>The run</h2>"
+    yield definition_list(header(log))
 
 
-def html_page(title: str, body: Iterable[str]) -> str:
-    """Return a whole page in the house's style, with the parts of its body below one another."""
+@cache
+def chart_script() -> str:
+    """Return the script that reads values off the pictures."""
+    return (Path(__file__).parent / "charts.js").read_text(encoding="utf-8")
+
+
+def script_hash(script: str) -> str:
+    """Return the source of a script for a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def html_page(
+    title: str, body: Iterable[str], *, scripts: Sequence[str] = (), head: str = ""
+) -> str:
+    """Return a whole page in the house's style, with the parts of its body below one another.
+
+    Args:
+        title: Of the page.
+        body: HTML, one part below the other.
+        scripts: Scripts that the page runs.
+        head: What else stands in its head.
+    """
+    run = "".join(f"<script>{script}</script>" for script in scripts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"{head}<title>{html.escape(title)}</title>\n<style>{STYLE}</style>{run}</head>\n<body><main>\n"
         + "\n".join(body)
-        + "\n</body></html>\n"
+        + "\n</main></body></html>\n"
     )
+
+
+def closed_page(title: str, body: Iterable[str]) -> str:
+    """Return a page with pictures that can be read; it runs no other script and loads nothing."""
+    text = "\n".join(body)
+    # A frame's document inherits this policy, so it names the viewer's script, too.
+    viewers = set(re.findall(r"script-src &#x27;(sha256-[\w+/=]+)&#x27;", text))
+    allowed = " ".join([script_hash(chart_script()), *(f"'{one}'" for one in sorted(viewers))])
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    return html_page(title, [text], scripts=(chart_script(),), head=head)
 
 
 def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
@@ -137,21 +192,20 @@ def expandable(sheet: Sheet, noun: str) -> str:
 
 def _rounds(log: Log) -> Iterator[str]:
     yield "<h2>Over the rounds</h2>"
-    drawn = "".join(chart(figure, name) for name, figure in charts(log))
+    drawn = "".join(map(embedded, itertools.islice(charts(log), 1, None)))
     yield f'<div class="charts">{drawn}</div>'
     if spent := seconds(log.figures):
         total = sum(spent.values()) or 1.0
-        share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
+        share = ", ".join(f"{k} {v:.1f} s ({per_cent(v / total, 1)})" for k, v in spent.items())
         yield f"<p>Time of all rounds: {html.escape(share)}.</p>"
     yield f"<p>{download('rounds', log.figures.to_csv(index=False, na_rep='nan'))}</p>"
 
 
 def _clients(log: Log) -> Iterator[str]:
-    figure = data_chart(log.participants)
-    if figure is not None:
+    for chart in client_charts(log.participants):
         yield "<h2>Clients and their data</h2>"
-        yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'
-        yield expandable(client_sheet(log), "client")
+        table = expandable(client_sheet(log), "client")
+        yield f'<div class="first">{embedded(chart)}<div>{table}</div></div>'
 
 
 def _settings(log: Log) -> Iterator[str]:
@@ -159,24 +213,22 @@ def _settings(log: Log) -> Iterator[str]:
     if log.experiment is not None:
         yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
     opened = "" if log.experiment else " open"
-    everything = f"<pre>{html.escape(log.config)}</pre>"
+    everything = f"<pre tabindex='0'>{html.escape(log.config)}</pre>"
     yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
 
 
-def chart(figure: Figure, name: str) -> str:
-    """Embed one of our figures in the page, in the colours of the page."""
-    from archgraph.reports.plots import picture
-
-    svg = picture(figure).decode()
-    inside = re.sub("<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Every figure numbers its parts alike: two would share identifiers.
-    prefix = hashlib.sha256(name.encode()).hexdigest()[:8]
-    inside = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", inside)
-    label = f'<svg role="img" aria-label="{html.escape(name)}"'
-    drawn = colours.themed(inside).replace("<svg", label, 1)
-    file = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+def embedded(picture: Picture) -> str:
+    """Embed a picture in the page, in the colours of the page, and as a file to save."""
+    svg = picture.svg()
+    file = re.sub(r"[^a-z0-9]+", "_", picture.name.lower()).strip("_")
+    data = ""
+    if isinstance(picture, LineChart | ClientChart):
+        kind = "curves" if isinstance(picture, LineChart) else "cells"
+        values = json.dumps(picture.data(), ensure_ascii=False, separators=(",", ":"))
+        data = f' data-{kind}="{html.escape(values)}"'
     link = download(file, svg, "svg", "SVG")
-    return f'<figure>{drawn}<figcaption class="file">{link}</figcaption></figure>'
+    caption = f'<figcaption class="file">{link}</figcaption>'
+    return f'<figure class="picture"{data}>{colours.themed(svg)}{caption}</figure>'
 
 
 def _drawing(svg: str) -> str:
@@ -196,8 +248,17 @@ def image(data: bytes, kind: str, name: str) -> str:
 
 
 def _architectures(log: Log, viewer: str) -> Iterator[str]:
-    """Yield the architectures, then the pictures in the run folder."""
-    yield from [viewer_frame(viewer)] if viewer else drawings(log)
+    if viewer:
+        # Where scripts are off the viewer is empty.
+        yield viewer_frame(viewer)
+        picture = "".join(drawings(log, most=1))
+        yield f"<noscript><style>iframe.viewer {{ display: none; }}</style>{picture}</noscript>"
+    else:
+        yield from drawings(log)
+
+
+def _pictures(log: Log) -> Iterator[str]:
+    """Yield the pictures in the run folder, folded."""
     for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
         for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
             drawn = image(path.read_bytes(), subtype, path.stem)
@@ -206,18 +267,17 @@ def _architectures(log: Log, viewer: str) -> Iterator[str]:
 
 def viewer_frame(viewer: str) -> str:
     """Embed the viewer: it runs its own script and reaches nothing of this page."""
-    return (
-        '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" '
-        f'srcdoc="{html.escape(viewer)}"></iframe>'
-    )
+    rights = 'sandbox="allow-scripts allow-downloads" allow="fullscreen"'
+    source = html.escape(viewer)
+    return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'
 
 
-def drawings(log: Log) -> Iterator[str]:
-    """Yield every architecture as a picture."""
+def drawings(log: Log, most: int | None = None) -> Iterator[str]:
+    """Yield architectures as pictures, the global one first; all of them, or as many as said."""
     from archgraph.display.picture import draw, render
 
     cover = _coverage(log)
-    for name, graph in log.graphs.items():
+    for name, graph in itertools.islice(log.graphs.items(), most):
         if isinstance(graph, str):  # why its file cannot be read
             yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
             continue

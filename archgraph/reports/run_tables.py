@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from archgraph.fields import GLOBAL
 from archgraph.plain import Json
+from archgraph.record.progress import measured
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.runs import Log, judge, rows_where, series, tests
 from archgraph.reports.settings import differing, said
@@ -17,15 +18,6 @@ from archgraph.tables import Table, count, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-def shown(figure: str, value: float) -> str:
-    """Write an accuracy in per cent, anything else as a number.
-
-    >>> shown("accuracy", 0.5), shown("perplexity", 205.5)
-    ('50.00 %', '205.5')
-    """
-    return f"{100 * value:.2f} %" if figure == "accuracy" else f"{value:.4g}"
 
 
 def tiers(log: Log) -> Table:
@@ -42,7 +34,7 @@ def model_sheet(log: Log) -> Sheet:
     figure, best = judge([log]), log.best
     last = [*tests(log)][-1:]
     worst = (last[0].get("worst") or {}).get("name") if last else None
-    show, counts = functools.partial(shown, figure), _members(log)
+    show, counts = functools.partial(measured, figure), _members(log)
     of_judge = rows_where(log.figures, metric=figure)
     rows: list[tuple[object, ...]] = []
     for name in log.models:

@@ -7,6 +7,7 @@ of several runs from these frames one below the other. Tables and plots select f
 from __future__ import annotations
 
 import functools
+import html
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +20,13 @@ from archgraph.data.validation import Selection
 from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.fields import GLOBAL
+from archgraph.notebook import framed, page_text
 from archgraph.plain import Json
 from archgraph.record.lines import parsed
 from archgraph.record.points import REPORTS, frame
 from archgraph.record.progress import judge_of
 from archgraph.record.traffic import DOWN, UP
+from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -38,7 +41,7 @@ RUN = ["experiment", "seed"]
 """The columns that tell runs apart in a frame of several."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Log:
     """What a run left behind.
 
@@ -156,6 +159,16 @@ class Log:
             return Selection(spec, figure, better([self], figure)).best(self.rounds)
         except RunError:
             return None
+
+    def __repr__(self) -> str:
+        what = judge([self])
+        last = series(self.figures, part="test", group=GLOBAL, metric=what)
+        measured = f", {what} {float(last.iloc[-1]):.4g}" if len(last) else ""
+        return f"<Log {self.name}: {plural(self.done, 'round')}{measured}, {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """Return the page of the run."""
+        return framed(page_text("run", self), html.escape(repr(self)), self.name, 700)
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archgraph.display import colours
 from archgraph.fields import GLOBAL
-from archgraph.reports.charts import data_chart, legend, one_panel
+from archgraph.reports.charts import Picture, curve_chart
+from archgraph.reports.client_chart import client_charts
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.group_tables import (
     attack_sheet,
@@ -23,32 +24,26 @@ from archgraph.reports.group_tables import (
     shared_sheet,
 )
 from archgraph.reports.header import header
+from archgraph.reports.headline import Ranking, headline, run_headline
+from archgraph.reports.line_chart import Line
 from archgraph.reports.page import (
-    chart,
+    closed_page,
     definition_list,
     drawings,
+    embedded,
     expandable,
-    html_page,
     section,
     viewer_frame,
 )
-from archgraph.reports.plots import (
-    Reduce,
-    band,
-    by_cost,
-    by_seed,
-    reduced,
-    scale,
-    time_panel,
-)
+from archgraph.reports.plots import Reduce, by_cost, by_seed, reduced
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
-from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download
+from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download, wide
+from archgraph.reports.time_chart import TimeChart
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
     # Curves of a panel: the values of its runs, by round and seed.
     Curves = Mapping[str, DataFrame]
@@ -72,17 +67,17 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
     first, *rest = compared.tables()
-    figures = "".join(chart(figure, name) for name, figure in runs_charts(compared))
-    data = "".join(chart(figure, name) for name, figure in data_charts(compared))
+    first_chart, *figures = map(embedded, runs_charts(compared))
+    data = "".join(map(embedded, data_charts(compared)))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        definition_list(_facts(compared)),
+        *_headline(compared, first_chart),
         "<h2>Runs</h2>",
-        f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
+        f"{wide(_upright(first).html(), 'runs')}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
         *(part for table in rest for part in section(table.title, _different(compared, table))),
         "<h2>Over the rounds</h2>",
-        f'<div class="charts">{figures}</div>',
+        f'<div class="charts">{"".join(figures)}</div>',
         f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
         *section(
             "Clients and their data",
@@ -91,16 +86,30 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
         *section("Communication and computation", sent_sheet(compared).html()),
         *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
+        *section("All runs", definition_list(_facts(compared))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
         *(_run(*each) for each in each_run(compared)),
     ]
-    return html_page(title, body)
+    return closed_page(title, body)
+
+
+def _headline(compared: Comparison, curves: str) -> Iterator[str]:
+    """Yield which group is best and by how much, beside the first curves; of one group its runs."""
+    ranking = Ranking.by(compared)
+    if ranking is None:
+        for _, seed, log in itertools.islice(each_run(compared), 1):
+            yield f"<p>Of {plural(len(_logs(compared)), 'run')}, that of seed {seed}:</p>"
+            yield run_headline(log)
+        yield f'<div class="charts">{curves}</div>'
+        return
+    yield headline(" ".join(ranking.sentences()))
+    yield f'<div class="charts">{embedded(ranking)}{curves}</div>'
 
 
 def _different(compared: Comparison, table: Table) -> str:
     link = download("differences", differences_csv(compared))
-    return f"{_wide(table.html())}<p>{link}</p>"
+    return f"{wide(table.html(), table.title)}<p>{link}</p>"
 
 
 def _upright(table: Table) -> Table:
@@ -110,10 +119,6 @@ def _upright(table: Table) -> Table:
     first, *rows = zip(table.columns, *table.rows, strict=True)
     right = frozenset(range(1, len(first)))
     return Table(table.title, ("", *first[1:]), tuple(rows), right=right)
-
-
-def _wide(inside: str) -> str:
-    return f'<div class="wide">{inside}</div>'
 
 
 def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
@@ -177,45 +182,52 @@ def rounds_sheet(compared: Comparison) -> Sheet:
     return Sheet("rounds", tuple(SheetColumn(key, key) for key in keys), tuple(map(tuple, values)))
 
 
-def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
-    """Draw means over the seeds with their deviations as bands; then the time of each group."""
+def runs_charts(compared: Comparison) -> Iterator[Picture]:
+    """Yield means over the seeds with their deviations as bands; then the time of each group."""
     logs, figures = _logs(compared), compared.frame
     what = judge(logs)
-    more = better(logs, what)
-    said = None if what == "accuracy" else more
-    for title, curves in _curves(compared, what, np.min if more else np.max):
-        figure, panel = one_panel()
-        for number, (name, runs) in enumerate(curves.items()):
-            band(panel, runs, name, number, bold=name == GLOBAL)
-        scale(panel, what, title, said)
-        legend(figure, panel)
-        yield f"{title} over the rounds", figure
+    worst: Reduce = np.min if better(logs, what) else np.max
+    for title, curves in _curves(compared, what, worst):
+        lines = (mean_line(name, runs, bold=name == GLOBAL) for name, runs in curves.items())
+        yield curve_chart(f"{title} over the rounds", title, lines, what, logs)
     of = {group.label: rows_where(figures, experiment=group.label) for group in compared.groups}
     for axis, spent in by_cost(figures).items():
-        figure, panel = one_panel()
-        for number, (label, rows) in enumerate(of.items()):
-            band(panel, reduced(rows, what, np.mean), label, number, spent[label])
-        scale(panel, what, f"average submodel: {what}", said, axis)
-        legend(figure, panel)
-        yield f"average submodel: {what} over {axis}", figure
+        title = f"average submodel: {what}"
+        lines = (
+            mean_line(label, reduced(rows, what, np.mean), spent[label])
+            for label, rows in of.items()
+        )
+        yield curve_chart(f"{title} over {axis}", title, lines, what, logs, axis)
     if seconds(figures):
-        figure, panel = one_panel()
-        time_panel(panel, of)
-        yield "seconds per round", figure
+        yield TimeChart.of(of)
 
 
-def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
-    """Draw the data of each client, once for runs whose clients have the same; of the first few."""
+def mean_line(
+    name: str, runs: DataFrame, places: Series | None = None, *, bold: bool = False
+) -> Line:
+    """Return the mean of runs as a line, with their standard deviation around it.
+
+    Args:
+        name: In the legend.
+        runs: A figure by round and seed.
+        places: Where each round stands on the axis. Default: at its number.
+        bold: Whether it stands out.
+    """
+    means = runs.mean(axis=1)
+    means.index = runs.index if places is None else places[runs.index]
+    spread = runs.std(axis=1).tolist() if runs.shape[1] > 1 else ()
+    return Line.of(name, means, spread, bold=bold)
+
+
+def data_charts(compared: Comparison) -> Iterator[Picture]:
+    """Yield the data of each client, once for runs with equal clients; of the first few."""
     users: dict[str, tuple[Log, list[str]]] = {}
     for group, seed, log in each_run(compared):
         clients = json.dumps([one.model_dump() for one in log.participants])
         users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
     for log, labels in list(users.values())[:FEW]:
         more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
-        figure = data_chart(log.participants)
-        if figure is not None:
-            figure.suptitle(labels[0] + more, fontsize=9, color=colours.INK)
-            yield f"data of each client: {labels[0]}{more}", figure
+        yield from client_charts(log.participants, f"{labels[0]}{more}")
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:

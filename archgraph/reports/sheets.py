@@ -100,7 +100,13 @@ class Sheet:
         more = f", with {len(self.rows) - MOST} more rows" if len(self.rows) > MOST else ""
         link = download(self.name, self.csv())
         short = replace(self, rows=self.rows[:MOST]).table().html()
-        return f'<div class="wide">{short}</div>{note}<p>{link}{more}</p>'
+        return f"{wide(short, self.name)}{note}<p>{link}{more}</p>"
+
+
+def wide(table: str, name: str) -> str:
+    """Return a table in a frame that is moved sideways where it is wider than the page."""
+    label = html.escape(f"table: {name}")
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{label}">{table}</div>'
 
 
 def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Json]]) -> str:

@@ -9,15 +9,13 @@ policy: it is loaded once, and gets what further rounds changed.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import html
 import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,7 +27,15 @@ from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.record.folder import goes_on
-from archgraph.reports.page import html_page, live_parts, section
+from archgraph.reports.page import (
+    chart_script,
+    first_chart,
+    html_page,
+    live_tables,
+    opening,
+    result,
+    script_hash,
+)
 from archgraph.reports.runs import Log, read_run, seconds
 
 LOOPBACK = "127.0.0.1"
@@ -46,8 +52,9 @@ async function look() {{
       const text = await (await fetch("/")).text();
       const parts = () => [...document.querySelectorAll("details > summary")];
       const was = new Map(parts().map(s => [s.textContent, s.parentElement.open]));
-      const live = new DOMParser().parseFromString(text, "text/html").getElementById("live");
-      document.getElementById("live").replaceWith(live);
+      const next = new DOMParser().parseFromString(text, "text/html").querySelectorAll(".live");
+      document.querySelectorAll(".live").forEach((part, i) => part.replaceWith(next[i]));
+      window.archgraphCharts(document);
       for (const s of parts())
         s.parentElement.open = was.get(s.textContent) ?? s.parentElement.open;
     }}
@@ -65,13 +72,13 @@ async function look() {{
 look();
 """
 LOOK = """
-progress { width: 100%; height: .7rem; }
+progress { width: 100%; height: .7rem; margin-bottom: 1rem; }
 .lost { display: none; } .gone .lost { display: block; font-weight: 600; }
 """
-_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    f"frame-src 'self'; script-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
+    f"frame-src 'self'; script-src {script_hash(chart_script())} {script_hash(SCRIPT)}; "
+    "base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
 HEADERS = {
@@ -193,27 +200,33 @@ class _Request(SimpleHTTPRequestHandler):
 
 
 def watch_page(log: Log, *, framed: bool = False) -> str:
-    """Return the page of a live run: progress, then what is recorded of rounds and clients.
+    """Return the page of a live run: progress, curves, and what is recorded of rounds and clients.
 
     Args:
         log: The run.
-        framed: Whether the viewer stands below, outside of what is exchanged.
+        framed: Whether the viewer stands beside the curves, outside of what is exchanged.
     """
-    live = ['<div id="live">', *_progress(log), *live_parts(log), "</div>"]
-    frame = f'<iframe class="viewer" title="Architectures" src="/{VIEWER}"></iframe>'
     known = framed and isinstance(log.graphs.get(GLOBAL), ArchGraph)
-    below = section("Architectures", frame if known else "")
-    text = html_page(f"{log.name}: {_done(log)}", [*live, *below])
-    return text.replace("</head>", f"<style>{LOOK}</style><script>{SCRIPT}</script></head>", 1)
+    frame = f'<iframe class="viewer" title="Architectures" src="/{VIEWER}"></iframe>'
+    body = [
+        _live((*_progress(log), *result(log))),
+        opening(_live([first_chart(log)]), frame if known else ""),
+        _live(live_tables(log)),
+    ]
+    title, scripts = f"{log.name}: {_done(log)}", (chart_script(), SCRIPT)
+    return html_page(title, body, scripts=scripts, head=f"<style>{LOOK}</style>")
+
+
+def _live(parts: Iterable[str]) -> str:
+    """Return a part of the page that is exchanged when the run has written something."""
+    return f'<div class="live">{"".join(parts)}</div>'
 
 
 def _progress(log: Log) -> Iterator[str]:
-    planned = _planned(log)
-    yield f"<h1>{html.escape(log.name)}</h1>"
     yield '<p class="lost">The server has ended: this is what it showed last.</p>'
     rest = _left(log) if goes_on(log.folder) else _still(log)
     yield f"<p>{html.escape(_done(log) + rest)}</p>"
-    yield f'<progress max="{planned}" value="{log.done}"></progress>'
+    yield (f'<progress aria-label="rounds" max="{_planned(log)}" value="{log.done}"></progress>')
 
 
 def _planned(log: Log) -> int:

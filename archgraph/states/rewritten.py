@@ -8,6 +8,7 @@ from typing import Any
 
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
+from archgraph.notebook import framed, page_text
 from archgraph.states.entry import Entry
 from archgraph.states.state import first_difference, signature
 from archgraph.states.transfer import Transfer
@@ -49,7 +50,8 @@ class Rewritten:
         return f"<Rewritten {graph.name or 'graph'}: {size}; {self.transfer.summary()}>"
 
     def _repr_html_(self) -> str:
-        return self.transfer._repr_html_()
+        table = self.transfer._repr_html_()
+        return framed(page_text("page", self), table, self.graph.name)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.transfer))

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 from archgraph.display import colours
 from archgraph.display.cover import coverage
 from archgraph.errors import GraphError
-from archgraph.federation.family import Family
+from archgraph.federation.family import Family, resolve
 from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
+from archgraph.language import FamilySpec
 from archgraph.machine import uncollected
 from archgraph.plain import Json
 from archgraph.relate.correspond import Way, correspond
@@ -29,14 +30,14 @@ from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.similar import similarity_overlay
-from archgraph.viewer.submodels import client_shapes, cost_terms, fitted
+from archgraph.viewer.submodels import budget_shapes, client_shapes, cost_terms
 from archgraph.viewer.values import value_rows
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
-SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
+SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
-Subject: TypeAlias = GraphLike | Family | Log
+Subject: TypeAlias = GraphLike | Family | FamilySpec | Log
 
 
 @uncollected()
@@ -59,8 +60,8 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        subject: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`),
-            several of them, or graphs by name. Further graphs correspond to the first: through the
+        subject: A graph, a family or its file as read, a run folder as read
+            (:func:`archgraph.reports.read_run`), several of them, or graphs by name. Further graphs correspond to the first: through the
             transfer of a rewrite of it, or the transfers of two rewrites of one graph, else by
             alignment. The second of several graphs of one name is numbered.
         path: Where to write the page; Default: it is not written.
@@ -118,7 +119,7 @@ def view(
             overlays["similarity"] = similarity_overlay(anatomies, ways, versions, matched=match)
     if budgets:
         scores = importance if isinstance(importance, Importance) else None
-        graphs[0]["fits"] = fitted(parts[0].anatomy, scores)
+        graphs[0]["fits"] = budget_shapes(parts[0].anatomy, scores)
     page = {"title": heading, **SCALES, "families": colours.FAMILIES}
     page |= {"graphs": graphs, "pairs": _pairs(parts), "start": _start(several)}
     text = document(heading, page | {"overlays": _overlays(graphs, overlays)})
@@ -180,7 +181,9 @@ def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
     """List the subjects, with the names that the user assigned."""
     if isinstance(subject, Mapping):
         return list(subject.items())
-    several = isinstance(subject, list | tuple) or not hasattr(subject, "graph")
+    several = isinstance(subject, list | tuple) or not (
+        hasattr(subject, "graph") or isinstance(subject, FamilySpec)
+    )
     if several and isinstance(subject, Iterable):
         return [(None, one) for one in subject]
     return [(None, subject)]
@@ -221,6 +224,8 @@ def _parts(name: str | None, subject: Subject) -> Iterator[_Part]:
     if isinstance(subject, Log):
         rounds = recorded_rounds(subject)
         subject = run_family(subject)
+    if isinstance(subject, FamilySpec):
+        subject = resolve(subject)
     if not isinstance(subject, Family):
         way = subject.transfer if isinstance(subject, Rewritten) else None
         yield _Part(name or "", anatomy(graph_of(subject)), way)

@@ -1,4 +1,4 @@
-"""What a page needs to show submodels of a graph: exact costs of all, and a row of fitted ones."""
+"""What a page needs to show submodels of a graph: exact costs of all, and some that fit budgets."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def cost_terms(graph: ArchGraph) -> dict[str, Json]:
     costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
 
     def terms(measure: str) -> list[list[int]]:
-        whole = costs.polynomial(measure).terms
-        return [[factor, *(number[name] for name in names)] for names, factor in whole.items()]
+        polynomial = costs.polynomial(measure).terms
+        return [[factor, *(number[name] for name in names)] for names, factor in polynomial.items()]
 
     return {measure: terms(measure) for measure in ("parameters", "macs")}
 
@@ -38,7 +38,7 @@ def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
     return [[one.name, *_shape(parts, one.graph, one.transfer)] for one in family.clients]
 
 
-def fitted(parts: Anatomy, importance: Importance | None = None) -> list[Json]:
+def budget_shapes(parts: Anatomy, importance: Importance | None = None) -> list[Json]:
     """Return submodels for growing budgets of MACs, blocks left out too: budget, then as clients.
 
     Each lies within the next one. Budgets below the smallest submodel are left out.
@@ -62,10 +62,10 @@ def _shape(parts: Anatomy, small: ArchGraph, transfer: Transfer) -> list[Json]:
         for axis in solved.free
         if sizes.get(axis.name, axis.size) < axis.size
     ]
-    taken = {entry.source for entry in transfer.entries.values()}
+    sources = {entry.source for entry in transfer.entries.values()}
     leaves = [
         {leaf for name in nodes for leaf in parts.graph.node[name].leaves()}
         for _, nodes in parts.blocks
     ]
-    gone = [i for i, some in enumerate(leaves) if some and some.isdisjoint(taken)]
+    gone = [i for i, some in enumerate(leaves) if some and some.isdisjoint(sources)]
     return [spent.parameters, spent.macs, narrower, gone]

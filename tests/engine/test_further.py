@@ -17,6 +17,7 @@ from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.evaluate import Evaluator
 from archgraph.federation import Outcome
 from archgraph.reports import page, read_run
+from archgraph.reports.charts import Picture
 from archgraph.reports.header import header
 from archgraph.reports.run_tables import tiers
 
@@ -128,7 +129,12 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):
     table = tiers(log)
     many = {row[0]: row[table.columns.index("clients")] for row in table.rows}
     assert (many["half"], many["whole"], many["global"]) == ("3", "2", "5")
-    monkeypatch.setattr(page, "data_chart", drawn.append)
+
+    def recorded(clients: list[ClientFacts]) -> list[Picture]:
+        drawn.append(clients)
+        return []
+
+    monkeypatch.setattr(page, "client_charts", recorded)
     page.report(tmp_path / "with")
     assert [[client.client for client in clients] for clients in drawn] == [[0, 1, 2, 3, 4]]
 

@@ -645,7 +645,7 @@ def test_a_run_shows_itself(experiment, tmp_path):
     accuracy = run.evaluation["global"]["accuracy"]
     assert str(run).startswith(f"Run(1 round, accuracy {accuracy:.4g}, loss ")
     assert str(run).endswith(f"{tmp_path}/run)")
-    assert f"{accuracy:.2%}" in str(run.table())
+    assert f"{100 * accuracy:.2f} %" in str(run.table())
     assert "<td" in run._repr_html_()
 
 

@@ -14,18 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.cost import cost
 from archgraph.language import ExperimentSpec
 from archgraph.record.points import points
 from archgraph.record.traffic import size
-from archgraph.reports.charts import charts, data_chart
+from archgraph.reports.charts import charts
+from archgraph.reports.client_chart import client_charts
 from archgraph.reports.header import header
+from archgraph.reports.headline import run_headline
+from archgraph.reports.line_chart import LineChart
 from archgraph.reports.page import page
 from archgraph.reports.plots import curves
 from archgraph.reports.run_tables import client_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import Log, read_run
+from archgraph.reports.scales import Ruler, fitted_scale
 from archgraph.reports.settings import differing
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -75,7 +81,7 @@ def files(text: str) -> dict[str, list[dict[str, str]]]:
 
 def test_every_figure_of_the_page_is_the_librarys(run: ag.engine.Run, text: str):
     found = files(text)
-    assert list(found) == ["models", "rounds", "clients", "communication", "settings"]
+    assert list(found) == ["rounds", "models", "clients", "communication", "settings"]
     last, world = run.rounds[-1]["evaluation"], run.experiment.world
     for row in found["models"]:
         figures = last["models"][row["model"]]
@@ -208,21 +214,79 @@ def test_axes_fit_what_is_drawn(values: tuple[float, ...], low: float, high: flo
     assert max(values) < top <= high
 
 
-def test_every_chart_has_its_name_and_its_own_identifiers(log: Log, text: str):
-    drawn = dict(charts(log))
+def test_every_chart_has_its_name_and_its_values(log: Log, run: ag.engine.Run, text: str):
+    drawn = {picture.name: picture for picture in charts(log)}
     assert list(drawn) == [
         "accuracy over the rounds",
         "accuracy on clients' own classes over the rounds",
         "accuracy by bytes sent",
         "seconds per round",
     ]
-    figure = data_chart(log.clients)
-    assert figure is not None
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()][1].startswith("1 · half_of_it")
+    last = run.rounds[-1]["evaluation"]
+    own = drawn["accuracy on clients' own classes over the rounds"]
+    assert isinstance(own, LineChart)
+    ends = {line.name: line.y[-1] for line in own.lines}
+    assert ends == {
+        **{n: row["local"]["accuracy"] for n, row in last["models"].items() if n != "global"},
+        "all clients": last["local"]["accuracy"],
+        "worst client": last["tenth"]["accuracy"],
+    }
+    (chart,) = client_charts(log.participants)
+    rows = [[c.label, c.examples, c.classes] for c in log.participants]
+    (bad,) = (i for i, c in enumerate(log.participants) if c.malicious)
+    rows[bad][0] = f"{rows[bad][0]} (malicious)"
+    assert chart.data()["rows"] == rows
+    # The key ends at the darkest shade, which no share is above.
+    most = max(max(c.classes) / sum(c.classes) for c in log.participants)
+    ends_at = float(re.findall(r"(\d+) %</text>", chart.svg())[-1]) / 100
+    assert most <= ends_at < most + 0.1
     ids = re.findall(r' id="([^"]*)"', text)
     assert len(ids) == len(set(ids))
-    uses = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', text)
-    assert {a or b for a, b in uses} <= set(ids)
+
+
+def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
+    last = run.rounds[-1]["evaluation"]
+    models = {n: row["accuracy"] for n, row in last["models"].items()}
+    tiers = {n: value for n, value in models.items() if n != "global"}
+    best, worst = (choose(tiers, key=lambda name: tiers[name]) for choose in (max, min))
+    text = run_headline(log).replace("&nbsp;", " ")
+    gap = 100 * (tiers[best] - tiers[worst])
+    assert f"After round 2, the global model has {100 * models['global']:.2f} % accuracy." in text
+    assert f"{best} is the best of 2 models, {gap:.2f} points ahead of {worst}." in text
+    for value in (models["global"], tiers[best], tiers[worst], last["tenth"]["accuracy"]):
+        assert f"<b>{100 * value:.2f} %</b>" in text
+    assert page(log).index("<dl class") < page(log).index("<figure") < page(log).index("<h2>")
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    log_axis=st.booleans(),
+    most=st.integers(2, 8),
+)
+def test_values_and_few_ticks_stand_within_their_axis(values, log_axis, most):
+    values = [abs(v) + 1e-3 for v in values] if log_axis else values
+    axis = fitted_scale(values, (200, 0), log=log_axis)
+    assert all(-1e-6 <= axis.at(value) <= 200 + 1e-6 for value in values)
+    ticks = axis.ticks(most)
+    assert all(-1e-6 <= axis.at(tick) <= 200 + 1e-6 for tick in ticks)
+    assert list(ticks) == sorted(set(ticks)) and len(ticks) <= 3 * most
+    shares = fitted_scale((0.5, 0.9), (200, 0), share=True)
+    assert (shares.low, shares.high) == pytest.approx((0.476, 0.924), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "options", "ticks"),
+    [
+        (0.0, 1.0, {}, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+        (1, 15, {"integer": True}, (5, 10, 15)),
+        (1, 2, {"integer": True}, (1, 2)),
+        (0.001, 100, {"log": True}, (0.001, 0.01, 0.1, 1, 10, 100)),
+        (3, 40, {"log": True}, (5, 10, 20)),
+        (10, 40, {"log": True}, (10, 20, 30, 40)),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, options: dict[str, bool], ticks):
+    assert Ruler(low, high, 0, 1, **options).ticks(5) == pytest.approx(ticks)
 
 
 def test_a_folder_from_before_bytes_and_clients_were_recorded_has_its_page(log: Log, tmp_path):
@@ -236,7 +300,7 @@ def test_a_folder_from_before_bytes_and_clients_were_recorded_has_its_page(log: 
     text = "".join(json.dumps(line) + "\n" for line in plain)
     (tmp_path / "old" / "metrics.jsonl").write_text(text)
     found = files(page(read_run(tmp_path / "old")))
-    assert list(found) == ["models", "rounds", "settings"]
+    assert list(found) == ["rounds", "models", "settings"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")

@@ -16,7 +16,10 @@ import archgraph as ag
 from archgraph.analysis.cost import cost
 from archgraph.record.traffic import DOWN, UP, traffic
 from archgraph.reports import report
+from archgraph.reports.client_chart import ClientChart
 from archgraph.reports.comparison import comparison
+from archgraph.reports.headline import Ranking
+from archgraph.reports.line_chart import WIDTH, LineChart
 from archgraph.reports.runs_page import data_charts, rounds_sheet, runs_charts, runs_page
 from tests.cli.terminal import call, refused
 from tests.reports.test_comparison import made
@@ -41,24 +44,20 @@ def files(text: str, kind: str) -> dict[str, str]:
 
 
 def test_seeds_are_one_curve_whose_band_is_within_the_scale(runs: list[Path]):
-    (name, figure), _ = runs_charts(comparison(runs[:2]))
-    assert name == "accuracy on all test data over the rounds"
-    (panel,) = figure.axes
-    drawn = {line.get_label(): line for line in panel.get_lines()}
-    assert list(drawn) == ["small", "large", "global"]
-    for label, line in drawn.items():
-        last = np.asarray(line.get_ydata())[-1]
-        assert last == pytest.approx(VALUES[str(label)] + 0.05, abs=1e-9)
-    assert len(panel.collections) == 3  # a band each
-    low, high = panel.get_ylim()
-    for part in panel.collections:
-        (path,) = part.get_paths()
-        heights = np.asarray(path.vertices)[:, 1]
-        assert low < heights.min() and heights.max() < high
+    chart, _ = runs_charts(comparison(runs[:2]))
+    assert isinstance(chart, LineChart)
+    assert chart.name == "accuracy on all test data over the rounds"
+    assert [line.name for line in chart.lines] == ["small", "large", "global"]
+    [[_, _, low, high], *_] = chart.data()["y"]["forms"]
+    for line in chart.lines:
+        assert line.y[-1] == pytest.approx(VALUES[line.name] + 0.05, abs=1e-9)
+        assert line.spread[-1] == pytest.approx(0.1 / 2**0.5, abs=1e-9)
+        assert low < line.y[-1] - line.spread[-1] and line.y[-1] + line.spread[-1] < high
+    assert chart.svg().count('class="band"') == 3
 
 
 def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Path]):
-    drawn = dict(runs_charts(comparison(runs)))
+    drawn = {chart.name: chart for chart in runs_charts(comparison(runs))}
     assert list(drawn) == [
         "average submodel: accuracy over the rounds",
         "worst submodel: accuracy over the rounds",
@@ -67,8 +66,31 @@ def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Pa
         "global model: accuracy over the rounds",
         "seconds per round",
     ]
-    lines = drawn["worst submodel: accuracy over the rounds"].axes[0].get_lines()
-    assert [np.asarray(line.get_ydata())[-1] for line in lines] == pytest.approx([0.45] * 2)
+    worst = drawn["worst submodel: accuracy over the rounds"]
+    assert isinstance(worst, LineChart)
+    assert [line.y[-1] for line in worst.lines] == pytest.approx([0.45] * 2)
+
+
+def test_the_best_group_stands_first_with_its_lead_and_its_doubts(runs: list[Path], tmp_path: Path):
+    """The ranking is that of the figures; a lead within the seeds' deviation says so."""
+    ahead = made(tmp_path / "ahead", {k: v + 0.3 for k, v in VALUES.items()}, strategy="fedavg")
+    near = [
+        made(tmp_path / f"near{seed}", {k: v + 0.05 + seed / 10 for k, v in VALUES.items()},
+             seed=seed, strategy="fedavg")
+        for seed in (0, 1)
+    ]  # fmt: skip
+    level = Ranking.by(comparison([*near, *runs[:2]]))  # 5 points, with a deviation of 7
+    clear = Ranking.by(comparison([ahead, *runs]))
+    assert level is not None and clear is not None
+    assert "This gap is smaller than the deviation over the seeds." in list(level.sentences())
+    first, *others = clear.sentences()
+    assert clear.rows[0][0].strategy == "fedavg"
+    assert "80.00 % accuracy" in first and "25.00 points ahead of" in first
+    assert "(55.00 ± 7.07 %)" in first and "With one seed, this gap may be chance." in others
+    assert "Its worst model: 70.00 %." in others
+    assert Ranking.by(comparison(runs[:2])) is None
+    text = runs_page(comparison([ahead, *runs])).replace("&nbsp;", " ")
+    assert text.index(html.escape(first)) < text.index("<figure") < text.index("<h2>")
 
 
 def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
@@ -81,12 +103,12 @@ def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
     assert {row["accuracy"] for row in rows if row["model"] == "small" and row["round"] == "4"} == {
         "0.4", "0.5"
     }  # fmt: skip
-    assert len(files(text, "svg")) == text.count("<figure>") == 6
-    assert all(plot.startswith("<?xml") for plot in files(text, "svg").values())
+    assert len(files(text, "svg")) == text.count("<figure ") == 7
+    assert all(plot.startswith("<svg xmlns") for plot in files(text, "svg").values())
     shown = compared.tables()[0]
     for cell in (*shown.columns[1:], *shown.rows[0], *shown.rows[1]):
         assert html.escape(cell) in text
-    assert "<script" not in text
+    assert text.count("<script") == 1
 
 
 def test_report_takes_one_run_or_several_and_folders_of_them(runs: list[Path], tmp_path: Path):
@@ -179,28 +201,26 @@ def test_what_all_runs_share_stands_once(attacked: list[ag.engine.Run], tmp_path
 
 def test_data_is_drawn_once_for_runs_that_have_the_same(attacked: list[ag.engine.Run]):
     four, five, _ = attacked
-    drawn = data_charts(comparison(folders([four, five])))
-    assert [name for name, _ in drawn] == [
-        "data of each client: attacked, seed 4", "data of each client: attacked, seed 5"
-    ]  # fmt: skip
-    _, figure = next(data_charts(comparison(folders([four]))))
-    mesh = np.asarray(figure.axes[1].collections[0].get_array()).reshape(4, 10)
-    assert mesh.sum(axis=1) == pytest.approx([1.0] * 4)  # shares of a client's examples
-    counts = np.array([client.histogram for client in four.experiment.world.clients])
-    assert mesh == pytest.approx(counts / counts.sum(axis=1, keepdims=True))
+    drawn = list(data_charts(comparison(folders([four, five]))))
+    assert [chart.name for chart in drawn] == ["attacked, seed 4", "attacked, seed 5"]
+    (chart,) = data_charts(comparison(folders([four])))
+    assert isinstance(chart, ClientChart)
+    counts = [list(client.histogram) for client in four.experiment.world.clients]
+    assert [row[2] for row in chart.data()["rows"]] == counts
 
 
 def test_curves_are_drawn_over_bytes_and_macs_too(attacked: list[ag.engine.Run]):
-    drawn = dict(runs_charts(comparison(folders(attacked))))
+    drawn = {chart.name: chart for chart in runs_charts(comparison(folders(attacked)))}
     costs = {
         "megabytes, both ways": lambda line: sum(traffic(line).values()) / 1e6,
         "GMACs of training": lambda line: line["macs"]["round"] / 1e9,
     }
     for axis, read in costs.items():
-        clean = drawn[f"average submodel: accuracy over {axis}"].axes[0].get_lines()[1]
+        chart = drawn[f"average submodel: accuracy over {axis}"]
+        assert isinstance(chart, LineChart)
         spent = np.cumsum([read(line) for line in attacked[2].rounds])
-        assert clean.get_label() == "clean"
-        assert np.asarray(clean.get_xdata()) == pytest.approx(spent)
+        assert chart.lines[1].name == "clean"
+        assert chart.lines[1].x == pytest.approx(spent)
 
 
 def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
@@ -209,11 +229,15 @@ def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
         made(tmp_path / strategy, VALUES, name=f"{name}, {strategy}", strategy=strategy)
         for strategy in ("fedfa", "heterofl")
     ]
-    for title, figure in runs_charts(comparison(places)):
-        figure.draw_without_rendering()
-        edge = figure.bbox.width
-        for legend in figure.legends:
-            assert legend.get_window_extent().x1 <= edge, title
-        boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
-        if title == "seconds per round":
-            assert boxes[0].x1 < boxes[1].x0
+    ranking = Ranking.by(comparison(places))
+    for chart in (*runs_charts(comparison(places)), ranking):
+        assert chart is not None
+        svg = chart.svg()
+        height = float(re.findall(r' height="([\d.]+)"', svg)[0])
+        for attributes, words in re.findall(r"<text ([^>]*)>([^<]*)<", svg):
+            x, y = (float(re.findall(rf'\b{key}="([\d.]+)"', attributes)[0]) for key in "xy")
+            wide = 7.6 * len(words)  # as wide as a browser's system fonts are at 14 units
+            left = {"end": x - wide, "middle": x - wide / 2}.get(
+                (re.findall(r'text-anchor="(\w+)"', attributes) or [""])[0], x
+            )
+            assert left >= -8 and left + wide <= WIDTH + 34 and y <= height, words

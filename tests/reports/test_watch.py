@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from archgraph.errors import RunError
+from archgraph.reports.page import chart_script
 from archgraph.reports.watch import SCRIPT, RunServer
 
 SECRET = "nobody else may read this"
@@ -102,7 +103,7 @@ def test_a_run_that_nobody_writes_has_no_time_left(server: RunServer, writer: in
 def test_it_shows_what_the_run_has_written_so_far(server: RunServer, folder: Path):
     status, text, _ = ask(server, "/")
     assert status == 200 and "<p>round 1 of 4, about 3 min left</p>" in text
-    assert '<progress max="4" value="1">' in text and "25.00" in text
+    assert 'max="4" value="1"></progress>' in text and "25.00" in text
     before = ask(server, "/state.txt")[1]
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(2, 0.5) + '{"round": 3, "ev')  # a line that is being written
@@ -154,7 +155,7 @@ def test_nothing_of_linked_files_is_on_the_page_and_nothing_is_loaded(server: Ru
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff" and "Server" in headers
     assert "Python" not in headers["Server"]
-    assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [SCRIPT]
+    assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [chart_script(), SCRIPT]
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]', text)
 
 

@@ -14,7 +14,9 @@ from archgraph.display.collect import graph_facts
 from archgraph.display.cover import coverage
 from archgraph.display.labels import count_parameters
 from archgraph.errors import GraphError
+from archgraph.federation.family import resolve
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
+from archgraph.language import load_family
 from archgraph.relate.correspond import correspond
 from archgraph.rewrites.take import take
 from archgraph.viewer import view
@@ -127,6 +129,14 @@ def test_who_feeds_a_block_and_with_which_positions(family):
 
 def test_blocks_that_clients_lack_do_not_fold(family):
     assert [f[2:4] for f in decode_data(view(family))["graphs"][0]["folds"]] == [[2, "layers.0–1"]]
+
+
+def test_a_family_as_read_is_shown_as_when_resolved(family):
+    clients = [{"name": "half", "take": 0.5}]
+    spec = load_family({"name": "pets", "model": family.graph, "clients": clients})
+    graphs = decode_data(view(spec))["graphs"]
+    assert graphs == decode_data(view(resolve(spec)))["graphs"]
+    assert [g["name"] for g in graphs] == ["pets", "half"]
 
 
 def test_equal_rows_are_stored_once():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import archgraph as ag
 from archgraph.graph.ir import ArchGraph
@@ -144,3 +147,61 @@ def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     assert page.evaluate("document.querySelector('iframe').contentDocument") is None
     assert noise == []
     context.close()
+
+
+def test_curves_are_read_by_pointer_and_keys_and_hidden_by_their_names(
+    browser: Any, tmp_path: Path
+):
+    (tmp_path / "run.yaml").write_text(CONFIG.replace("rounds: 4", "rounds: 3"))
+    rows = [
+        json.loads(line(number, accuracy)) for number, accuracy in ((1, 0.2), (2, 0.4), (3, 0.8))
+    ]
+    for row in rows:  # a second model, half as good
+        row["evaluation"]["models"]["half"] = {
+            "accuracy": row["evaluation"]["models"]["whole"]["accuracy"] / 2
+        }
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path = report(tmp_path)
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.goto(path.as_uri())
+    figure = page.locator("figure[data-curves]").first
+    plot, tip = figure.locator(".reader"), figure.locator(".tip")
+    curve = "document.querySelector('.line[data-line=\"1\"] .curve').getAttribute('d')"
+    static = page.evaluate(curve)
+
+    def tips() -> list[str]:
+        return [" ".join(one.split()) for one in tip.locator("div").all_inner_texts()]
+
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+    assert tip.locator("b").first.inner_text() == "round 2"
+    assert tips() == ["whole 40.00 %", "half 20.00 %"]
+    plot.focus()
+    page.keyboard.press("End")
+    assert plot.get_attribute("aria-valuetext") == "round 3: whole 80.00 %, half 40.00 %"
+    page.keyboard.press("ArrowLeft")
+    assert plot.get_attribute("aria-valuetext") == "round 2: whole 40.00 %, half 20.00 %"
+    entry = figure.get_by_role("button", name="whole")
+    entry.focus()
+    page.keyboard.press("Enter")
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert page.locator(".line").first.get_attribute("display") == "none"
+    plot.focus()
+    assert tips() == ["half 20.00 %"]
+
+    def steps() -> list[float]:
+        heights = [float(point.split()[1]) for point in page.evaluate(curve)[1:].split("L")]
+        return [a - b for a, b in itertools.pairwise(heights)]
+
+    # 10, 20 and 40 per cent are equally far apart on a logarithmic axis, and only there.
+    assert steps()[1] == pytest.approx(2 * steps()[0], abs=0.3)
+    figure.get_by_role("button", name="log y").click()
+    assert steps()[1] == pytest.approx(steps()[0], abs=0.3)
+    figure.get_by_role("button", name="log y").click()
+    assert page.evaluate(curve) == static
+    context.close()
+    assert noise == []

@@ -252,7 +252,9 @@ class Canvas {
       if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
     const named = new Set();
-    patch(view.lines, inside.paths.flatMap((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named)));
+    const drawn = inside.paths.map((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named));
+    // Words above all arrows: their halo interrupts what would strike them.
+    patch(view.lines, [...drawn.map(([line]) => line), ...drawn.flatMap(([, ...words]) => words)]);
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
@@ -260,13 +262,17 @@ class Canvas {
     const heights = rows.map((row) => row.h);
     const options = Array.from({ length: MOST.columns }, (_, i) => broken(heights, i + 1));
     if (this.count) return options[this.count - 1];
-    const scale = (/** @type {number[]} */ starts) => {
+    // Best is all of it in letters that can be read; then such letters and little to scroll down.
+    const score = (/** @type {number[]} */ starts) => {
       const parts = starts.map((start, i) => rows.slice(start, starts[i + 1]));
       const wide = parts.reduce((sum, part) => sum + Math.max(...part.map((row) => row.w)) + GAP.column, 0);
       const tall = Math.max(...parts.map((part) => part.reduce((sum, row) => sum + row.h, 0)));
-      return Math.min(1, this.host.clientWidth / wide, this.host.clientHeight / (tall + 2 * GAP.pad));
+      const [across, down] = [this.host.clientWidth / wide, this.host.clientHeight / (tall + 2 * GAP.pad)];
+      const whole = Math.min(1, across, down);
+      if (whole >= READABLE) return 1 + whole;
+      return across >= READABLE ? down : across / 10;
     };
-    const best = options.reduce((one, other) => (scale(other) > 1.1 * scale(one) ? other : one));
+    const best = options.reduce((one, other) => (score(other) > 1.1 * score(one) ? other : one));
     this.count = best.length;
     return best;
   }
@@ -285,13 +291,13 @@ class Canvas {
     // Inside an open item all begins below its title.
     const y = edge.tail >= 0 ? from.y + from.h : -4;
     const end = edge.head >= 0 ? to.y : layout.h - layout.dy;
-    const [under, over] = [inside.bands[from.layer].bottom, inside.bands[to.layer].top];
+    const [under, over] = [inside.bands[from.layer].low, inside.bands[to.layer].top];
     const top = Math.max(y, under);
     let d = `M${start} ${y}`;
     if (path.turns) d += rounded([[start, y], ...path.turns, [x, end]]);
     else if (lane === null) d += way([[start, top], [x, Math.max(over, y)], [x, end]], [start, y]);
     else {
-      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].bottom];
+      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].low];
       d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
     }
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;

@@ -1,8 +1,8 @@
 // Where the children of one container stand: a straight trunk from top to bottom, shortcuts in lanes beside it.
 
-const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22 };
+const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22, drop: 17 };
 const PASSES = 6;
-const MOST = { columns: 8, obstacles: 300 };
+const MOST = { columns: 8, obstacles: 300, labels: 300 };
 
 /**
  * @typedef {Object} Edge
@@ -44,18 +44,54 @@ function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0
 }
 
 /**
+ * An order in which all that feeds a child comes before it; of a cycle the first child goes first.
+ * @returns {number[]}
+ */
+function sorted(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
+  const into = Array.from({ length: many }, () => new Set());
+  for (const e of edges) if (e.tail >= 0 && e.head >= 0) into[e.head].add(e.tail);
+  const left = new Set(into.keys());
+  const order = [];
+  while (left.size) {
+    const next = [...left].find((i) => [...into[i]].every((tail) => !left.has(tail))) ?? Math.min(...left);
+    left.delete(next);
+    order.push(next);
+  }
+  return order;
+}
+
+/**
+ * Layout of the children of a container, in whatever order they are.
+ * @param {Size[]} sizes of the children
+ * @param {Edge[]} edges
+ * @param {(rows: Array<{w: number, h: number}>) => number[]} columns first row of each column
+ * @param {number[]|null} tops where the rows of a single column begin; null: one below the other
+ */
+function layered(sizes, edges, columns = () => [0], tops = null) {
+  if (edges.every((e) => e.tail < 0 || e.head < 0 || e.tail < e.head)) return stacked(sizes, edges, columns, tops);
+  const order = sorted(sizes.length, edges);
+  /** @type {number[]} */ const rank = [];
+  order.forEach((child, i) => (rank[child] = i));
+  const originals = new Map(edges.map((e) => [{ ...e, tail: rank[e.tail] ?? e.tail, head: rank[e.head] ?? e.head }, e]));
+  const found = stacked(order.map((child) => sizes[child]), [...originals.keys()], columns, tops);
+  const paths = found.paths.map((path) => ({ ...path, edge: /** @type {Edge} */ (originals.get(path.edge)) }));
+  return { ...found, spots: rank.map((i) => found.spots[i]), paths };
+}
+
+/**
  * Layered layout after Sugiyama, Tagawa and Toda (1981).
  * 1. Layers: an item stands below all that feeds it.
  * 2. Order in a layer: by the mean of the neighbours; edges that pass a layer count there.
  * 3. The trunk, a longest path, is straight; other items stand near their neighbours (isotonic regression).
  * 4. Rows are broken into columns where `columns` says so.
  * 5. An edge that passes layers runs in a lane: the nearest that no item and no other lane is in.
- * @param {Size[]} sizes of the children, in topological order
+ * 6. An edge that closes a cycle runs up on the left of its column.
+ * @param {Size[]} sizes of the children, in topological order but for cycles
  * @param {Edge[]} edges
  * @param {(rows: Array<{w: number, h: number}>) => number[]} columns first row of each column
  * @param {number[]|null} tops where the rows of a single column begin; null: one below the other
  */
-function layered(sizes, edges, columns = () => [0], tops = null) {
+function stacked(sizes, edges, columns, tops) {
   const spots = sizes.map((size) => spot(size));
   const entry = edges.some((e) => e.tail === -1) ? spot({}) : null;
   const exit = edges.some((e) => e.head === -2) ? spot({}) : null;
@@ -86,24 +122,29 @@ function layered(sizes, edges, columns = () => [0], tops = null) {
   const column = rows.map((_, i) => starts.filter((start) => start <= i).length - 1);
   let y = 0;
   // Nothing stands in the rows of entry and exit.
-  const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y);
+  // Where arrows with labels turn, they turn below the labels.
+  const drops = rows.map((_, i) => (forward.some((e) => e.room && e.tail >= 0 && at(e.tail).layer === i && (at(e.head).layer > i + 1
+    || Math.abs(at(e.head).x + at(e.head).entry - at(e.tail).x - at(e.tail).exit) > GAP.tip)) ? GAP.drop : 0));
+  const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y) + (drops[i] && GAP.drop - 4);
   const bands = rows.map((row, i) => {
     if (starts.includes(i)) y = starts.length > 1 ? GAP.top : 0;
     if (tops && starts.length === 1) y = tops[i];
     const top = y;
     for (const s of row) s.y = top + (tall[i] - s.h) / 2;
     y += tall[i] + gap(i);
-    return { top, bottom: top + tall[i] };
+    return { top, bottom: top + tall[i], low: top + tall[i] + drops[i] };
   });
   const paths = forward.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
   const inside = paths.filter((p) => column[p.from.layer] === column[p.to.layer]);
   lanes(inside, rows, new Set(trunk));
   for (const p of paths) p.before = turned(p, paths, column);
+  const back = edges.filter((e) => !forward.includes(e)).map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
+  const loops = starts.map((_, c) => back.filter((p) => column[p.from.layer] === c && column[p.to.layer] === c));
   const spans = starts.map((_, c) => {
     const xs = [...rows.flatMap((row, i) => (column[i] === c ? row.flatMap((s) => [left(s), right(s)]) : [])),
       ...inside.flatMap((p) => (p.lane !== null && column[p.to.layer] === c ? [p.lane] : [])),
       ...paths.flatMap((p) => (p.edge.tail >= 0 && column[p.from.layer] === c ? [p.from.x + p.from.exit + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
-    return [Math.min(...xs), Math.max(...xs)];
+    return [Math.min(...xs) - GAP.lane * loops[c].length, Math.max(...xs)];
   });
   let from = 0;
   const shifts = spans.map(([low, high]) => {
@@ -117,7 +158,19 @@ function layered(sizes, edges, columns = () => [0], tops = null) {
   paths.forEach((p) => (p.x = p.to.x + p.to.entry));
   paths.filter((p) => !inside.includes(p)).forEach((p, i) => (p.turns = turns(p, column, bands, gutter, i)));
   tips(paths, trunk);
-  const back = edges.filter((e) => !forward.includes(e)).map((edge) => ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: at(edge.head).x, before: false, turns: null }));
+  for (const p of back) {
+    const c = column[p.to.layer];
+    p.x = p.to.x + p.to.entry - (p.to.open ? 0 : Math.min(GAP.tip, p.to.w / 4));
+    const loop = loops[c].indexOf(p);
+    const low = bands[p.from.layer].bottom + GAP.tip;
+    const high = bands[p.to.layer].top - GAP.tip;
+    const start = p.from.x + p.from.exit;
+    if (loop >= 0) {
+      const side = spans[c][0] + shifts[c] + GAP.lane * loop;
+      p.turns = [[start, low], [side, low], [side, high], [p.x, high]];
+    } else p.turns = turns(p, column, bands, gutter, 0);
+  }
+  clear([...paths, ...back], bands, from - GAP.column);
   return { spots, entry, exit, bands, columns: starts.length, paths: [...paths, ...back], w: Math.max(0, from - GAP.column), h: Math.max(0, ...bands.map((b) => b.bottom)) + (starts.length > 1 ? GAP.y : 0) };
 }
 
@@ -289,18 +342,67 @@ function turned(/** @type {Path} */ path, /** @type {Path[]} */ paths, /** @type
   return sides[0] < sides[1];
 }
 
+/** Points along an edge, as it is drawn, in the gaps between rows that it passes. @returns {Array<[number, number]>} */
+function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands) {
+  const { from, to, lane, x } = path;
+  const start = from.x + from.exit;
+  const top = Math.max(from.y + from.h, bands[from.layer].low);
+  const last = bands[to.layer].top;
+  /** @type {Array<[number, number, number, number]>} */ let parts;
+  if (path.turns) {
+    const corners = [[start, from.y + from.h], ...path.turns, [x, to.y]];
+    parts = corners.slice(1).map(([x1, y1], i) => [corners[i][0], corners[i][1], x1, y1]);
+  } else if (lane === null) parts = [[start, from.y + from.h, start, top], [start, top, x, last], [x, last, x, to.y]];
+  else {
+    const [first, end] = [bands[from.layer + 1].top, bands[to.layer - 1].low];
+    parts = [[start, top, lane, first], [lane, first, lane, end], [lane, end, x, last], [x, last, x, to.y]];
+  }
+  return parts.flatMap(([x0, y0, x1, y1]) => {
+    const many = Math.max(2, Math.ceil((Math.abs(x1 - x0) + Math.abs(y1 - y0)) / 6));
+    return Array.from({ length: many + 1 }, (_, i) => {
+      const t = i / many;
+      const s = path.turns ? t : t * t * (3 - 2 * t);
+      const y = path.turns ? t : 0.5 * (3 * t * (1 - t)) + t * t * t;
+      return /** @type {[number, number]} */ ([x0 + (x1 - x0) * s, y0 + (y1 - y0) * y]);
+    });
+  });
+}
+
+/** Put a label on the other side of its arrow where fewer arrows, and none more, run through it. */
+function clear(/** @type {Path[]} */ paths, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands, /** @type {number} */ wide) {
+  const labelled = paths.filter((p) => p.edge.room && p.edge.tail >= 0);
+  if (labelled.length > MOST.labels) return;
+  const points = paths.map((p) => along(p, bands));
+  for (const from of new Set(labelled.map((p) => p.from))) {
+    const room = Math.max(...labelled.filter((p) => p.from === from).map((p) => p.edge.room || 0));
+    const start = from.x + from.exit;
+    const [top, bottom] = [from.y + from.h + 3, from.y + from.h + 18];
+    const struck = (/** @type {boolean} */ before) => {
+      const [low, high] = before ? [start - room, start - 4] : [start + 4, start + room];
+      if (low < -GAP.pad / 2 || high > wide + GAP.pad / 2) return Infinity;
+      return points.reduce((sum, some) => sum + Number(some.some(([x, y]) => x > low && x < high && y > top && y < bottom)), 0);
+    };
+    const own = paths.filter((p) => p.from === from);
+    if (struck(!own[0].before) < struck(own[0].before)) for (const p of own) p.before = !p.before;
+  }
+}
+
 /** The way to another column: below the tail, up between the columns, from above into the head. @returns {Array<[number, number]>} */
-function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number}>} */ bands,
+function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands,
   /** @type {(c: number) => number} */ gutter, /** @type {number} */ i) {
   const { from, to } = path;
   const [a, b] = [column[from.layer], column[to.layer]];
   const aside = (i % 4) * 5 - 8; // several of them run beside one another
-  const low = bands[from.layer].bottom + 28 + aside / 2;
+  // Above the next row of its column, if there is one: below an entry there is less room.
+  const next = column[from.layer + 1] === a ? bands[from.layer + 1].top - 8 : Infinity;
+  const low = Math.min(bands[from.layer].bottom + 28 + aside / 2, next);
   const high = bands[to.layer].top - GAP.y / 2 + (to.y === bands[to.layer].top ? 4 : 0) + aside / 2;
   const x = from.x + from.exit;
-  /** @type {Array<[number, number]>} */ const way = [[x, low], [gutter(a + 1) + aside, low]];
-  if (b > a + 1) way.push([gutter(a + 1) + aside, aside / 2], [gutter(b) + aside, aside / 2]);
-  return [...way, [gutter(b) + aside, high], [to.x + to.entry, high]];
+  // To the left where an edge closes a cycle.
+  const [out, into] = b > a ? [a + 1, b] : [a, b + 1];
+  /** @type {Array<[number, number]>} */ const way = [[x, low], [gutter(out) + aside, low]];
+  if (into !== out) way.push([gutter(out) + aside, aside / 2], [gutter(into) + aside, aside / 2]);
+  return [...way, [gutter(into) + aside, high], [to.x + to.entry, high]];
 }
 
 /** Where arrows enter a closed item: the trunk in the middle, the others beside it, on their sides. */

@@ -1,0 +1,205 @@
+"""What came out, in a sentence or two: who is best, by how much, and who is worst off."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from archgraph.display import colours
+from archgraph.fields import GLOBAL
+from archgraph.record.progress import measured
+from archgraph.reports.charts import worst_clients, worst_series
+from archgraph.reports.comparison import Comparison, Figure, RunGroup
+from archgraph.reports.header import data
+from archgraph.reports.line_chart import FONT, LEADING, WIDTH, words_at
+from archgraph.reports.runs import Log, better, judge, rows_where, series
+from archgraph.reports.scales import fitted_scale
+from archgraph.tables import elided, per_cent, plural, significant
+
+# Groups of runs that are ranked in the picture.
+RANKED = 12
+# Characters of a group's name; what tells groups apart may stand at either end.
+NAME = 46
+# Measures that rank groups of runs, the first that all of them have, and what they are of.
+RANKING = {"average": "mean over the models that clients use", "global": "global model"}
+
+
+def context(log: Log) -> str:
+    """Return in a line what was run."""
+    spec = log.experiment
+    parts = [] if spec is None else [spec.strategy_name, data(spec)]
+    if log.participants:
+        parts.append(plural(len(log.participants), "client"))
+    parts.append(plural(log.done, "round"))
+    if spec is not None:
+        parts.append(f"seed {spec.seed}")
+    return " · ".join(parts)
+
+
+def run_headline(log: Log) -> str:
+    """Return the result of a run as HTML: a sentence, and its figures.
+
+    Empty if nothing was tested.
+    """
+    what = judge([log])
+    tested = rows_where(log.figures, part="test", metric=what)
+    last = {name: series(tested, group=name) for name in (*log.models, GLOBAL)}
+    values = {name: float(of.iloc[-1]) for name, of in last.items() if len(of)}
+    if not values:
+        return ""
+    at = int(tested["round"].max())
+    more = better([log], what)
+    ranked = sorted((n for n in log.submodels if n in values), key=values.__getitem__, reverse=more)
+    tiles = []
+    if GLOBAL in values:
+        of = "global model" if GLOBAL in log.models else "mean of all models"
+        tiles.append((of, measured(what, values[GLOBAL]), "all test data"))
+    # Without a global model its figure is the mean over all.
+    first = measured(what, values.get(GLOBAL, next(iter(values.values()))))
+    of = "the global model has" if GLOBAL in log.models else "the mean over all models is"
+    sentence = f"After round {at}, {of} {first} {what}."
+    if len(ranked) > 1:
+        best, worst = ranked[0], ranked[-1]
+        tiles.append((f"best model: {best}", measured(what, values[best]), "all test data"))
+        tiles.append((f"worst model: {worst}", measured(what, values[worst]), "all test data"))
+        gap = apart(what, values[best], values[worst])
+        sentence += f" {best} is the best of {len(ranked)} models, {gap} ahead of {worst}."
+    tenth = worst_series(log, what)
+    if len(tenth):
+        tiles.append((worst_clients(log), measured(what, float(tenth.iloc[-1])), "own test data"))
+    return headline(sentence) + _tiles(tiles)
+
+
+def headline(sentence: str) -> str:
+    """Return the words that a page opens with as HTML; numbers stay with their units."""
+    return f'<p class="headline">{html.escape(sentence).replace(" %", "&nbsp;%")}</p>'
+
+
+def _tiles(tiles: list[tuple[str, str, str]]) -> str:
+    rows = (
+        f"<div><dt>{html.escape(name)}</dt><dd><b>{html.escape(value)}</b> "
+        f"<small>{html.escape(note)}</small></dd></div>"
+        for name, value, note in tiles
+    )
+    return f'<dl class="tiles">{"".join(rows)}</dl>'
+
+
+def apart(what: str, a: float, b: float) -> str:
+    """Write the distance of two figures: of accuracies in points.
+
+    >>> apart("accuracy", 0.95, 0.9), apart("loss", 1.5, 2.0)
+    ('5.00 points', '0.5')
+    """
+    gap = abs(a - b)
+    return f"{100 * gap:.2f} points" if what == "accuracy" else significant(gap)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Groups of runs by one figure, the best first.
+
+    Attributes:
+        what: The figure.
+        of: What it is of.
+        rows: Groups with their figures.
+    """
+
+    what: str
+    of: str
+    rows: tuple[tuple[RunGroup, Figure], ...]
+    name = "ranking"
+
+    @classmethod
+    def by(cls, compared: Comparison) -> Ranking | None:
+        """Rank the groups; None if they have no figure in common, or there is only one."""
+        logs = [log for group in compared.groups for log in group.runs]
+        what = judge(logs)
+        for which, of in RANKING.items():
+            figures = [(g, g.figures.get(f"{which}_{what}")) for g in compared.groups]
+            rows = [(group, figure) for group, figure in figures if figure is not None]
+            if len(rows) == len(figures) > 1:
+                sign = -1 if better(logs, what) else 1
+                return cls(what, of, tuple(sorted(rows, key=lambda one: sign * one[1].mean)))
+        return None
+
+    def sentences(self) -> Iterator[str]:
+        """Yield who is best, by how much, whether that is more than chance, who is worst off."""
+        (first, best), (second, next_one), *_ = self.rows
+        of = _with_deviation(self.what, best)
+        gap = apart(self.what, best.mean, next_one.mean)
+        yield (
+            f"{first.label} is best: {of} {self.what} ({self.of}), {gap} ahead of {second.label} "
+            f"({_with_deviation(self.what, next_one)})."
+        )
+        spreads = [figure.std for figure in (best, next_one) if figure.std is not None]
+        if len(spreads) < 2:
+            yield "With one seed, this gap may be chance."
+        elif abs(best.mean - next_one.mean) <= max(spreads):
+            yield "This gap is smaller than the deviation over the seeds."
+        worst = first.figures.get(f"worst_{self.what}")
+        tenth = first.figures.get("worst_tenth_matched")
+        if worst is not None:
+            yield f"Its worst model: {_with_deviation(self.what, worst)}."
+        if tenth is not None:
+            yield f"Its worst tenth of clients: {_with_deviation('accuracy', tenth)}."
+
+    def svg(self) -> str:
+        """Return the groups as rows of a picture: a dot for each seed, a stroke at the mean."""
+        rows = self.rows[:RANKED]
+        values = [value for _, figure in rows for value in figure.values]
+        share = self.what == "accuracy"
+        axis = fitted_scale(values, (16, WIDTH - 126), share=share)
+        parts = [words_at(0, 14, f"{self.what}, {self.of}", size=14, weight=600)]
+        y = 40.0
+        for number, (group, figure) in enumerate(rows):
+            name = elided(group.label, NAME, NAME // 2)
+            parts.append(words_at(0, y, f"{number + 1}. {name}", weight=0 if number else 600))
+            y += 14
+            parts.append(f'<path d="M0 {y}H{WIDTH - 120}" stroke="{colours.BLOCK}"/>')
+            colour = colours.SERIES[0]
+            for value in figure.values:
+                said = html.escape(measured(self.what, value))
+                parts.append(
+                    f'<circle cx="{axis.at(value):.1f}" cy="{y}" r="4" fill="{colour}" '
+                    f'fill-opacity=".45"><title>{said}</title></circle>'
+                )
+            mean = axis.at(figure.mean)
+            parts.append(
+                f'<path d="M{mean:.1f} {y - 8}v16" stroke="{colours.INK}" stroke-width="2.6"/>'
+            )
+            parts.append(words_at(WIDTH, y + 4.5, _with_deviation(self.what, figure), anchor="end"))
+            y += LEADING + 13
+        y -= 8
+        ticks = axis.ticks(4)
+        for value in ticks:
+            said = (
+                per_cent(value, 0 if ticks[-1] - ticks[0] >= 0.02 else 1) if share else f"{value:g}"
+            )
+            at = f"{axis.at(value):.1f}"
+            parts.append(f'<path d="M{at} {y - 6:g}v4" stroke="{colours.LINE}"/>')
+            parts.append(
+                words_at(axis.at(value), y + 12, said, anchor="middle", fill=colours.QUIET)
+            )
+        y += LEADING + 8
+        left_out = len(self.rows) - len(rows)
+        key = "dot: one seed; stroke: mean" + (f"; {left_out} more groups" if left_out else "")
+        parts.append(words_at(0, y + 10, key, fill=colours.QUIET))
+        label = html.escape(" ".join(self.sentences()))
+        height = round(y + 20)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" font-family="{FONT}" font-size="13" '
+            f'fill="{colours.INK}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+        )
+
+
+def _with_deviation(what: str, figure: Figure) -> str:
+    """Write a mean with its deviation: the unit once.
+
+    >>> _with_deviation("accuracy", Figure((0.5, 0.52)))
+    '51.00 ± 1.41 %'
+    """
+    if figure.std is None:
+        return measured(what, figure.mean)
+    return f"{measured(what, figure.mean).removesuffix(' %')} ± {measured(what, figure.std)}"

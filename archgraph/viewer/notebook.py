@@ -1,0 +1,37 @@
+"""Pages that stand in a notebook in the place of a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from archgraph.errors import ArchGraphError
+from archgraph.federation.family import Family
+from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.notebook import MOST
+from archgraph.reports.page import page
+from archgraph.reports.runs import Log, read_run
+from archgraph.viewer.show import view
+
+
+def notebook_page(subject: GraphLike | Family) -> str | None:
+    """Return the page of a graph or a family; None if it is empty, or too large to be unasked."""
+    graphs = [*subject.models.values()] if isinstance(subject, Family) else [graph_of(subject)]
+    if not 0 < sum(len(graph.nodes) for graph in graphs) <= MOST:
+        return None
+    return view(subject)
+
+
+def run_page(run: Log | Path) -> str | None:
+    """Return the page of a run, with its models; None if its folder is gone."""
+    try:
+        log = run if isinstance(run, Log) else read_run(run)
+        return page(log, _models(log))
+    except ArchGraphError:
+        return None
+
+
+def _models(log: Log) -> str:
+    try:
+        return view(log)
+    except ArchGraphError:  # a page without them is better than none
+        return ""
