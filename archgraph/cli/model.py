@@ -178,6 +178,22 @@ def draw(
     fold: Annotated[
         bool, typer.Option(help="Show equal neighbouring blocks once, with their number.")
     ] = True,
+    width: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH",
+            help="Width in print (3.3in, 84mm): as much detail as can be read on a page.",
+        ),
+    ] = None,
+    font: Annotated[str | None, typer.Option(help="A font that the computer has.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Heading, '' for none; default: the model's name.")
+    ] = None,
+    legend: Annotated[bool, typer.Option(help="Explain marks and colours.")] = True,
+    form: Annotated[
+        Literal["svg", "png", "pdf", "dot"],
+        typer.Option("--format", help="Of the pictures of a family."),
+    ] = "svg",
     choose: Choose = None,
 ) -> None:
     """Draw a model, or every model of a family.
@@ -193,7 +209,10 @@ def draw(
     family = read_family(file if cover is None else cover)
     if cover is None and family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
-        for path in draw_family(family, folder, detail=detail, direction=direction, fold=fold):
+        pictures = draw_family(
+            family, folder, detail=detail, direction=direction, fold=fold, form=form
+        )
+        for path in pictures:
             wrote(path)
         return
     if cover is not None:
@@ -212,7 +231,18 @@ def draw(
         hint = "give --output a folder: every client's model is drawn"
         raise SpecError("has no global model to draw", where=str(file), hint=hint)
     shares = None if family is None else coverage(family)
-    text = drawn(graph, output, cover=shares, detail=detail, direction=direction, fold=fold)
+    text = drawn(
+        graph,
+        output,
+        cover=shares,
+        detail=detail,
+        direction=direction,
+        fold=fold,
+        title=title,
+        legend=legend,
+        width=width,
+        font=font,
+    )
     if output is None:
         say(text)
     else:

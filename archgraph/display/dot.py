@@ -6,15 +6,18 @@ enters is at least twice as wide, so that the arrow comes in at the right of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import graphviz
 
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
+from archgraph.display.labels import LabelLine
 from archgraph.display.markup import FONT, bar, stacked_lines, text, width
-from archgraph.display.rows import Row, scene_rows, span, spine
+from archgraph.display.rows import LENGTH, Row, scene_rows, span, spine
 from archgraph.display.scene import Box, Cluster, Scene
 
 Direction = Literal["TB", "LR"]
@@ -37,6 +40,8 @@ class Drawing:
         fed: How clients feed what has weights, by `box NAME` and `group NAME`; may be empty.
         tips: What a pointer over a box shows.
         direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
+        font: Of all words.
+        letters: Of a line of a box, at most; Default: as many as it has.
     """
 
     def __init__(
@@ -45,12 +50,18 @@ class Drawing:
         fed: Mapping[str, Fed],
         tips: Callable[[Box], str],
         direction: Direction,
+        font: str = FONT,
+        letters: int | None = None,
     ) -> None:
         self.picture, self.fed, self.tips, self.direction = picture, fed, tips, direction
+        self.font, self.letters = font, letters
         self.boxes = picture.box
         self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
         self.spine = spine(picture)
-        self.rows = scene_rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
+        # A box and its arrow are some thirty letters wide.
+        length = LENGTH if letters is None else max(2, letters // 30)
+        standing = [Row(frozenset(self.boxes))]
+        self.rows = scene_rows(picture, length) if direction == "LR" else standing
         self.wide = self.widths()
         self.frames = 0
 
@@ -62,17 +73,18 @@ class Drawing:
                 "rankdir": self.direction,
                 "label": heading,
                 "labelloc": "t",
-                "fontname": FONT,
-                "nodesep": "0.25",
-                "ranksep": "0.3",
+                "fontname": self.font,
+                "nodesep": "0.25" if self.letters is None else "0.12",
+                "ranksep": "0.3" if self.letters is None else "0.22",
                 "bgcolor": colours.PAPER,
+                "margin": "0",  # a PDF has half an inch otherwise
             },
             node_attr={
                 "shape": "box",
                 "style": "filled,rounded",
                 "fillcolor": colours.PAPER,
                 "color": colours.LINE,
-                "fontname": FONT,
+                "fontname": self.font,
                 "fontsize": "10",
                 "fontcolor": colours.INK,
                 "margin": "0.08,0.045",
@@ -80,7 +92,7 @@ class Drawing:
             },
             edge_attr={
                 "color": colours.QUIET,
-                "fontname": FONT,
+                "fontname": self.font,
                 "fontsize": "8",
                 "fontcolor": colours.QUIET,
                 "arrowsize": "0.7",
@@ -146,7 +158,7 @@ class Drawing:
         # A box that is fed like the frame around it does not repeat the frame's words.
         same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         quiet = colours.QUIET if fed is None else colours.INK
-        label = _box_label(box, None if same or not box.leaves else fed, quiet)
+        label = _box_label(box, None if same or not box.leaves else fed, quiet, self.letters)
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(
@@ -244,19 +256,29 @@ def single(group: Cluster) -> bool:
     return len(group.groups) == 1 and group.times == 1
 
 
-def _box_label(box: Box, fed: Fed | None, quiet: str) -> str:
+def _box_label(box: Box, fed: Fed | None, quiet: str, letters: int | None) -> str:
     if box.kind != "operator":
         return f"<{text(box.lines[0].text, size=11, bold=True)}>"
     notes = [box.size] if box.parameters else []
     lines = []
-    for line in box.lines:
+    words = list(_wrapped(box.lines, letters))
+    for line in words:
         row = text(line.text, size=10 if line.strong else 9, bold=line.strong)
-        if notes and (line.strong or line is box.lines[-1]):
+        if notes and (line.strong or line is words[-1]):
             row += "  " + text(notes.pop(), size=8, colour=quiet)
         lines.append(row)
     if fed is not None:
         lines.append(text(" · ".join(coverage_words(fed)), size=8, bold=True))
     return f"<{'<BR/>'.join(lines)}>"
+
+
+def _wrapped(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
+    """Yield lines of so many letters, broken between words."""
+    for line in lines:
+        for part in textwrap.wrap(line.text, letters, break_long_words=False) if letters else ():
+            yield replace(line, text=part)
+        if not letters:
+            yield line
 
 
 def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:

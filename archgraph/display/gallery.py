@@ -145,7 +145,7 @@ def multiples(
     ]
     table = plain_table([*top, *body], spacing=6)
     return (
-        f'digraph clients {{\n\tgraph [bgcolor="{colours.PAPER}" fontname="{FONT}"]\n'
+        f'digraph clients {{\n\tgraph [bgcolor="{colours.PAPER}" margin=0 fontname="{FONT}"]\n'
         f'\tnode [shape=plain fontname="{FONT}"]\n\ttable [label=<{table}>]\n}}\n'
     )
 

@@ -11,6 +11,9 @@ from archgraph.display.scene import Scene
 from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
+# To a line: the legend of a narrow picture is not wider than the picture.
+MARKS = 2
+
 
 def heading(
     picture: Scene,
@@ -18,17 +21,25 @@ def heading(
     total: int,
     cover: Mapping[str, float] | None,
     notes: Sequence[Sequence[str]],
+    *,
+    legend: bool = True,
+    across: int = MARKS,
 ) -> str:
     """Write title, size and legend as Graphviz's HTML.
 
     Args:
         picture: What is drawn: only marks that occur are explained.
-        title: First line.
+        title: First line; empty: none.
         total: Number of parameters.
         cover: How clients feed the parts, if that is shown.
         notes: Rows of a table, the first one its titles.
+        legend: Whether marks and colours are explained.
+        across: Marks to a line; colours are twice as many and one.
+
+    Returns:
+        A label for Graphviz; empty if there is nothing to say.
     """
-    lines = [text(title or "architecture", size=16, bold=True)]
+    lines = [text(title, size=16, bold=True)] if title else []
     marks = [
         f"{count(total)} parameters (grey: of a part)",
         "arrows: shapes without the batch axis",
@@ -39,18 +50,21 @@ def heading(
         marks.append("dashed: training only")
     if any(link.mask for link in picture.links):
         marks.append("dotted: masks attention")
-    # Two to a line: the legend of a narrow picture is not wider than the picture.
-    lines += [_quiet(" · ".join(marks[i : i + 2])) for i in range(0, len(marks), 2)]
+    if legend:
+        joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
+        lines += map(_quiet, joined)
     if notes:
         lines.append(_table(notes))
     families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
-    if cover is not None:
+    if legend and cover is not None:
         lines.append(_scale())
-    elif families:
-        lines.append(_families(families))
-    if isinstance(cover, Cover):
+    elif legend and families:
+        lines.append(_families(families, 2 * across + 1))
+    if legend and isinstance(cover, Cover):
         width = _quiet("share of its weights that such a client has: width")
         lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{width}</TD>"], padding=2))
+    if not lines:
+        return ""
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
     return f'<<TABLE BORDER="0" CELLSPACING="2">{rows}</TABLE>>'
 
@@ -59,14 +73,16 @@ def _quiet(words: str) -> str:
     return text(words, size=9, colour=colours.QUIET)
 
 
-def _families(names: Sequence[str]) -> str:
-    """Return the colours of what operators do, five to a line."""
+def _families(names: Sequence[str], across: int) -> str:
+    """Return the colours of what operators do, some to a line."""
     swatch = 'WIDTH="14" HEIGHT="9" FIXEDSIZE="TRUE"'
     cells = [
         f'<TD BGCOLOR="{colours.FAMILIES[name]}" {swatch}></TD><TD ALIGN="LEFT">{_quiet(name)}</TD>'
         for name in names
     ]
-    return plain_table(("".join(cells[i : i + 5]) for i in range(0, len(cells), 5)), spacing=4)
+    return plain_table(
+        ("".join(cells[i : i + across]) for i in range(0, len(cells), across)), spacing=4
+    )
 
 
 def _scale() -> str:

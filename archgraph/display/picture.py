@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from archgraph.display.cover import Cover
 from archgraph.display.dot import Direction, Drawing, Fed
+from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import count_parameters
-from archgraph.display.legend import heading
+from archgraph.display.legend import MARKS, heading
+from archgraph.display.markup import FONT
 from archgraph.display.pieces import Detail
+from archgraph.display.printed import fitting_page, letters_across, width_in_points
 from archgraph.display.scene import Box, Scene, scene
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
@@ -23,6 +27,8 @@ from archgraph.notebook import MOST
 
 FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
+# From most to least.
+DETAILS: tuple[Detail, ...] = ("node", "block", "section")
 
 
 @takes_graph
@@ -35,7 +41,10 @@ def draw(
     direction: Direction = "TB",
     fold: bool = True,
     title: str | None = None,
+    legend: bool = True,
     notes: Sequence[Sequence[str]] = (),
+    width: str | None = None,
+    font: str | None = None,
 ) -> str:
     """Draw a graph and return the DOT text of the picture.
 
@@ -55,11 +64,17 @@ def draw(
             `section` shows a block as one box.
         direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        title: Heading; Default: the graph's name.
+        title: Heading, empty for none; Default: the graph's name.
+        legend: Whether what marks and colours mean stands below the heading.
         notes: Rows of a table under the heading, the first one its titles.
+        width: Of print, as ``3.3in``, ``84mm`` or ``240pt``: the picture has the most detail of
+            which the letters have 6 points or more at this width, on a page of 9 inches: `detail`,
+            then less, down to a box per section, from top to bottom or in rows.
+        font: A font that the computer has, as ``Times New Roman``.
 
     Raises:
-        RunError: If the file cannot be written or its suffix is not a format.
+        RunError: If the file cannot be written or its suffix is not a format, or if no picture fits
+            the width.
         ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:
@@ -75,14 +90,37 @@ def draw(
         picture_form(path, FORMATS)  # before what may take long
     from archgraph.analysis.structure import structure
 
-    structured = structure(graph)
-    sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structured.sections]
+    structured = structure(graph).sections
+    blocks: Sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structured]
+    # As if each section were one block.
+    wholes: Sections = [
+        (s.name, [(s.name, [n for b in s.blocks for n in b.nodes])]) for s in structured
+    ]
     marks = cover.parts if isinstance(cover, Cover) else cover
-    picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
-    fed = {} if cover is None else _fed(graph, picture, cover)
     total = count_parameters(graph, tuple(graph.param))
-    head = heading(picture, graph.name if title is None else title, total, cover, notes)
-    text = Drawing(picture, fed, functools.partial(_tips, graph), direction).source(head)
+    headline = graph.name if title is None else title
+    across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
+
+    def drawn(sections: Sections, detail: Detail, direction: Direction) -> str:
+        picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
+        if sections is wholes:  # a frame around one box would say its title again
+            picture = replace(picture, groups=())
+        fed = {} if cover is None else _fed(graph, picture, cover)
+        head = heading(picture, headline, total, cover, notes, legend=legend, across=across)
+        tips = functools.partial(_tips, graph)
+        letters = None if width is None else letters_across(width)
+        return Drawing(picture, fed, tips, direction, font or FONT, letters).source(head)
+
+    if width is None:
+        text = drawn(blocks, detail, direction)
+    else:
+        several: list[tuple[Sections, Detail]] = [
+            (blocks, one) for one in DETAILS[DETAILS.index(detail) :]
+        ]
+        several.append((wholes, "section"))
+        directions: tuple[Direction, ...] = ("TB", "LR") if direction == "TB" else ("LR", "TB")
+        candidates = (drawn(*one, way) for one in several for way in directions)
+        text = fitting_page(width, candidates, _size)
     if path is not None:
         write_picture(text, path)
     return text
@@ -156,6 +194,12 @@ def render(text: str, form: str = "svg") -> bytes:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunError("Graphviz cannot draw this", found=lines[-1] if lines else "no output")
     return done.stdout
+
+
+def _size(text: str) -> tuple[float, float]:
+    """Return width and height of a picture, in points."""
+    _, scale, wide, tall = render(text, "plain").split(b"\n", 1)[0].split()
+    return 72 * float(scale) * float(wide), 72 * float(scale) * float(tall)
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[str, Fed]:

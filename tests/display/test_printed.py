@@ -1,0 +1,67 @@
+"""Pictures for print: at most as wide as asked, no taller than a page, in letters to be read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from archgraph.capture.trace import trace
+from archgraph.display.picture import draw, render
+from archgraph.display.printed import READABLE, SMALLEST, TALL, width_in_points
+from archgraph.errors import RunError
+
+
+def chain(*widths):
+    """A graph of linear layers."""
+    pairs = itertools.pairwise(widths)
+    layers = [m for a, b in pairs for m in (nn.Linear(a, b), nn.ReLU())]
+    return trace(nn.Sequential(*layers), torch.zeros(1, widths[0])).graph
+
+
+def box_of(svg):
+    """Width and height of a picture, in points."""
+    ((wide, tall),) = re.findall(r'<svg width="(\d+)pt" height="(\d+)pt"', svg)
+    return float(wide), float(tall)
+
+
+@pytest.mark.parametrize("width", ["2.4in", "3.3in", "7in"])
+@pytest.mark.parametrize("legend", [True, False])
+def test_a_picture_for_print_is_as_wide_as_asked_and_its_letters_can_be_read(width, legend):
+    graph = chain(*range(8, 16))
+    text = draw(graph, width=width, title="", legend=legend)
+    wide, tall = box_of(render(text).decode())
+    assert wide <= width_in_points(width) + 1 and tall <= TALL + 1
+    # Its natural size is larger by at most what shrinks letters of 8 points to 6.
+    whole = box_of(render(re.sub(r"\tgraph \[size=.*\n", "", text)).decode())
+    assert max(whole[0] / wide, whole[1] / tall) <= SMALLEST / READABLE * 1.02
+    assert ("arrows: shapes" in text) == legend and 'POINT-SIZE="16"' not in text
+
+
+def test_a_narrow_picture_has_less_detail():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    graph = trace(layer, torch.zeros(1, 5, 8)).graph
+    texts = [draw(graph, width=width) for width in ("2.5in", "3in")]
+    assert texts[0].count("tooltip=") < texts[1].count("tooltip=")
+
+
+@pytest.mark.parametrize("width", ["3.3", "0in", "wide", "-2cm"])
+def test_what_is_no_width_is_refused(width):
+    graph = chain(2, 2)
+    with pytest.raises(RunError, match="not a width"):
+        draw(graph, width=width)
+
+
+def test_a_width_for_no_picture_says_how_small_letters_would_be():
+    graph = chain(2, 2)
+    with pytest.raises(RunError, match=r"does not fit a page.*letters of [0-5]\.\d points at 5mm"):
+        draw(graph, width="5mm")
+
+
+def test_a_font_is_that_of_all_words():
+    graph = chain(2, 2)
+    text = draw(graph, font="Times New Roman")
+    assert text.count('fontname="Times New Roman"') == 3 and "Helvetica" not in text
