@@ -105,6 +105,33 @@ class Table:
         note = f"\n\n{self.note}" if self.note else ""
         return "\n".join([line(self.columns), line(marks), *map(line, self.rows)]) + note
 
+    def latex(self, across: int = 6) -> str:
+        r"""Render the table for LaTeX with the package booktabs, its title and note as comments.
+
+        Args:
+            across: Columns that fit a page: a table with more is transposed if that has fewer.
+
+        >>> print(Table("", ("run", "mse %"), (("a_1", "1.0 ± 0.1"),), frozenset({1})).latex())
+        \begin{tabular}{lr}
+        \toprule
+        run & mse \% \\
+        \midrule
+        a\_1 & 1.0 $\pm$ 0.1 \\
+        \bottomrule
+        \end{tabular}
+        """
+        lines = [self.columns, *self.rows]
+        align = ["r" if i in self.right else "l" for i in range(len(self.columns))]
+        if len(self.columns) > across and len(lines) < len(self.columns):
+            lines = [*zip(*lines, strict=True)]
+            align = ["l", *"r" * (len(lines[0]) - 1)]
+        head, *body = (" & ".join(map(_latex, line)) + " \\\\" for line in lines)
+        said = [f"% {text}" for text in (self.title, self.note) if text]
+        opening = [f"\\begin{{tabular}}{{{''.join(align)}}}", "\\toprule"]
+        return "\n".join(
+            [*said, *opening, head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}"]
+        )
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table in the available width, without cutting figures or words.
 
@@ -338,3 +365,23 @@ def head_length(names: tuple[str, ...], width: int) -> int:
         if len({elided(name, width, head) for name in different}) == len(different):
             return head
     return half
+
+
+# What LaTeX reads as commands, and signs that its plain fonts lack.
+_LATEX: dict[str, str | int | None] = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "–": "--",
+    "−": "$-$",
+    "…": r"\dots{}",
+}
+
+
+def _latex(text: str) -> str:
+    return text.translate(str.maketrans(_LATEX))

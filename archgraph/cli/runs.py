@@ -181,6 +181,9 @@ def compare(
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Print LaTeX; a wide table is transposed.")
+    ] = False,
 ) -> None:
     """Put runs side by side.
 
@@ -193,8 +196,8 @@ def compare(
     """
     from archgraph.reports.comparison import comparison
 
-    if as_json + as_csv + as_markdown > 1:  # before anything is read
-        raise SpecError("are mutually exclusive", where="--json, --csv, --markdown")
+    if as_json + as_csv + as_markdown + as_latex > 1:  # before anything is read
+        raise SpecError("are mutually exclusive", where="--json, --csv, --markdown, --latex")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
         from archgraph.reports.plots import save_figure, seed_curves
@@ -202,11 +205,12 @@ def compare(
         save_figure(seed_curves({group.label: group.runs for group in compared.groups}), output)
     if as_json:
         say_json(compared.plain())
-    elif as_csv or as_markdown:
-        typer.echo(compared.csv() if as_csv else compared.markdown(), nl=False)
+    elif as_csv or as_markdown or as_latex:
+        form = compared.csv if as_csv else compared.markdown if as_markdown else compared.latex
+        typer.echo(form(), nl=False)
     else:
         show_tables(compared.tables())
-    if output is not None and not (as_json or as_csv or as_markdown):
+    if output is not None and not (as_json or as_csv or as_markdown or as_latex):
         wrote(output)
 
 

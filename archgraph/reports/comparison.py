@@ -210,6 +210,10 @@ class Comparison:
         """Return the tables as Markdown."""
         return "\n\n".join(table.markdown() for table in self.tables()) + "\n"
 
+    def latex(self) -> str:
+        """Return the tables for LaTeX (booktabs)."""
+        return "\n\n".join(table.latex() for table in self.tables()) + "\n"
+
     def _measures(self) -> tuple[Measure, ...]:
         """Return what at least one group measured."""
         return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))

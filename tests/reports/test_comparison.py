@@ -438,6 +438,7 @@ def test_json_csv_and_markdown_say_the_same(tmp_path: Path):
     assert float(row["worst_accuracy_std"]) == pytest.approx(0.1 / 2**0.5, abs=1e-12)
     assert "global_accuracy" not in row
     assert "| tiny | fedfa | 2 | 4 | 55.00 ± 7.07 |" in found.markdown()
+    assert "55.00 $\\pm$ 7.07" in found.latex()
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
