@@ -13,10 +13,18 @@ author = "archgraph developers"
 project_copyright = "archgraph developers"
 release = version = importlib.metadata.version("archgraph")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "generated",
+]
 exclude_patterns = [
     "_build",
     # Included by other pages.
+    "_generated/by-task.md",
+    "_generated/gallery.md",
     "_generated/commands.md",
     "_generated/data-sets.md",
     "_generated/fields-client.md",
@@ -44,8 +52,13 @@ toc_object_entries = False
 
 html_theme = "furo"
 html_title = "archgraph"
-html_static_path = ["_static"]
+# The second folder is written by `docs/picture.py`.
+html_static_path = ["_static", "_generated/static"]
 html_css_files = ["archgraph.css"]
+html_js_files = ["docs.js"]
+# Prompts are not copied, nor is what a command prints.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"

@@ -1,6 +1,6 @@
-"""Draw the picture of the README: `make docs` runs this.
+"""Make the page that the documentation begins with: `make docs` runs this.
 
-`docs/_static/network.svg` is written only where the picture would differ.
+`docs/_generated/static/family.html` is the page of a family, with the submodels of a budget's slider.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from importlib import resources
 from pathlib import Path
 
 import archgraph as ag
-from archgraph.display import coverage, render
+
+TARGET = Path(__file__).parent / "_generated" / "static" / "family.html"
 
 
 def main() -> None:
-    """Draw the demonstration's network with the clients that train each block."""
-    with resources.as_file(resources.files("archgraph.demo")) as demo:
-        family = ag.resolve(ag.load_family(demo / "network_family.yaml"))
-    target = Path(__file__).parent / "_static" / "network.svg"
-    picture = render(ag.draw(family.graph, cover=coverage(family)))
-    if not target.exists() or target.read_bytes() != picture:
-        target.write_bytes(picture)
+    """Write the page of a family of residual networks, as FedFA's clients train them."""
+    with resources.as_file(resources.files("archgraph") / "specs") as specs:
+        family = ag.resolve(ag.load_family(specs / "families" / "fedfa_pre_resnet.yaml"))
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    ag.view(family, TARGET, title="A residual network and its clients", budgets=True)
 
 
 if __name__ == "__main__":
