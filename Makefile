@@ -3,6 +3,7 @@
 # test   everything that CI checks: style, types, layers, documentation, tests, doctests
 # full   all tests: every model, every malformed file, every way in which a client can misbehave
 # docs   builds the pages into docs/_build/html; a warning is an error
+# gallery  writes the pages of thirty models for the documentation, then builds it (some minutes)
 # zoo    examines every model of the zoo and writes docs/measured/zoo.md (an hour on two cores), grows the
 #        foreign ones (docs/measured/growth.md), generates them all (docs/measured/hypernet.md) and exports the foreign ones
 #        (docs/measured/onnx-zoo.md): another each
@@ -23,7 +24,7 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
-.PHONY: demo quick test full lint docs zoo small studies bench trust clean
+.PHONY: demo quick test full lint docs gallery zoo small studies bench trust clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -51,6 +52,10 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/picture.py
 	$(BIN)/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
+
+gallery: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.zoo.gallery docs/_build/html/gallery --list docs/gallery.csv --jobs $(JOBS)
+	$(MAKE) docs
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/measured/zoo.md

@@ -17,10 +17,12 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "gener
 exclude_patterns = [
     "_build",
     # Included by other pages.
+    "_generated/by-task.md",
     "_generated/commands.md",
     "_generated/data-sets.md",
     "_generated/fields-client.md",
     "_generated/fields-strategy.md",
+    "_generated/gallery.md",
     "_generated/language.md",
     "_generated/rewrites.md",
     "_generated/strategies.md",

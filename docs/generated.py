@@ -8,13 +8,14 @@ commands from the application, options of strategies and fields of types from th
 from __future__ import annotations
 
 import ast
+import csv
 import dataclasses
+import html
 import importlib
 import inspect
 import json
 import pkgutil
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,40 @@ OUT = HERE / "_generated"
 # What the methods of a strategy take and return, in the order in which a reader meets them.
 STRATEGY_TYPES = ("World", "Client", "Tier", "ServerState", "Task", "Result", "Evaluated")
 CLIENT_TYPES = ("Work", "Outcome")
+# The public names of archgraph by what a reader wants to do. A test compares them with the stub.
+TASKS = {
+    "See": "view draw explain outline",
+    "Read and write models": "trace load build state_of state_dict load_state initial_state save"
+    " export from_transformers to_transformers to_timm from_peft to_peft",
+    "Inspect a graph": "ArchGraph Node Param parse check structure axes layers Layer exits frozen"
+    " label_rows layer_weights with_features",
+    "Cut": "take narrow skip shorten ends_after split chain rank nested widths",
+    "Cut to a budget": "fit cost profile DeviceProfile importance Importance sensitivity",
+    "Grow": "widen deepen graft add_adapters add_lora add_exits add_step_sizes add_scaler",
+    "Combine rewrites": "rewrite Rewritten Transfer fold train_only",
+    "Merge": "Merger carry align Alignment join meet match PositionMatch repair",
+    "Run": "load_family resolve load_experiment run load_study study",
+    "Errors": "ArchGraphError AxisError DataError GraphError RejectedUpdate RewriteError RunError"
+    " SpecError TraceError TraceWarning",
+}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the pages when a build begins."""
-    app.connect("builder-inited", lambda app: write())
+    app.connect("builder-inited", lambda app: write(Path(app.outdir)))
     # Before napoleon, which rewrites the sections of a docstring.
     app.connect("autodoc-process-docstring", plain_signs, priority=400)
     return {"parallel_read_safe": True}
 
 
-def write() -> None:
-    """Write every generated page; files that would not change are left alone."""
+def write(out: Path) -> None:
+    """Write every generated page for a site in `out`; files that would not change are left."""
     pages = {
+        "by-task.md": by_task(),
         "commands.md": commands(),
         "fields-client.md": fields(CLIENT_TYPES),
         "fields-strategy.md": fields(STRATEGY_TYPES),
+        "gallery.md": gallery(out),
         "language.md": language.markdown(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
@@ -106,6 +125,28 @@ def data_sets() -> str:
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
         rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
+
+
+def gallery(out: Path) -> str:
+    """Return the table of the gallery; a model is a link where `make gallery` wrote its page."""
+    with (HERE / "gallery.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = ["| model | from | look at |", "|---|---|---|"]
+    for row in rows:
+        page = f"gallery/{row['model'].replace('/', '-')}.html"
+        name = html.escape(row["name"])
+        link = f'<a href="{page}">{name}</a>' if (out / page).exists() else name
+        lines.append(f"| {link} | {row['model'].split('/')[0]} | {row['look at']} |")
+    return "\n".join(lines) + "\n"
+
+
+def by_task() -> str:
+    """Return the public names of archgraph, a row for each task."""
+    rows = ["| to | |", "|---|---|"]
+    for task, names in TASKS.items():
+        links = (f"{{py:obj}}`{name} <archgraph.{name}>`" for name in names.split())
+        rows.append(f"| {task} | {', '.join(links)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -207,11 +248,12 @@ def reference() -> dict[str, str]:
     A value is described once: a room that hands on a name of another page links to it.
     """
     described: dict[int, str] = {}
-    pages = {"archgraph.md": _page("archgraph", _stub_names("archgraph"), described)}
+    tasks = {task: names.split() for task, names in TASKS.items()}
+    pages = {"archgraph.md": _page("archgraph", tasks, described)}
     for room in _rooms():
         names = _stub_names(room) or list(getattr(importlib.import_module(room), "__all__", ()))
         if any(_directive(getattr(importlib.import_module(room), name)) for name in names):
-            pages[f"{room}.md"] = _page(room, names, described)
+            pages[f"{room}.md"] = _page(room, {"": names}, described)
     return pages
 
 
@@ -235,29 +277,28 @@ def _stub_names(package: str) -> list[str]:
     ]
 
 
-def _page(package: str, names: list[str], described: dict[int, str]) -> str:
-    """Return the page of a package: its docstring, a table of its names, then each name in full."""
+def _page(package: str, groups: dict[str, list[str]], described: dict[int, str]) -> str:
+    """Return the page of a package: its docstring, then of each group a table and its names."""
     module = importlib.import_module(package)
     lines = [f"# `{package}`", "", "```{eval-rst}", f".. automodule:: {package}"]
-    lines += ["   :no-members:", "```", "", "| name | |", "|---|---|"]
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        value = getattr(module, name)
-        kind = _directive(value)
-        if kind is None:
-            continue
-        full = f"{package}.{name}"
-        if id(value) not in described:
-            described[id(value)] = full
-            group = ".".join(value.__module__.split(".")[:2]) if package == "archgraph" else ""
-            groups[group] += ["```{eval-rst}", f".. {kind}:: {full}", "```", ""]
-        about = re.split(r"\n\n|(?<=\.) ", inspect.getdoc(value) or "")[0]
-        link = f"{{py:obj}}`{name} <{described[id(value)]}>`"
-        lines.append(f"| {link} | {_cell(_inline(about))} |")
-    lines.append("")
-    for group, members in groups.items():
-        lines += [f"## {group.removeprefix('archgraph.').capitalize()}", ""] if group else []
-        lines += members
+    lines += ["   :no-members:", "```", ""]
+    for title, names in groups.items():
+        lines += [f"## {title}", ""] if title else []
+        lines += ["| name | |", "|---|---|"]
+        members = []
+        for name in names:
+            value = getattr(module, name)
+            kind = _directive(value)
+            if kind is None:
+                continue
+            full = f"{package}.{name}"
+            if id(value) not in described:
+                described[id(value)] = full
+                members += ["```{eval-rst}", f".. {kind}:: {full}", "```", ""]
+            about = re.split(r"\n\n|(?<=\.) ", inspect.getdoc(value) or "")[0]
+            link = f"{{py:obj}}`{name} <{described[id(value)]}>`"
+            lines.append(f"| {link} | {_cell(_inline(about))} |")
+        lines += ["", *members]
     return "\n".join(lines)
 
 

@@ -52,6 +52,22 @@ def test_every_field_of_a_strategys_types_has_a_sentence(generated: Any) -> None
     assert not re.findall(r"^\| `.*\|  \|$", text, re.M)
 
 
+def test_every_public_name_belongs_to_one_task(generated: Any) -> None:
+    names = " ".join(generated.TASKS.values()).split()
+    assert sorted(names) == sorted(generated._stub_names("archgraph"))
+
+
+def test_a_model_of_the_gallery_is_a_link_once_its_page_is_written(
+    generated: Any, tmp_path: Path
+) -> None:
+    page = tmp_path / "gallery" / "torchvision-resnet18.html"
+    page.parent.mkdir()
+    page.write_text("")
+    text = generated.gallery(tmp_path)
+    assert re.findall(r'href="([^"]+)"', text) == ["gallery/torchvision-resnet18.html"]
+    assert len(text.splitlines()) == 32
+
+
 def test_a_value_is_described_on_one_page(generated: Any) -> None:
     pages = generated.reference()
     described = [n for p in pages.values() for n in re.findall(r"^\.\. auto\w+:: (.*)$", p, re.M)]

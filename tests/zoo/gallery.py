@@ -7,6 +7,7 @@ its reason.
 from __future__ import annotations
 
 import argparse
+import csv
 import fnmatch
 import html
 import subprocess
@@ -68,13 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.gallery", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", metavar="PATTERN", default="*", help="models by name")
+    parser.add_argument("--list", metavar="CSV", type=Path, help="models of a file, by GROUP/NAME")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at a time")
     parser.add_argument("--one", metavar="GROUP/NAME", help="write this page here, and no list")
     options = parser.parse_args(arguments)
     if options.one:
         page(entry(options.one), options.folder)
         return
-    chosen = [one for one in entries() if fnmatch.fnmatch(one.name, options.only)]
+    if options.list:
+        with options.list.open(newline="") as file:
+            candidates = [entry(row["model"]) for row in csv.DictReader(file)]
+    else:
+        candidates = entries()
+    chosen = [one for one in candidates if fnmatch.fnmatch(one.name, options.only)]
+    options.folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         problems = list(pool.map(lambda one: _alone(one, options.folder), chosen))
     write(options.folder / "index.html", listed(list(zip(chosen, problems, strict=True))))
