@@ -133,7 +133,9 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
         """Mark rows of label-wise entries by 0 or 1; empty if the client has every label."""
-        if all(client.histogram):
+        # A client with classes of its own has rows for these alone.
+        classes = client.classes or range(len(client.histogram))
+        present = torch.tensor([float(client.histogram[label] > 0) for label in classes])
+        if all(present):
             return {}
-        present = torch.tensor([float(n > 0) for n in client.histogram])
         return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), present)

@@ -60,6 +60,7 @@ class NeFL(fl.Weighted):
     paper = "NeFL"
     year = 2025
     serves = ("width", "depth")
+    one_head = ""
 
     steps: Steps = "learnable"
     initial: Initial = "ones"

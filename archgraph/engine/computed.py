@@ -9,6 +9,7 @@ from typing import Any
 from archgraph.analysis.cost import cost
 from archgraph.engine.experiment import Experiment
 from archgraph.federation import Task
+from archgraph.federation.class_heads import model_of
 
 MACS = "macs"
 """The key of a client's row."""
@@ -41,7 +42,7 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
     """
     world, local = experiment.world, experiment.local
     passes = (
-        cost(world.tier_of(client.id).graph).macs * math.ceil(local.fraction * client.examples)
+        cost(model_of(world, client)).macs * math.ceil(local.fraction * client.examples)
         for client in world.clients
     )
     done = sum(row.get(MACS, 0) for row in rows)

@@ -47,7 +47,7 @@ class Evaluator:
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
-    _untuned: list[Json] = field(default_factory=list, init=False)
+    untuned: list[Json] = field(default_factory=list)
 
     def __call__(
         self, models: Iterable[Evaluated], *, private: Mapping[int, ClientState], round: int
@@ -68,26 +68,30 @@ class Evaluator:
             ``local``: mean over all clients, each on its tier's model.
             ``tenth``: of each figure the mean over the tenth of the clients that fare worst by it.
             ``worst``: the tier with the worst figure of the one that judges.
+            Models with some of the classes (``Evaluated.classes``) are tested on the test examples
+            of these instead of all.
             ``right`` (with `evaluate.answers`): of each model which test examples it answered
             rightly (:func:`archgraph.record.right.packed`).
             ``untuned``: who could not be tuned before its test, and why, if there are such.
         """
         # One evaluator serves all rounds.
-        self._untuned.clear()
+        self.untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
         right: dict[str, Json] = {}
         first: _Tested | None = None
         for model in map(self._tuned, self._own(models)):
-            name = model.name
+            name, view = model.name, self._view(model)
+            if not len(view.experiment.data.test):  # held-out examples may lack all classes of it
+                continue
             if model.personal and model.clients:
-                plain, clients[name], counts = self._each(model, private, round)
+                plain, clients[name], counts = view._each(model, private, round)
             else:
                 # The largest tier often is the global model, which comes first: tested once.
-                known = first is not None and first.answers_for(model, self._classes(model.clients))
-                tested = first if first is not None and known else self._tested(model)
+                known = first is not None and first.answers_for(model, view._classes(model.clients))
+                tested = first if first is not None and known else view._tested(model)
                 first = first or tested
-                plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
+                plain, clients[name] = tested.plain.summary(), view._shared(model, tested)
                 counts = self._right(tested.plain)
             if counts is not None:
                 versions = len(model.clients) if model.personal and model.clients else 1
@@ -100,8 +104,14 @@ class Evaluator:
             if clients[name]:
                 figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
         more: dict[str, Json] = {RIGHT: right} if right else {}
-        more |= {"untuned": list(self._untuned)} if self._untuned else {}
+        more |= {"untuned": list(self.untuned)} if self.untuned else {}
         return {**_together(figures, clients, self._learning), **more}
+
+    def _view(self, model: Evaluated) -> Evaluator:
+        """Return the evaluator of the classes that a model answers with."""
+        view = self.experiment.views[model.classes]
+        # The same list: it is cleared before each test, and read after it.
+        return self if view is self.experiment else Evaluator(view, self.workers, self.untuned)
 
     @property
     def _learning(self) -> LearningTask:
@@ -154,6 +164,8 @@ class Evaluator:
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
         """Figures of a model on one client's part of the test data; empty: it has none."""
         model = dataclasses.replace(model, clients=(client,))
+        if model.classes:
+            return self._view(model).of_client(dataclasses.replace(model, classes=()), client)
         tested = self._tested(model)
         if not self._learning.per_example:
             return tested.plain.summary()
@@ -190,7 +202,7 @@ class Evaluator:
             right += [] if row["right"] is None else [row["right"]]
             if row["local"] is not None:
                 clients[client] = row["local"]
-            self._untuned.extend(row["untuned"])
+            self.untuned.extend(row["untuned"])
         return mean_of(everywhere), clients, torch.stack(right).sum(0) if right else None
 
     def _right(self, plain: Answers) -> Tensor | None:
@@ -316,6 +328,7 @@ class _Tested:
         return (
             set(masks) <= set(self.masked)
             and (mine.statistics, mine.predict) == (other.statistics, other.predict)
+            and mine.classes == other.classes
             and mine.graph == other.graph
             and all(torch.equal(mine.state[k], other.state[k]) for k in mine.graph.state_names)
         )

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from archgraph.data import Dataset, Split
+from archgraph.data.classes import of_classes
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
-from archgraph.federation import Shard, State, Strategy, Work, World
+from archgraph.federation import LearningTask, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
@@ -46,6 +47,7 @@ class Experiment:
         locating: Context in which errors point at the line of the file that says a key.
         selection: What is selected by held out examples; None: none are.
         held_out: Positions of the training examples that are held out.
+        learnings: What clients learn that have some of the classes, by these.
     """
 
     world: World
@@ -66,6 +68,7 @@ class Experiment:
     locating: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     selection: Selection | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.arange(0))
+    learnings: Mapping[tuple[int, ...], LearningTask] = field(default_factory=dict)
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
@@ -103,8 +106,34 @@ class Experiment:
         """The experiment that tests on the held out examples."""
         return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
+    @functools.cached_property
+    def views(self) -> Mapping[tuple[int, ...], Experiment]:
+        """The experiment as clients see it, by their classes: these are all, and count from 0.
+
+        A view has the shares and the test examples of these classes, for clients that have them.
+        """
+        return {(): self, **{classes: self._view(classes) for classes in self.learnings}}
+
+    def _view(self, classes: tuple[int, ...]) -> Experiment:
+        clients = tuple(
+            dataclasses.replace(
+                client, classes=(), histogram=tuple(client.histogram[n] for n in classes)
+            )
+            if client.classes == classes
+            else client
+            for client in self.world.clients
+        )
+        learning = self.learnings[classes]
+        world = dataclasses.replace(
+            self.world, clients=clients, classes=len(classes), learning=learning
+        )
+        data = of_classes(self.data, classes)
+        return dataclasses.replace(self, world=world, data=data, learnings={})
+
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
+        if classes := self.world.clients[client].classes:
+            return self.views[classes].shard(client)
         # `examples` makes tensors of its own, so no client sees another's data.
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram

@@ -78,6 +78,7 @@ def deciding_facts(
                 "graph": member.graph.digest,
                 "transfer": member.transfer.digest,
                 "state": _content(member.source) if member.own else None,
+                **({"classes": member.classes} if member.classes else {}),
             }
             for member in family.clients
         },

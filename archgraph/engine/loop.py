@@ -30,6 +30,7 @@ from archgraph.federation import (
     private_task,
     seeded,
 )
+from archgraph.federation.class_heads import class_task
 from archgraph.plain import Json, json_safe
 from archgraph.processes.workers import Workers
 from archgraph.record.changes import Changes
@@ -108,7 +109,8 @@ class Loop:
         world, strategy = self.experiment.world, self.experiment.strategy
         turn = self._turn(0)
         with turn.clock.measure("server"):
-            tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
+            asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
+            tasks = (class_task(world, task) for task in asked)
             after = strategy.surveyed(world, state, turn.results(tasks))
             chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from archgraph.data import ROOT_VARIABLE, Dataset
+from archgraph.data.classes import of_classes
 from archgraph.data.doors import read_data
 from archgraph.data.given import dataset_of
 from archgraph.data.partition import allot, class_histogram
 from archgraph.data.validation import Selection, hold_out
+from archgraph.engine.classes import check_classes, of_their_classes, with_classes
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, deciding_facts, family_of
@@ -47,6 +49,7 @@ from archgraph.federation import (
     World,
     configure,
 )
+from archgraph.federation.class_heads import class_models
 from archgraph.federation.family import Family, resolve
 from archgraph.graph.ir import Ref
 from archgraph.hints import listed
@@ -106,6 +109,8 @@ def prepare(
     with spec.locating("family"):
         family, dataset = matched(family, dataset, learning)
         learning = with_main_output(learning, list(family.models.values()))
+        family = with_classes(family, family_of(spec).clients, dataset, learning)
+    check_classes(spec, strategy, family)
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
@@ -132,6 +137,9 @@ def prepare(
             ordered = not dataset.separate
             targets = dataset.train.targets
             shares = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
+    with spec.locating("family"):
+        members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
+        shares = of_their_classes(shares, members, dataset)
     spec = spec.model_copy(update={"data": source})
     selection = None
     with spec.locating("validation"):
@@ -139,8 +147,16 @@ def prepare(
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
     world = _world(spec, family, dataset, shares, learning, device)
+    with allowed(python):
+        learnings = {
+            classes: replace(
+                learning_task(spec.task, of_classes(dataset, classes)), predict=learning.predict
+            )
+            for classes in {tier.classes for tier in family.clients if tier.classes}
+        }
     return Experiment(
         world=world,
+        learnings=learnings,
         strategy=strategy,
         data=dataset,
         # A further model trains on the examples of the client that it belongs to.
@@ -281,8 +297,9 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     learning = experiment.world.learning
     recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)
-    for model in each_returned(Evaluated, models, strategy, "evaluated"):
-        check_outputs(model, experiment.data, learning)
+    models = each_returned(Evaluated, models, strategy, "evaluated")
+    for model in class_models(experiment.world, models):
+        check_outputs(model, experiment.views[model.classes].data, learning)
         several |= any(not isinstance(value, Ref) for value in results(model.graph))
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
@@ -320,6 +337,7 @@ def _world(
             name=member.name,
             examples=len(examples),
             histogram=tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
+            classes=member.classes,
         )
         for i, (member, examples) in enumerate(zip(members, shares, strict=True))
     )

@@ -48,6 +48,7 @@ class Averaging(Weighted):
             (``static``).
     """
 
+    one_head = ""
     norm: Literal["averaged", "local", "static"] = "averaged"
 
 

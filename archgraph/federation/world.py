@@ -52,6 +52,7 @@ class Tier:
         source: Origin of its first weights: the global state, or its own model's weights.
         own: Whether ``source`` is a state of this architecture already.
         count: Number of clients that the family gives it to.
+        classes: The classes of these clients, ascending; empty: all. ``graph`` has all of them.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Tier:
     source: State = field(default_factory=dict, repr=False, compare=False)
     own: bool = False
     count: int = 1
+    classes: tuple[int, ...] = ()
 
     @property
     def alone(self) -> Tier:
@@ -84,6 +86,8 @@ class Client:
             are not classes.
         of: The client that trains this model beside its own, on its own data. Default: a client
             of the family. Strategies treat a further model as a separate, untested client.
+        classes: The classes that its network answers with, ascending; empty: all. Its task is cut
+            to them after :meth:`Strategy.send`, so that results have a row of the head for each.
     """
 
     id: int
@@ -91,6 +95,7 @@ class Client:
     examples: int
     histogram: tuple[int, ...]
     of: int | None = None
+    classes: tuple[int, ...] = ()
 
     @property
     def owner(self) -> int:

@@ -379,8 +379,8 @@ clients:
     [
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is an unknown key; found 'cuont'; expected one of "
-         "name, count, "
-         f"model, choose, owners, {', '.join(rewrite_rows())}, python; did you mean 'count'?"),
+         "name, count, model, choose, owners, classes, "
+         f"{', '.join(rewrite_rows())}, python; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected 1 or more"),
