@@ -176,8 +176,23 @@ def compare(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Draw curves, too (.svg .png .pdf)."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Draw curves, too: a PDF per panel into a folder, or files like this one "
+            "(.svg .png .pdf).",
+        ),
     ] = None,
+    panels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Draw these: average,worst,bytes,macs,time. Default: all.",
+        ),
+    ] = None,
+    width: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Of a figure in print (3.3in, 84mm).")
+    ] = "3.3in",
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
@@ -193,16 +208,24 @@ def compare(
 
     Each figure is that of the last test, or with --last the mean over several. With --tiers the
     clients of each tier have a column: each is tested on its own mixture of classes.
+
+    Figures are for papers: each panel is one of its own (`-o fig.pdf`: fig-average.pdf,
+    fig-worst.pdf …; `-o figures`: figures/average.pdf …; of a single panel fig.pdf itself), as
+    wide as a column, with letters of 7 points and the legend below its axes. Panels are
+    accuracy, or what judges the runs, of the average and the worst submodel over the rounds; of
+    the average submodel over what was sent and computed; and the time of a round.
     """
     from archgraph.reports.comparison import comparison
 
     if as_json + as_csv + as_markdown + as_latex > 1:  # before anything is read
         raise SpecError("are mutually exclusive", where="--json, --csv, --markdown, --latex")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
+    written = list[Path]()
     if output is not None:
-        from archgraph.reports.plots import save_figure, seed_curves
+        from archgraph.reports.paper import paper_figures, save_figures
 
-        save_figure(seed_curves({group.label: group.runs for group in compared.groups}), output)
+        chosen = [name.strip() for name in panels.split(",")] if panels else None
+        written = save_figures(paper_figures(compared, chosen, width=width), output)
     if as_json:
         say_json(compared.plain())
     elif as_csv or as_markdown or as_latex:
@@ -210,8 +233,9 @@ def compare(
         typer.echo(form(), nl=False)
     else:
         show_tables(compared.tables())
-    if output is not None and not (as_json or as_csv or as_markdown or as_latex):
-        wrote(output)
+    if not (as_json or as_csv or as_markdown or as_latex):
+        for path in written:
+            wrote(path)
 
 
 @training()

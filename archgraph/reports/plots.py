@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from archgraph.display import colours
 from archgraph.display.picture import picture_form
-from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.record.traffic import DOWN, UP
@@ -26,7 +24,6 @@ from archgraph.reports.runs import (
     rows_where,
     seconds,
     series,
-    together,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +45,6 @@ STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
 VISIBLE = 0.002
 # How many times the smallest value the largest one is on a logarithmic scale.
 WIDE = 50
-# Characters that fit side by side below one panel.
-BESIDE = 45
 PURPOSES = {
     "local": "local training",
     "server": "server work",
@@ -57,7 +52,7 @@ PURPOSES = {
     "record": "record",
     "other": "other",
 }
-
+FILLS = ("#0072b2", "#d55e00", "#9cc4e2", "#9aa5b1", "#e6eaee")
 
 # What accuracy is drawn over beside rounds, where all runs say it: figures of a round, and a unit.
 COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
@@ -82,45 +77,7 @@ def curves(log: Log, *, title: str = "") -> Figure:
     figure, axes = panels(9.0 if timed else 6.5, 2 if timed else 1, title, ratios=(2.4, 1.0))
     tiers_panel(axes[0], log)
     if timed:
-        time_panel(axes[1], {title or "run": log.figures})
-    return figure
-
-
-def seed_curves(groups: Mapping[str, Sequence[Log]], *, title: str = "") -> Figure:
-    """Draw runs that differ in the seed only: means as lines, standard deviations as bands.
-
-    Args:
-        groups: The runs by the name of their group.
-        title: Heading.
-
-    Raises:
-        RunError: If there are no runs.
-    """
-    logs = [log for many in groups.values() for log in many]
-    if not any(log.rounds for log in logs):
-        raise RunError("no runs to compare")
-    figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
-    what = judge(logs)
-    worst = np.min if better(logs, what) else np.max
-    timed = bool(seconds(figures))
-    costs = by_cost(figures)
-    number_of = 2 + len(costs) + timed
-    figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
-    for number, name in enumerate(groups):
-        rows = rows_where(figures, experiment=name)
-        means = reduced(rows, what, np.mean)
-        band(axes[0], means, name, number)
-        band(axes[1], reduced(rows, what, worst), name, number)
-        for panel, spent in zip(axes[2:], costs.values(), strict=False):
-            band(panel, means, name, number, spent[name])
-    scale(axes[0], what, f"average submodel: {what}")
-    scale(axes[1], what, f"worst submodel: {what}")
-    for panel, axis in zip(axes[2:], costs, strict=False):
-        scale(panel, what, f"average submodel over {axis}", axis=axis)
-    if len(groups) > 1:
-        axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
-    if timed:
-        time_panel(axes[-1], {name: rows_where(figures, experiment=name) for name in groups})
+        time_panel(axes[1], log.figures)
     return figure
 
 
@@ -132,8 +89,8 @@ def picture(figure: Figure, form: str = "svg") -> bytes:
     # The time of drawing and random identifiers would differ with every call.
     fixed = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     # Text stays text: it can be searched, and takes the fonts of the page.
-    with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none"}):
-        figure.savefig(stream, format=form, dpi=150, metadata=fixed[form], facecolor="white")
+    with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        figure.savefig(stream, format=form, metadata=fixed[form], facecolor="white")
     return stream.getvalue()
 
 
@@ -166,7 +123,7 @@ def panels(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     widths = list(ratios) if ratios and count == len(ratios) else None
     axes = list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
     if title:
@@ -333,32 +290,36 @@ def tiers_panel(panel: Axes, log: Log) -> None:
         )
 
 
-def time_panel(panel: Axes, runs: Mapping[str, DataFrame]) -> None:
-    """Draw seconds per round by purpose, a bar for the figures of each run or group of runs."""
-    names = list(runs)
-    left = [0.0] * len(names)
-    spent = []
-    for figures in runs.values():
-        rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
-        spent.append({k: v / max(rounds, 1) for k, v in seconds(figures).items()})
-    fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
-    for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):
-        values = [bar.get(purpose, 0.0) for bar in spent]
-        if sum(values) < VISIBLE * sum(sum(bar.values()) for bar in spent):
-            continue
-        panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    few = len(names) <= 4
-    labels = ["\n".join(textwrap.wrap(n, BESIDE // len(names))) if few else n for n in names]
-    panel.set_xticks(range(len(names)), labels if len(names) > 1 else [""])
-    if not few:
-        panel.tick_params(axis="x", labelrotation=25)
-        for text in panel.get_xticklabels():
-            text.set_horizontalalignment("right")
-    panel.set_xlim(-0.8, len(names) - 0.2)
+def time_panel(panel: Axes, figures: DataFrame) -> None:
+    """Draw a run's seconds per round by purpose, as a bar."""
+    spent = time_spent({"run": figures})
+    left = 0.0
+    for purpose, fill in purposes_of(spent):
+        value = spent["run"].get(purpose, 0.0)
+        panel.bar(0, value, bottom=left, width=0.55, color=fill, label=PURPOSES[purpose])
+        left += value
+    panel.set_xticks([])
+    panel.set_xlim(-0.8, 0.8)
     panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
-    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)  # room for the legend above the bars
+    panel.set_ylim(0, left * 1.45 or 1.0)  # room for the legend above the bar
     panel.legend(
         frameon=False, labelcolor=colours.INK, fontsize=8, loc="upper center", reverse=True
     )
+
+
+def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:
+    """Return mean seconds per round by purpose, of the figures of each run or group of runs."""
+    spent = {}
+    for name, figures in runs.items():
+        rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
+        spent[name] = {k: v / max(rounds, 1) for k, v in seconds(figures).items()}
+    return spent
+
+
+def purposes_of(spent: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    """Yield the purposes that can be seen in bars, with their colours."""
+    total = sum(sum(of.values()) for of in spent.values())
+    for purpose, fill in zip(PURPOSES, FILLS, strict=True):
+        if sum(of.get(purpose, 0.0) for of in spent.values()) >= VISIBLE * total:
+            yield purpose, fill

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.reports.line_chart import FONT, LEADING, WIDTH, words_at
-from archgraph.reports.plots import PURPOSES, VISIBLE
-from archgraph.reports.runs import rows_where, seconds
+from archgraph.reports.plots import PURPOSES, purposes_of, time_spent
 from archgraph.tables import per_cent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FILLS = ("#0072b2", "#d55e00", "#9cc4e2", "#9aa5b1", "#e6eaee")
 BAR, NAME = 20, 52
 
 
@@ -35,22 +33,12 @@ class TimeChart:
     @classmethod
     def of(cls, runs: Mapping[str, DataFrame]) -> TimeChart:
         """Return the seconds of rounds from the figures of runs."""
-        spent = {}
-        for name, figures in runs.items():
-            # Every round has this row.
-            rounds = len(rows_where(figures, part="run", metric="clients"))
-            spent[name] = {k: v / max(rounds, 1) for k, v in seconds(figures).items()}
-        return cls(spent)
+        return cls(time_spent(runs))
 
     def svg(self) -> str:
         """Return the picture as SVG text; each part tells its seconds."""
         totals = {name: sum(of.values()) for name, of in self.spent.items()}
-        all_of = sum(totals.values()) or 1.0
-        purposes = [
-            (purpose, label, fill)
-            for (purpose, label), fill in zip(PURPOSES.items(), FILLS, strict=True)
-            if sum(of.get(purpose, 0.0) for of in self.spent.values()) >= VISIBLE * all_of
-        ]
+        purposes = [(name, PURPOSES[name], fill) for name, fill in purposes_of(self.spent)]
         parts = [words_at(0, 14, self.name, size=14, weight=600)]
         y, room = 30.0, WIDTH - 62
         for name, of in self.spent.items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archgraph.display import colours
+from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.plots import band, by_cost, panels, reduced, scale
-from archgraph.reports.runs import Log, judge, rows_where, together
+from archgraph.reports.runs import judge, rows_where
 from archgraph.studies.claims import Judged
 
 if TYPE_CHECKING:
@@ -22,30 +24,30 @@ PANEL, LINE, AROUND = 3.4, 0.27, 1.1
 SHADES = {"holds": colours.SERIES[2], "against": colours.SERIES[1], "equivalent": colours.SERIES[0]}
 
 
-def columns_of(result: StudyResult) -> dict[str, dict[str, Sequence[Log]]]:
-    """Return the finished runs by column and row."""
-    columns: dict[str, dict[str, Sequence[Log]]] = {}
+def columns_of(result: StudyResult) -> dict[str, Comparison]:
+    """Return the finished runs by column, those of each row as a group of its name."""
+    columns: dict[str, list[RunGroup]] = {}
     for (row, column), of in result.groups.items():
         # Figures of a cell are read from the same runs; one at equal cost has a part of them.
         longest = max(of.values(), key=lambda group: group.at)
-        columns.setdefault(column, {})[row] = longest.runs
-    return columns
+        columns.setdefault(column, []).append(replace(longest, label=row))
+    return {column: Comparison(tuple(groups), ()) for column, groups in columns.items()}
 
 
-def column_picture(groups: Mapping[str, Sequence[Log]], title: str) -> Figure:
+def column_picture(compared: Comparison, title: str) -> Figure:
     """Draw the mean submodel of every row over the rounds, the bytes and the MACs.
 
     Lines are means over the seeds, bands standard deviations.
 
     Args:
-        groups: A column's runs by row.
+        compared: A column's runs.
         title: Heading.
     """
-    logs = [log for many in groups.values() for log in many]
-    figures = together(groups, {name: range(len(many)) for name, many in groups.items()})
-    what, costs = judge(logs), by_cost(figures)
+    names = [group.label for group in compared.groups]
+    figures, what = compared.frame, judge([log for of in compared.groups for log in of.runs])
+    costs = by_cost(figures)
     figure, axes = panels(PANEL * (1 + len(costs)), 1 + len(costs), title, height=PANEL)
-    for number, name in enumerate(groups):
+    for number, name in enumerate(names):
         means = reduced(rows_where(figures, experiment=name), what, np.mean)
         band(axes[0], means, name, number)
         for panel, spent in zip(axes[1:], costs.values(), strict=True):
@@ -55,7 +57,7 @@ def column_picture(groups: Mapping[str, Sequence[Log]], title: str) -> Figure:
     figure.legend(
         *axes[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=min(len(groups), 4),
+        ncols=min(len(names), 4),
         frameon=False,
         labelcolor=colours.INK,
         fontsize=9,

@@ -226,10 +226,10 @@ class Studies:
         result = self.results[path]
         judged = self.judged[result.spec.study]
         pictures: dict[str, tuple[str, Callable[[], Figure]]] = {}
-        for number, (column, groups) in enumerate(columns_of(result).items()):
-            if any(len(log.rounds) > 1 for many in groups.values() for log in many):
+        for number, (column, compared) in enumerate(columns_of(result).items()):
+            if any(len(log.rounds) > 1 for group in compared.groups for log in group.runs):
                 title = ": ".join(filter(None, (result.spec.study, column)))
-                drawn = functools.partial(column_picture, groups, title)
+                drawn = functools.partial(column_picture, compared, title)
                 pictures[f"{path.stem}-{number}.svg"] = f"{title}, over the rounds and costs", drawn
         if differences := drawable(judged):
             title = f"{result.spec.study}: differences with their intervals"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
-from archgraph.reports.page import html_page, image
-from archgraph.reports.plots import picture, seed_curves
+from archgraph.reports.page import closed_page, embedded
+from archgraph.reports.runs_page import runs_charts
 from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge
@@ -89,11 +89,11 @@ def study_page(result: StudyResult) -> str:
         body += [f"<h2>{html.escape(table.title)}</h2>", table.html()]
         body += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
     body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
-    for column, groups in columns_of(result).items():
-        drawn = picture(seed_curves(groups, title=column))
+    for column, compared in columns_of(result).items():
+        drawn = "".join(map(embedded, runs_charts(compared)))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
-        body += [image(drawn, "svg+xml", column or "curves")]
-    return html_page(result.spec.study, [*body, *_settings(result)])
+        body += [f'<div class="charts">{drawn}</div>']
+    return closed_page(result.spec.study, [*body, *_settings(result)])
 
 
 def _settings(result: StudyResult) -> Iterator[str]:

@@ -20,8 +20,10 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.federation import Evaluated, LocalOptions, ServerState, World
 from archgraph.language.experiment import EvaluateSpec
+from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.measures import cost_measures
-from archgraph.reports.plots import COSTS, seed_curves
+from archgraph.reports.paper import paper_figures
+from archgraph.reports.plots import COSTS
 from archgraph.reports.runs import Log, together
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.standalone import Standalone
@@ -174,10 +176,16 @@ def test_accuracy_is_drawn_over_what_was_sent_and_computed():
             for number in (1, 2)
         ]
 
-    *_, sent, computed = seed_curves({"one": [log_of(run(1)), log_of(run(3))]}).axes
+    def group(name: str, *logs: Log) -> RunGroup:
+        return RunGroup(name, {}, logs, tuple(range(len(logs))), (1, 2), {})
+
+    one = group("one", log_of(run(1)), log_of(run(3)))
+    drawn = paper_figures(Comparison((one,), ()))
+    (sent,), (computed,) = drawn["bytes"].axes, drawn["macs"].axes
     # The mean of two runs: 4 and 6 MB, 2 and 6 GMACs a round.
     assert list(np.asarray(sent.get_lines()[0].get_xdata())) == [5, 10]
     assert list(np.asarray(computed.get_lines()[0].get_xdata())) == [4, 8]
     assert [panel.get_xlabel() for panel in (sent, computed)] == list(COSTS)
     older = [{k: v for k, v in line.items() if k != "macs"} for line in run(1)]
-    assert len(seed_curves({"one": [log_of(run(1))], "older": [log_of(older)]}).axes) == 3
+    both = Comparison((group("one", log_of(run(1))), group("older", log_of(older))), ())
+    assert list(paper_figures(both)) == ["average", "worst", "bytes"]

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.reports.comparison import Figure, comparison
-from archgraph.reports.plots import seed_curves
+from archgraph.reports.paper import paper_figures
+from archgraph.reports.plots import picture
 from archgraph.reports.runs import rows_where
 
 NAMES = ("small", "large", "global")
@@ -468,8 +469,9 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
     for seed, low in ((0, 0.4), (1, 0.6)):
         made(tmp_path / f"a{seed}", accuracies(low, 0.8), seed=seed)
     made(tmp_path / "b", accuracies(0.3, 0.3), name="other", strategy="nefl")
-    groups = comparison([tmp_path]).groups
-    average, worst, time = seed_curves({g.label: g.runs for g in groups}).axes
+    drawn = paper_figures(comparison([tmp_path]))
+    assert list(drawn) == ["average", "worst", "time"]  # bytes and MACs these runs do not say
+    (average,), (worst,), (time,) = (figure.axes for figure in drawn.values())
     assert [line.get_label() for line in average.get_lines()] == ["tiny", "other"]
     lines = [np.asarray(line.get_ydata()).tolist() for line in worst.get_lines()]
     assert lines == [pytest.approx([0.25, 0.5], abs=1e-12), pytest.approx([0.15, 0.3], abs=1e-12)]
@@ -478,6 +480,53 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
     deviation = statistics.stdev((0.4, 0.6))
     assert heights.max() == pytest.approx(0.5 + deviation, abs=1e-9)
-    assert [text.get_text() for text in time.get_xticklabels()] == ["tiny", "other"]
-    with pytest.raises(RunError, match="no runs to compare"):
-        seed_curves({})
+    assert [text.get_text() for text in time.get_yticklabels()] == ["tiny", "other"]
+
+
+def test_a_figure_of_a_paper_is_as_wide_as_asked_and_its_letters_can_be_read(tmp_path: Path):
+    from matplotlib.text import Text
+
+    for number in range(5):
+        name = f"method number {number} " + "with a long name" * (number == 4)
+        for seed in range(1 + number % 2):
+            made(
+                tmp_path / f"{number}-{seed}",
+                accuracies(0.1, 0.8),
+                name=name,
+                seed=seed,
+                settings={"rounds": 4, "lr": number},
+            )
+    compared = comparison([tmp_path])
+    drawn = [*paper_figures(compared).items(), *paper_figures(compared, width="178mm").items()]
+    for name, figure in drawn:
+        figure.draw_without_rendering()
+        words = [of for of in figure.findobj(Text) if of.get_text() and of.get_visible()]
+        assert min(float(of.get_fontsize()) for of in words) >= 6
+        ink = figure.get_tightbbox()  # in inches
+        assert min(ink.x0, ink.y0) >= 0
+        assert ink.x1 <= figure.get_figwidth() and ink.y1 <= figure.get_figheight()
+        (legend,), (panel,) = figure.legends, figure.axes
+        assert legend.get_window_extent().y1 <= panel.get_window_extent().y0
+        assert panel.get_window_extent().height >= (0.3 if name == "time" else 1) * figure.dpi
+        said = "" if name == "time" else "mean ± standard deviation, 1 to 2 seeds"
+        assert legend.get_title().get_text() == said
+    widths = [figure.get_figwidth() for _, figure in drawn]
+    assert widths == pytest.approx([3.3] * 3 + [178 / 25.4] * 3)
+    assert b"/Type3" not in picture(drawn[0][1], "pdf")  # text of a PDF stays text
+
+
+def test_each_panel_of_a_paper_is_a_file(tmp_path: Path):
+    made(tmp_path / "run", accuracies(0.3, 0.3))
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(app, ["compare", str(tmp_path / "run"), *words])
+
+    assert call("-o", str(tmp_path / "figures")).exit_code == 0
+    names = [path.name for path in sorted((tmp_path / "figures").iterdir())]
+    assert names == ["average.pdf", "time.pdf", "worst.pdf"]
+    both = call("-o", str(tmp_path / "fig.svg"), "--panels", "average,worst")
+    assert "fig-average.svg" in both.output and (tmp_path / "fig-worst.svg").is_file()
+    assert call("-o", str(tmp_path / "one.png"), "--panels", "worst").exit_code == 0
+    assert (tmp_path / "one.png").is_file()
+    refused = call("-o", str(tmp_path / "none.pdf"), "--panels", "macs")
+    assert refused.exit_code == 2 and "one of average, worst, time" in refused.output

@@ -1,0 +1,187 @@
+"""Curves of many runs for print: a figure per panel at its true size, the legend below its axes."""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archgraph.display import colours
+from archgraph.display.picture import picture_form
+from archgraph.display.printed import UNITS, width_in_points
+from archgraph.errors import RunError
+from archgraph.hints import unknown
+from archgraph.reports.comparison import Comparison
+from archgraph.reports.plots import (
+    FORMATS,
+    PURPOSES,
+    band,
+    by_cost,
+    fit_scale,
+    panels,
+    purposes_of,
+    reduced,
+    save_figure,
+    time_spent,
+)
+from archgraph.reports.runs import better, judge, rows_where
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+# What a panel is drawn over.
+PANELS: Mapping[str, str] = {
+    "average": "round",
+    "worst": "round",
+    "bytes": "megabytes, both ways",
+    "macs": "GMACs of training",
+    "time": "seconds per round",
+}
+# Sizes of letters in points: names of axes; numbers and legends.
+NAMES, NUMBERS = 8, 7
+# Inches: axes with their names at most, a line of letters.
+TALL, LINE = 2.4, 0.16
+# Signs of a legend, of a bar's name; what a line's sample takes.
+ACROSS, BESIDE, SAMPLE = 17, 6, 7
+
+
+def paper_figures(
+    compared: Comparison,
+    chosen: Sequence[str] | None = None,
+    *,
+    width: str = "3.3in",
+) -> dict[str, Figure]:
+    """Draw runs that differ in the seed only, a figure per panel.
+
+    Lines are means over the seeds, bands one standard deviation around them, as the legend says.
+
+    Args:
+        compared: The runs.
+        chosen: The panels, of :data:`PANELS`. Default: all that every run has figures for.
+        width: Of each figure in print, as ``3.3in``, ``84mm`` or ``240pt``; letters have 7 points
+            or more, whatever the width.
+
+    Returns:
+        The figures by panel.
+
+    Raises:
+        RunError: If the runs lack the figures of a chosen panel.
+    """
+    inches, figures = width_in_points(width) / UNITS["in"], compared.frame
+    logs = [log for group in compared.groups for log in group.runs]
+    rows = {of.label: rows_where(figures, experiment=of.label) for of in compared.groups}
+    what, costs, spent = judge(logs), by_cost(figures), time_spent(rows)
+    known = [name for name, axis in PANELS.items() if axis == "round" or axis in costs]
+    known += ["time"] if any(spent.values()) else []
+    for name in chosen or ():
+        if name not in known:
+            raise RunError("no such panel of these runs", where="panels", **unknown(name, known))
+    drawn = {}
+    for name in chosen or known:
+        if name == "time":
+            drawn[name] = _bars(spent, inches)
+            continue
+        reduce = np.mean if name != "worst" else np.min if better(logs, what) else np.max
+        curves = {group: reduced(of, what, reduce) for group, of in rows.items()}
+        figure, (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
+        for number, (group, values) in enumerate(curves.items()):
+            band(panel, values, group, number, costs.get(PANELS[name], {}).get(group))
+        _axes(panel, PANELS[name], f"{'worst' if name == 'worst' else 'average'} {what}")
+        fit_scale(panel, what)
+        _legend(figure, min(0.62 * inches, TALL), _bands(curves))
+        drawn[name] = figure
+    return drawn
+
+
+def save_figures(figures: Mapping[str, Figure], path: str | os.PathLike[str]) -> list[Path]:
+    """Write each figure as a file of its own.
+
+    Args:
+        figures: By name.
+        path: A folder: a PDF per figure. A file: that of a single figure; of several each one's
+            name stands before the suffix (``fig.svg``: ``fig-worst.svg``).
+    """
+    target = Path(path)
+    if not target.suffix:
+        return [save_figure(figure, target / f"{name}.pdf") for name, figure in figures.items()]
+    picture_form(target, FORMATS)  # before anything is written
+    if len(figures) == 1:
+        return [save_figure(figure, target) for figure in figures.values()]
+    return [
+        save_figure(figure, target.with_stem(f"{target.stem}-{name}"))
+        for name, figure in figures.items()
+    ]
+
+
+def _axes(panel: Axes, below: str, beside: str) -> None:
+    """Name the axes, with few numbers at them."""
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set_xlabel(below, fontsize=NAMES, color=colours.INK)
+    panel.set_ylabel(beside, fontsize=NAMES, color=colours.INK)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=below == "round", min_n_ticks=1))
+    panel.yaxis.set_major_locator(MaxNLocator(5))
+    for line in panel.get_lines():
+        line.set(linewidth=1.2, markersize=3)
+
+
+def _bands(curves: Mapping[str, DataFrame]) -> str:
+    """Say what bands are; empty without any."""
+    seeds = sorted({values.shape[1] for values in curves.values()})
+    if seeds[-1] < 2:
+        return ""
+    number = str(seeds[-1]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"mean ± standard deviation, {number} seeds"
+
+
+def _legend(figure: Figure, tall: float, title: str = "") -> None:
+    """Put the legend below axes of so many inches, in as many columns as fit."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    across = int(ACROSS * figure.get_figwidth())
+    labels = [textwrap.fill(label, across - SAMPLE) for label in labels]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = max(1, min(len(labels), across // (longest + SAMPLE)))
+    legend = figure.legend(
+        handles,
+        labels,
+        title=title or None,
+        title_fontsize=NUMBERS,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        labelcolor=colours.INK,
+        fontsize=NUMBERS,
+        handlelength=2.6,
+        columnspacing=1.2,
+        labelspacing=0.35,
+    )
+    legend.get_title().set_color(colours.INK)
+    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns) + bool(title)
+    figure.set_figheight(tall + LINE * lines)
+    figure.set_dpi(300)
+
+
+def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
+    """Draw seconds per round by purpose, a bar for each group."""
+    figure, (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
+    names = [textwrap.fill(name, int(BESIDE * inches)) for name in spent]
+    lines = sum(name.count("\n") + 1 for name in names)
+    left = [0.0] * len(names)
+    for purpose, fill in purposes_of(spent):
+        values = [of.get(purpose, 0.0) for of in spent.values()]
+        label = PURPOSES[purpose]
+        panel.barh(range(len(names)), values, left=left, height=0.6, color=fill, label=label)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    panel.set_yticks(range(len(names)), names)
+    panel.invert_yaxis()
+    panel.grid(axis="x", color=colours.BLOCK, linewidth=0.8)
+    panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
+    _legend(figure, LINE * (4 + 1.4 * lines))
+    return figure
