@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import io
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-# Columns of a table that goes into a file or a pipe.
-WIDTH = 160
+# Columns of the terminal, where none says how many it has.
+WIDTH = 80
 # Blanks between two columns; after the last one there is one less.
 _GAP = 2
 # Least width of a column of names that give up their middles.
@@ -57,10 +59,14 @@ class Table:
     short: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
+        return self.text(terminal_columns())
+
+    def text(self, width: int) -> str:
+        """Render the table as text of so many columns."""
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=_width(), color_system=None, legacy_windows=False).print(self)
+        Console(file=text, width=width, color_system=None, legacy_windows=False).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def __repr__(self) -> str:
@@ -294,16 +300,47 @@ def plural(number: int, noun: str, several: str | None = None) -> str:
 
 
 def console() -> Console:
-    """Return a rich console on standard output; a file or pipe is ``COLUMNS`` wide."""
+    """Return a rich console on standard output, as wide as the terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _width())
+    return Console(width=terminal_columns())
 
 
-def _width() -> int:
-    # Rich assumes 80 for a pipe or a file, where tables would stack without need.
+def terminal_columns() -> int:
+    """Return the columns of the terminal: COLUMNS, else what output or errors go to, else 80."""
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) else WIDTH
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    for stream in (sys.__stdout__, sys.__stderr__):  # the second one while the first is a pipe
+        with contextlib.suppress(OSError, ValueError):  # not a terminal, or closed
+            if stream is not None:  # a program without a console
+                return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    return WIDTH
+
+
+def wrapped(text: str, indent: int = 0, width: int | None = None) -> str:
+    r"""Break lines between words; a word longer than a line, as a path, stays in one piece.
+
+    Args:
+        text: Lines of words; continued ones are indented as their first one is.
+        indent: Blanks before continued lines, more than before their first one.
+        width: Columns. Default: those of the terminal.
+
+    >>> wrapped("ok  a file of this name\n  and more of it", 4, width=16).splitlines()
+    ['ok  a file of', '    this name', '  and more of it']
+    """
+    lines = []
+    for line in text.split("\n"):
+        margin = " " * (len(line) - len(line.lstrip()) + indent)
+        broken = textwrap.wrap(
+            line,
+            width or terminal_columns(),
+            subsequent_indent=margin,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += broken or [""]
+    return "\n".join(lines)
 
 
 class _Cell:

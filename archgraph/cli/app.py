@@ -20,7 +20,7 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from archgraph.cli.output import message, say
+from archgraph.cli.output import complain, message, say
 from archgraph.errors import ArchGraphError, TraceWarning
 
 # Exit codes: as `diff` and shells use them.
@@ -57,7 +57,7 @@ class Commands(TyperGroup):
         except (ArchGraphError, OSError, RecursionError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            say(message(error), error=True)
+            complain(message(error))
             raise typer.Exit(BAD_INPUT) from None
 
 
@@ -77,7 +77,7 @@ class NotePrinter(logging.Handler):
             text = record.getMessage()
             # A name in a foreign file may hold what moves the cursor or changes colours.
             printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-            typer.echo(f"note: {printable}", err=True)
+            say(f"note: {printable}", error=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import typer
 
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
 from archgraph.cli.arguments import OutputFile, Settings, experiment_of
-from archgraph.cli.output import message, say, show_item, wrote
+from archgraph.cli.output import counted, message, put, say, show_item, wrote
 from archgraph.errors import SpecError
 from archgraph.tables import plural
 
@@ -48,29 +48,33 @@ def check(
             raise typer.Exit(DIFFERENT)
         return
     from archgraph.language import verdicts
+    from archgraph.language.checking import yaml_files
 
-    results = verdicts(paths)
+    files = list(yaml_files(paths))
+    results, total = verdicts(files), len(files)
     if settings:
         from archgraph.engine.files import verdict_of
 
         if len(paths) != 1:
             raise SpecError(f"applies to one experiment, not to {len(paths)} paths", where="--set")
-        results = iter([verdict_of(experiment_of(paths[0], settings), paths[0])])
-    counted: Counter[str] = Counter()
-    for verdict in results:
+        results, total = iter([verdict_of(experiment_of(paths[0], settings), paths[0])]), 1
+    words: Counter[str] = Counter()
+    for verdict in counted(results, total, "files"):
         # Only in form: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
-        counted[word] += 1
-        note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
-        say(f"{word:4}  {verdict.path}  {verdict.kind}{note}")
-    good, total = counted["ok"] + counted["form"], counted.total()
+        words[word] += 1
+        note = "" if verdict.error else f": {verdict.note}"
+        say(f"{word:4}  {verdict.path}  {verdict.kind}{note}", 6)
+        if verdict.error:
+            say(f"      {message(verdict.error)}")
+    good = words["ok"] + words["form"]
     say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} good")
-    if counted["form"]:
+    if words["form"]:
         say(
-            f"{counted['form']} of them only in form: what they say about sections, axes and "
+            f"{words['form']} of them only in form: what they say about sections, axes and "
             "inputs of Python code is checked with --python, which runs it"
         )
-    if counted["FAIL"]:
+    if words["FAIL"]:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -92,7 +96,7 @@ def schema(
 
     text = json.dumps(described(kind), indent=2, ensure_ascii=False)
     if output is None:
-        say(text)
+        put(text)
     else:
         wrote(write(output, text + "\n"))
 
@@ -139,6 +143,6 @@ def strategies(
 
     table = strategy_table()
     if as_markdown:
-        say(table.markdown())
+        put(table.markdown())
     else:
         show_item(table)

@@ -27,7 +27,7 @@ from archgraph.cli.arguments import (
     two_graphs,
     typed,
 )
-from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
+from archgraph.cli.output import put, say, say_json, show_item, show_tables, wrote
 from archgraph.cli.weights import States, one_model, with_states, with_weights
 from archgraph.errors import SpecError
 from archgraph.plain import Json
@@ -95,7 +95,7 @@ def trace(
         # safetensors refuses views that are not contiguous.
         write(weights, pack({k: v.contiguous() for k, v in (state or {}).items()}))
     if output is None:
-        say(str(graph))
+        put(str(graph))
     else:
         save(graph, output)
         wrote(output)
@@ -244,7 +244,7 @@ def draw(
         font=font,
     )
     if output is None:
-        say(text)
+        put(text)
     else:
         wrote(output)
 

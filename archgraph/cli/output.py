@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from archgraph.errors import RunError, SpecError
 from archgraph.plain import Json
+from archgraph.tables import wrapped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from archgraph.tables import Table
+
+T = TypeVar("T")
+
+# First words of what is printed, by what they mean.
+COLOURS = {
+    **dict.fromkeys(("error:", "FAIL", "different:"), "red"),
+    **dict.fromkeys(("note:", "form"), "yellow"),
+    "ok": "green",
+}
+# Between two lines about progress in a file or a pipe.
+SECONDS = 10.0
 
 
 def message(error: Exception) -> str:
@@ -28,21 +44,72 @@ def message(error: Exception) -> str:
     return str(error)
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Print words; errors go to standard error behind a red `error:`."""
-    if error and not text.startswith("stopped"):  # by the user: not a mistake
-        typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+def say(text: str, indent: int = 0, *, error: bool = False) -> None:
+    """Print words, broken at the width of the terminal.
+
+    Args:
+        text: What to print; a first word that judges has a colour (:data:`COLOURS`).
+        indent: Blanks before continued lines.
+        error: Whether it goes to standard error; then a file or a pipe gets it in one line, which
+            is what other programs read.
+    """
+    stream = sys.stderr if error else sys.stdout
+    if not error or stream.isatty():
+        text = wrapped(text, indent)
+    first = re.split(r"\s", text, maxsplit=1)[0]
+    # `echo` takes colours away where there is no terminal.
+    if first in COLOURS and "NO_COLOR" not in os.environ:
+        text = typer.style(first, fg=COLOURS[first], bold=True) + text.removeprefix(first)
     typer.echo(text, err=error)
+
+
+def complain(text: str) -> None:
+    """Print what went wrong."""
+    say(f"error: {text}", error=True)
+
+
+def progress(text: str) -> None:
+    """Print how far a command is, on standard error."""
+    say(text, error=True)
+
+
+def counted(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
+    """Yield items while standard error says how many are done.
+
+    1. On a terminal that is a line at the bottom, which the next output replaces.
+    2. Elsewhere it is a line every ten seconds.
+
+    Args:
+        items: What is done one by one.
+        total: Their number.
+        noun: What they are called, of several.
+    """
+    terminal, last = sys.stderr.isatty(), time.monotonic()
+    for done, item in enumerate(items, 1):
+        if terminal:
+            typer.echo("\r\x1b[K", nl=False, err=True)  # case 1
+        yield item
+        line = f"{done} of {total} {noun}"
+        if terminal and done < total:
+            typer.echo(line, nl=False, err=True)
+        elif not terminal and time.monotonic() - last >= SECONDS:
+            progress(line)  # case 2
+            last = time.monotonic()
+
+
+def put(text: str) -> None:
+    """Print a text as it is: one that a program reads, as YAML or DOT, or the name of a file."""
+    typer.echo(text)
 
 
 def wrote(path: Path) -> None:
     """Print which file was written."""
-    say(f"wrote {path}")
+    put(f"wrote {path}")
 
 
 def say_json(value: Mapping[str, Json]) -> None:
     """Print facts as JSON."""
-    say(json.dumps(value, indent=2, ensure_ascii=False))
+    put(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def show_item(item: RenderableType) -> None:

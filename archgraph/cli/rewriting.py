@@ -118,7 +118,7 @@ def rewrite(
         graph, full = _with_state(file, choose, state, weights)
     result = rewritten(graph, requested, verify=verify, where=_flag)
     if details:
-        say(result.transfer.describe())
+        say(result.transfer.describe(), 2)
     else:
         old, new = archgraph.cost(graph), archgraph.cost(result.graph)
         sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"

@@ -22,7 +22,16 @@ from archgraph.cli.arguments import (
     Words,
     experiment_of,
 )
-from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
+from archgraph.cli.output import (
+    complain,
+    progress,
+    put,
+    say,
+    say_json,
+    show_item,
+    show_tables,
+    wrote,
+)
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import plural
 
@@ -83,7 +92,7 @@ def run(
     rounds = plural(len(done.rounds), "round")
     say(f"{folder}: {rounds}; `archgraph report {folder}` makes a page of it")
     if not done.sound:
-        say(f"the run did not end well: {'; '.join(done.troubles)}", error=True)
+        complain(f"the run did not end well: {'; '.join(done.troubles)}")
         raise typer.Exit(DIFFERENT)
 
 
@@ -230,7 +239,7 @@ def compare(
         say_json(compared.plain())
     elif as_csv or as_markdown or as_latex:
         form = compared.csv if as_csv else compared.markdown if as_markdown else compared.latex
-        typer.echo(form(), nl=False)
+        put(form().removesuffix("\n"))
     else:
         show_tables(compared.tables())
     if not (as_json or as_csv or as_markdown or as_latex):
@@ -356,7 +365,7 @@ def study(
                 records=records or out / "records",
                 chosen=chosen_cells(spec, size, only or (), ()),
                 data_root=data,
-                notify=say,
+                notify=progress,
             )
         result = archgraph.study(
             file,
@@ -368,7 +377,7 @@ def study(
             only=only or () if part else (),
             seeds=seed or () if part else (),
             records=records,
-            notify=say,
+            notify=progress,
         )
         # After each study: what is done is written, whatever becomes of the next one.
         show_tables(study_tables(result))
@@ -419,7 +428,9 @@ def matrix(
         log=log,
         only=only or (),
         data_root=data,
-        notify=lambda cell: say(f"{cell.strategy}, {cell.model}: {cell.outcome} {cell.reason}"),
+        notify=lambda cell: progress(
+            f"{cell.strategy}, {cell.model}: {cell.outcome} {cell.reason}"
+        ),
     )
     show_tables(result.tables())
     if output is not None:

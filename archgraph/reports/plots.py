@@ -140,6 +140,7 @@ def draw_line(panel: Axes, points: Series, name: str, number: int, *, bold: bool
     """Draw values over their index as a line in the colour, style and marker of its number."""
     if points.empty:
         return
+    repeat = number // len(colours.SERIES)  # of its colour, with another marker
     panel.plot(
         points.index,
         points,
@@ -150,7 +151,7 @@ def draw_line(panel: Axes, points: Series, name: str, number: int, *, bold: bool
         # Below the others: a tier that equals the global model stays visible on top of it.
         zorder=1.9 if bold else 2.0,
         # A curve of many rounds is distinguished by its line style; markers would hide it.
-        marker=MARKERS[number % len(MARKERS)] if len(points) <= 25 else None,
+        marker=MARKERS[(number + repeat) % len(MARKERS)] if len(points) <= 25 else None,
         markersize=4,
     )
 

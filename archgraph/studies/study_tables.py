@@ -21,8 +21,8 @@ from archgraph.studies.pictures import columns_of
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
-# Columns of a table of figures.
-WIDE = 16
+# Columns of a table of figures, and of letters in a file of tables.
+WIDE, ACROSS = 16, 160
 NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
     "Primary claims have a verdict, with p corrected (Holm) over all of the study and all that "
@@ -117,7 +117,8 @@ def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) 
         RunError: If they cannot be written.
     """
     texts = {
-        "txt": "\n\n".join(map(str, (*study_tables(result), *_findings(result)))) + "\n",
+        "txt": "\n\n".join((*(t.text(ACROSS) for t in study_tables(result)), *_findings(result)))
+        + "\n",
         "md": study_markdown(result),
         "csv": study_csv(result),
         "html": study_page(result),

@@ -690,8 +690,9 @@ def test_check_gives_a_verdict_per_file(here: Path):
     assert "3 of 5 files are good" in result.stdout
     # A reason stands below its file, also in `check > log`.
     at = result.stdout.splitlines().index("FAIL  bad.yaml  model")
-    reason = result.stdout.splitlines()[at + 1]
-    assert reason.startswith("      bad.yaml:") and "did you mean 'linear'?" in reason
+    reason = result.stdout.splitlines()[at + 1 :]
+    assert reason[0].startswith("      bad.yaml:")
+    assert "did you mean 'linear'?" in " ".join(map(str.strip, reason[:4]))
     assert "broken.yaml:1" in result.stdout and not result.stderr
     refused(call("check", "nowhere"), "nowhere: is not there")
     (here / "empty").mkdir()
