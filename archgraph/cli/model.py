@@ -27,7 +27,7 @@ from archgraph.cli.arguments import (
     two_graphs,
     typed,
 )
-from archgraph.cli.output import put, say, say_json, show_item, show_tables, wrote
+from archgraph.cli.output import progress, put, say, say_json, show_item, show_tables, wrote
 from archgraph.cli.weights import States, one_model, with_states, with_weights
 from archgraph.errors import SpecError
 from archgraph.plain import Json
@@ -320,6 +320,7 @@ def view(
         states=states,
         match=match,
         budgets=budgets,
+        notify=progress,
     )
     wrote(path)
 

@@ -25,7 +25,7 @@ from archgraph.cli.arguments import (
     typed,
     value_of,
 )
-from archgraph.cli.output import say, show_item, wrote
+from archgraph.cli.output import put, say, show_item, wrote
 from archgraph.errors import SpecError
 from archgraph.plain import Json
 from archgraph.rewrites.registry import rewrite_rows
@@ -118,7 +118,7 @@ def rewrite(
         graph, full = _with_state(file, choose, state, weights)
     result = rewritten(graph, requested, verify=verify, where=_flag)
     if details:
-        say(result.transfer.describe(), 2)
+        put(result.transfer.describe())
     else:
         old, new = archgraph.cost(graph), archgraph.cost(result.graph)
         sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"

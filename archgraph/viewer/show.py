@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from archgraph.display import colours
-from archgraph.display.cover import coverage
+from archgraph.display.cover import Cover, coverage
 from archgraph.errors import GraphError
 from archgraph.federation.family import Family, resolve
 from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
 from archgraph.language import FamilySpec
 from archgraph.machine import uncollected
@@ -37,6 +38,8 @@ from archgraph.viewer.values import value_rows
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
+# Operators of a graph that takes seconds.
+LARGE = 5000
 Subject: TypeAlias = GraphLike | Family | FamilySpec | Log
 
 
@@ -50,6 +53,7 @@ def view(
     states: Mapping[str, State] | None = None,
     match: bool = False,
     budgets: bool = False,
+    notify: Callable[[str], object] = lambda line: None,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
@@ -79,6 +83,7 @@ def view(
             :func:`archgraph.match` finds it.
         budgets: Fit submodels to 5 %, 10 %, … 95 % of the MACs of the first graph
             (:func:`archgraph.fit`), blocks left out too, for the page to show at a slider.
+        notify: Hears a line about each graph that takes long.
 
     Returns:
         The page as HTML text.
@@ -97,7 +102,7 @@ def view(
         >>> text.splitlines()[0], "<title>tiny</title>" in text
         ('<!doctype html>', True)
     """
-    several = [list(_parts(*one)) for one in _listed(subject)]
+    several = [list(_parts(*one, notify)) for one in _listed(subject)]
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
@@ -219,8 +224,14 @@ class _Part:
         return data
 
 
-def _parts(name: str | None, subject: Subject) -> Iterator[_Part]:
+def _parts(name: str | None, subject: Subject, notify: Callable[[str], object]) -> Iterator[_Part]:
     """Yield the graphs of a family or of a run, the global one first, or one graph."""
+
+    def dissected(graph: ArchGraph, clients: Cover | None = None) -> Anatomy:
+        if len(graph.nodes) >= LARGE:
+            notify(f"{graph.name}: {len(graph.nodes):,} operators")
+        return anatomy(graph, clients)
+
     rounds = None
     if isinstance(subject, Log):
         rounds = recorded_rounds(subject)
@@ -229,14 +240,14 @@ def _parts(name: str | None, subject: Subject) -> Iterator[_Part]:
         subject = resolve(subject)
     if not isinstance(subject, Family):
         way = subject.transfer if isinstance(subject, Rewritten) else None
-        yield _Part(name or "", anatomy(graph_of(subject)), way)
+        yield _Part(name or "", dissected(graph_of(subject)), way)
         return
     if subject.has_global:
         yield _Part(
-            name or subject.name, anatomy(subject.graph, coverage(subject)), None, subject, rounds
+            name or subject.name, dissected(subject.graph, coverage(subject)), None, subject, rounds
         )
     for one in subject.clients:
-        yield _Part(one.name, anatomy(one.graph), one.transfer)
+        yield _Part(one.name, dissected(one.graph), one.transfer)
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer.main
@@ -45,7 +46,9 @@ local: {epochs: 1, batch: 50, lr: 0.1}
 
 
 def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(typer.main.get_command(cli.app), [str(a) for a in args])
+    # Messages stand in one line where no test says how wide the terminal is.
+    width = {"COLUMNS": os.environ.get("COLUMNS", "1000")}
+    return CliRunner(env=width).invoke(typer.main.get_command(cli.app), [str(a) for a in args])
 
 
 def refused(result: Result, *words: str) -> None:

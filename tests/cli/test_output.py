@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pty
 import subprocess
 import sys
@@ -63,19 +62,16 @@ def test_wrapping_keeps_every_word(lines: list[str], width: int, indent: int):
 
 
 def test_a_pipe_is_as_wide_as_the_terminal_beside_it(monkeypatch: pytest.MonkeyPatch):
-    def columns(terminal: int, **streams: int) -> str:
-        # `pty` opens terminals of no size: set it as a window does.
-        subprocess.run(["stty", "cols", str(terminal)], stdin=inner, check=True)
+    def columns(errors: int) -> bytes:
         code = "from archgraph.tables import terminal_columns; print(terminal_columns())"
-        environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-        done = subprocess.Popen([sys.executable, "-c", code], env=environment, **streams)
-        assert done.wait() == 0
-        return os.read(reader, 100).decode().strip()
+        line = [sys.executable, "-c", code]
+        return subprocess.run(line, stdout=subprocess.PIPE, stderr=errors, check=True).stdout
 
-    _, inner = pty.openpty()
-    reader, writer = os.pipe()
-    assert columns(132, stdout=writer, stderr=inner) == "132"
-    assert columns(132, stdout=writer, stderr=subprocess.DEVNULL) == "80"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, terminal = pty.openpty()
+    subprocess.run(["stty", "cols", "132"], stdin=terminal, check=True)
+    assert columns(terminal) == b"132\n"
+    assert columns(subprocess.DEVNULL) == b"80\n"
     monkeypatch.setenv("COLUMNS", "100")
     assert terminal_columns() == 100
 

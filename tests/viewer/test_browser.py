@@ -261,6 +261,33 @@ def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
     assert page.locator("g.item.gone").count() == 0 and page.inner_text("#left") == ""
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_words_stand_out_of_narrow_boxes(opened, net, dark):
+    page = opened(net, hash="#as=share&much=8", dark=dark)
+    luminance = """all => all.map(one => {
+      const paint = getComputedStyle(one)[one.matches("rect") ? "fill" : "stroke"];
+      const [r, g, b] = paint.match(/[\\d.]+/g).map(Number);
+      return (0.3 * r + 0.6 * g + 0.1 * b) / (paint.startsWith("color") ? 1 : 255);
+    })"""
+    around = page.eval_on_selector_all("rect.outline", luminance)
+    assert around and all((one < 0.4) == dark for one in around)
+    assert page.eval_on_selector_all(".narrowed > text", luminance)[0] == around[0]
+
+
+@pytest.mark.parametrize("width", [390, 700, 1440])
+def test_no_choice_is_cut(opened, family, width):
+    page = opened(family, width=width)
+    for name in ("graph", "beside", "as", "by"):
+        # Natural width of the longest choice beside the one that it has.
+        natural, actual = page.eval_on_selector(
+            f"#{name}",
+            """one => { const actual = one.clientWidth;
+              one.style.cssText = "width: max-content; max-width: none";
+              const natural = one.clientWidth; one.style.cssText = ""; return [natural, actual]; }""",
+        )
+        assert actual >= natural, name
+
+
 def test_the_map_of_clients_leads_to_their_blocks(opened, family):
     page = opened(family)
     cells = page.locator(".map .row").nth(2).locator(".cell")

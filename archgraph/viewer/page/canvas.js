@@ -329,9 +329,11 @@ class Canvas {
     const share = this.small && !layout.inside && gone < 1 ? narrowed(this.model, item, this.small) : 1;
     const outline = g.querySelector(":scope > rect.outline");
     if (outline) outline.remove();
+    g.classList.toggle("narrowed", share < 1);
     if (share < 1) {
+      g.style.setProperty("--around", `color-mix(in srgb, ${colour || "var(--cffffff)"} 25%, var(--cffffff))`);
       const round = frame.find((/** @type {any} */ part) => part.matches("rect.frame")).getAttribute("rx");
-      g.prepend(svg("rect", { class: "outline", width: layout.w, height: layout.h, rx: round, style: colour ? `fill: color-mix(in srgb, ${colour} 25%, white)` : "" }));
+      g.prepend(svg("rect", { class: "outline", width: layout.w, height: layout.h, rx: round }));
     }
     for (const part of frame) if (part.matches("rect.frame")) part.style.transform = share < 1 ? `scaleX(${share})` : "";
     g.classList.toggle("gone", gone === 1);
