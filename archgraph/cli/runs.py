@@ -162,7 +162,7 @@ def watch(
         contextlib.suppress(KeyboardInterrupt),
         RunServer(folder, port, viewer=view, rounds=recorded_rounds) as server,
     ):
-        say(f"{server.address} shows {folder}; Ctrl-C ends")
+        put(f"{server.address} shows {folder}; Ctrl-C ends")
         server.serve_forever()
 
 

@@ -20,6 +20,9 @@ from archgraph.display.markup import FONT, bar, stacked_lines, text, width
 from archgraph.display.rows import LENGTH, Row, scene_rows, span, spine
 from archgraph.display.scene import Box, Cluster, Scene
 
+# A blank at which no line breaks.
+TIED = "\u00a0"
+
 Direction = Literal["TB", "LR"]
 Fed = Reach | float
 # Names of blocks longer than this are shown without the name of their section.
@@ -261,7 +264,7 @@ def _box_label(box: Box, fed: Fed | None, quiet: str, letters: int | None) -> st
         return f"<{text(box.lines[0].text, size=11, bold=True)}>"
     notes = [box.size] if box.parameters else []
     lines = []
-    words = list(_wrapped(box.lines, letters))
+    words = list(wrapped_lines(box.lines, letters))
     for line in words:
         row = text(line.text, size=10 if line.strong else 9, bold=line.strong)
         if notes and (line.strong or line is words[-1]):
@@ -272,13 +275,16 @@ def _box_label(box: Box, fed: Fed | None, quiet: str, letters: int | None) -> st
     return f"<{'<BR/>'.join(lines)}>"
 
 
-def _wrapped(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
-    """Yield lines of so many letters, broken between words."""
+def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
+    """Yield lines of so many letters, broken between operators, else between words."""
     for line in lines:
-        for part in textwrap.wrap(line.text, letters, break_long_words=False) if letters else ():
-            yield replace(line, text=part)
-        if not letters:
+        if letters is None:
             yield line
+            continue
+        parts = line.text.split(" · ")
+        joined = [part.replace(" ", TIED) if len(part) < letters - 1 else part for part in parts]
+        for part in textwrap.wrap(f"{TIED}· ".join(joined), letters, break_long_words=False):
+            yield replace(line, text=part.removesuffix(f"{TIED}·").replace(TIED, " "))
 
 
 def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:

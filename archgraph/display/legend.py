@@ -57,12 +57,12 @@ def heading(
         lines.append(_table(notes))
     families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
     if legend and cover is not None:
-        lines.append(_scale())
+        lines.append(_scale(narrow=across < MARKS))
     elif legend and families:
         lines.append(_families(families, 2 * across + 1))
-    if legend and isinstance(cover, Cover):
-        width = _quiet("share of its weights that such a client has: width")
-        lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{width}</TD>"], padding=2))
+    if legend and isinstance(cover, Cover) and picture.groups:  # whose titles have bars
+        said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
+        lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2))
     if not lines:
         return ""
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
@@ -85,15 +85,16 @@ def _families(names: Sequence[str], across: int) -> str:
     )
 
 
-def _scale() -> str:
-    """Return the colours of shares of the clients."""
-    steps = [i / 10 for i in range(11)]
+def _scale(*, narrow: bool) -> str:
+    """Return the colours of shares of the clients, in a narrow picture below their caption."""
     cells = "".join(
-        f'<TD BGCOLOR="{colours.blend(colours.SCALE, s)}" WIDTH="22" HEIGHT="14">'
-        f"{text(f'{100 * s:.0f}', size=8)}</TD>"
-        for s in steps
+        f'<TD BGCOLOR="{colours.blend(colours.SCALE, s / 10)}" WIDTH="22" HEIGHT="14">'
+        f"{text(str(10 * s), size=8)}</TD>"
+        for s in range(0, 11, 2 if narrow else 1)
     )
     caption = _quiet("share of clients that have it, %")
+    if narrow:
+        return plain_table([f'<TD COLSPAN="6">{caption}</TD>', cells], padding=2)
     return plain_table([f"<TD>{caption} </TD>{cells}"], padding=2)
 
 

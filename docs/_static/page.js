@@ -14,7 +14,12 @@ document.addEventListener("DOMContentLoaded", () => {
     block.parentElement.append(button);
     if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
   }
-  for (const wide of document.querySelectorAll(".table-wrapper")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+  for (const wide of document.querySelectorAll(".table-wrapper, .indextable")) {
+    const look = () => wide.classList.toggle("more", wide.scrollLeft + wide.clientWidth < wide.scrollWidth - 1);
+    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+    for (const [of, happens] of [[wide, "scroll"], [window, "resize"]]) of.addEventListener(happens, look);
+    look();
+  }
   for (const head of document.querySelectorAll("p.caption[role=heading]")) head.setAttribute("aria-level", "2");
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "All pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "This page");

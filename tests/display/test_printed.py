@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 from archgraph.capture.trace import trace
+from archgraph.display import coverage
+from archgraph.display.dot import wrapped_lines
+from archgraph.display.labels import LabelLine
 from archgraph.display.picture import draw, render
 from archgraph.display.printed import READABLE, SMALLEST, TALL, width_in_points
 from archgraph.errors import RunError
+from archgraph.rewrites.take import take
+from archgraph.states import Transfer
 
 
 def chain(*widths):
@@ -65,3 +70,24 @@ def test_a_font_is_that_of_all_words():
     graph = chain(2, 2)
     text = draw(graph, font="Times New Roman")
     assert text.count('fontname="Times New Roman"') == 3 and "Helvetica" not in text
+
+
+def test_a_family_fits_a_column_with_its_legend():
+    graph = chain(*range(8, 16))
+    members = (take(graph, 0.5).transfer, 3), (Transfer.identity(graph), 1)
+    text = draw(graph, width="3.3in", title="", cover=coverage(members))
+    assert box_of(render(text).decode())[0] <= width_in_points("3.3in") + 1
+    assert "share of clients" in text
+
+
+def test_lines_break_between_operators():
+    line = LabelLine(
+        "conv2d 3×3 → 128 · conv2d 1×1 → 64 · a name that is longer than one line", False
+    )
+    lines = [part.text for part in wrapped_lines([line], 24)]
+    assert lines == [
+        "conv2d 3×3 → 128",
+        "conv2d 1×1 → 64 · a name",
+        "that is longer than one",
+        "line",
+    ]

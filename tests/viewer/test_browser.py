@@ -283,7 +283,8 @@ def test_no_choice_is_cut(opened, family, width):
             f"#{name}",
             """one => { const actual = one.clientWidth;
               one.style.cssText = "width: max-content; max-width: none";
-              const natural = one.clientWidth; one.style.cssText = ""; return [natural, actual]; }""",
+              const natural = one.clientWidth; one.style.cssText = "";
+              return [natural, actual]; }""",
         )
         assert actual >= natural, name
 
