@@ -10,7 +10,7 @@ import typer
 
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
 from archgraph.cli.arguments import OutputFile, Settings, experiment_of
-from archgraph.cli.output import counted, message, put, say, show_item, wrote
+from archgraph.cli.output import message, put, say, show_item, with_progress, wrote
 from archgraph.errors import SpecError
 from archgraph.tables import plural
 
@@ -59,7 +59,7 @@ def check(
             raise SpecError(f"applies to one experiment, not to {len(paths)} paths", where="--set")
         results, total = iter([verdict_of(experiment_of(paths[0], settings), paths[0])]), 1
     words: Counter[str] = Counter()
-    for verdict in counted(results, total, "files"):
+    for verdict in with_progress(results, total, "files"):
         # Only in form: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         words[word] += 1

@@ -73,7 +73,7 @@ def progress(text: str) -> None:
     say(text, error=True)
 
 
-def counted(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
+def with_progress(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
     """Yield items while standard error says how many are done.
 
     1. On a terminal that is a line at the bottom, which the next output replaces.

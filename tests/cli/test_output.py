@@ -100,14 +100,14 @@ def test_colours_say_what_is_wrong_and_only_to_terminals(monkeypatch: pytest.Mon
 
 def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(output, "SECONDS", 0.0)
-    assert list(output.counted("abc", 3, "files")) == ["a", "b", "c"]
+    assert list(output.with_progress("abc", 3, "files")) == ["a", "b", "c"]
     assert capsys.readouterr().err == "1 of 3 files\n2 of 3 files\n3 of 3 files\n"
     monkeypatch.setattr(output, "SECONDS", 60.0)
-    assert list(output.counted("abc", 3, "files")) == ["a", "b", "c"]
+    assert list(output.with_progress("abc", 3, "files")) == ["a", "b", "c"]
     assert not capsys.readouterr().err
     # On a terminal each line replaces the last, and none is left.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     printed: list[str] = []
     monkeypatch.setattr(typer, "echo", lambda text, **_: printed.append(text))
-    assert list(output.counted("ab", 2, "files")) == ["a", "b"]
+    assert list(output.with_progress("ab", 2, "files")) == ["a", "b"]
     assert printed == ["\r\x1b[K", "1 of 2 files", "\r\x1b[K"]

@@ -140,6 +140,8 @@ def test_the_page_says_what_all_runs_have_in_common(result: StudyResult):
     settings = page[page.index("Settings of all runs") :]
     assert "data.limit" in settings and "attack" not in settings
     assert "in brackets: published" in page
+    # The curves of each column tell their values, as those of reports do.
+    assert "data-curves=" in page and "<img" not in page
 
 
 def test_the_page_says_on_what_runs_were_computed_and_of_how_many_seeds(
