@@ -218,11 +218,11 @@ def compare(
     Each figure is that of the last test, or with --last the mean over several. With --tiers the
     clients of each tier have a column: each is tested on its own mixture of classes.
 
-    Figures are for papers: each panel is one of its own (`-o fig.pdf`: fig-average.pdf,
-    fig-worst.pdf …; `-o figures`: figures/average.pdf …; of a single panel fig.pdf itself), as
-    wide as a column, with letters of 7 points and the legend below its axes. Panels are
-    accuracy, or what judges the runs, of the average and the worst submodel over the rounds; of
-    the average submodel over what was sent and computed; and the time of a round.
+    With --output each panel is a figure of its own for a paper, as wide as a column, with letters
+    of 7 points or more and the legend below its axes. `-o figures` writes figures/average.pdf,
+    figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
+    `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
+    average over what was sent and computed, `time` the seconds of a round.
     """
     from archgraph.reports.comparison import comparison
 

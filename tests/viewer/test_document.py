@@ -227,3 +227,12 @@ def test_a_page_opens_with_the_first_graph_of_everything_it_shows(net, family):
     assert start(*4 * [net]) == [0, 1, 2, 3] and start(*5 * [net]) == [0]
     alone = dataclasses.replace(family, graph=ArchGraph((), (), (), ()))
     assert not alone.has_global and start(alone) == list(range(clients))
+
+
+def test_a_graph_that_takes_long_is_announced(net, monkeypatch):
+    heard: list[str] = []
+    view([net, net], notify=heard.append)
+    assert heard == []
+    monkeypatch.setattr("archgraph.viewer.show.LARGE", len(net.nodes))
+    view([net, net], notify=heard.append)
+    assert heard == 2 * [f"net: {len(net.nodes)} operators"]
