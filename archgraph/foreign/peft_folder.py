@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, side_branches
+from archgraph.analysis.side_branches import SideBranch, side_branches, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
-from archgraph.foreign.search import renumbered
-from archgraph.foreign.transformers_folder import names_in_class
+from archgraph.foreign.search import numbered_as, runs_as_used
+from archgraph.foreign.transformers_folder import is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
@@ -27,6 +27,7 @@ from archgraph.rewrites.lora import Scaling, add_lora
 from archgraph.states import State
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MODEL = "config.json"
 PREFIX = "base_model.model."
 # Entries of a configuration that change what adapters compute, beside those that are read here.
 _OTHER = (
@@ -52,13 +53,14 @@ def to_peft(
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
         state: Its weights.
         folder: Where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
-        base: Name or folder of the model that they belong to. Layers have the numbers that they
-            have in a folder: of a network without some of its blocks name the folder that
-            :func:`archgraph.to_transformers` wrote, since PEFT leaves out, in silence, adapters
-            of layers that it does not see.
+        base: Name or folder of the model that they belong to. Layers get the numbers that they
+            have in a folder; beside a name they keep theirs. A network that lacks some blocks, or
+            repeats some, needs one of the two: the folder that :func:`archgraph.to_transformers`
+            wrote of it, or the original. PEFT knows layers by their numbers alone.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, or the folder lacks their layers.
+        RewriteError: If the network has no low-rank adapters, its layers are not numbered without
+            gaps and there is no base, or the folder lacks their layers.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -77,8 +79,8 @@ def to_peft(
 
     tensors = state_dict(graph, state)
     branches = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
-    names = _names_in(base, tensors, branches)
-    layers = {names[path]: branch for path, branch in branches.items()}
+    names = _names_in(base, graph, tensors, branches)
+    layers = {_module(names[f"{path}."]): branch for path, branch in branches.items()}
     if not layers:
         raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
     result: dict[str, Tensor] = {}
@@ -99,7 +101,7 @@ def to_peft(
     for name, tensor in tensors.items():
         if name not in adapters and name.rpartition(".")[0] in modules:
             result[PREFIX + names[name]] = tensor
-    modules = sorted({names[f"{module}."].rstrip(".") for module in modules})
+    modules = sorted({_module(names[f"{module}."]) for module in modules})
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
     transposed = [b.transposed for b in layers.values()]
     config = {
@@ -126,13 +128,17 @@ def to_peft(
 
 
 @takes_graph
-def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) -> Traced:
+def from_peft(
+    graph: ArchGraph, state: State, folder: str | os.PathLike[str], *, base: str = ""
+) -> Traced:
     """Read adapters that PEFT, or :func:`to_peft`, wrote, into a network.
 
     Args:
         graph: The model without adapters.
         state: Its weights.
         folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        base: Name or folder of the model beside which the adapters were trained, as for
+            :func:`to_peft`. Default: the folder that their configuration names, if it is there.
 
     Returns:
         The graph with adapters and its state; layers that the folder holds whole replace those of
@@ -141,6 +147,7 @@ def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) ->
     Raises:
         GraphError: If the folder lacks a file, is of another kind of adapter, or has a tensor for
             which the graph has no layer.
+        RewriteError: If layers of the graph are not numbered without gaps and there is no base.
 
     Example:
         >>> import torch, archgraph as ag
@@ -149,10 +156,19 @@ def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) ->
         archgraph.errors.GraphError: here: is not a folder of adapters; expected adapter_config.json
     """
     config, tensors = _read(Path(folder))
+    known = str(config.get("base_model_name_or_path") or "")
+    base = base or (known if (Path(known) / MODEL).is_file() else "")
+    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
+    layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
+    names = _names_in(base, graph, owners, () if base else layers.values())
+    mine = {new: old for old, new in names.items() if new.endswith(".")}
+    tensors = {
+        _module(mine.get(f"{layer}.", f"{layer}.")) + key.removeprefix(layer): tensors[key]
+        for key, layer in layers.items()
+    }
     downs = {k.removesuffix(".lora_A.weight"): v for k, v in tensors.items() if ".lora_A." in k}
     ups = {k.removesuffix(".lora_B.weight"): v for k, v in tensors.items() if ".lora_B." in k}
     rest = {k: v for k, v in tensors.items() if ".lora_" not in k}
-    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
     unknown = [k for k in rest if k not in owners]
     unknown += [k for k in tensors if ".lora_" in k and not re.search(r"\.lora_[AB]\.weight$", k)]
     if unknown or downs.keys() != ups.keys():
@@ -177,30 +193,68 @@ def from_peft(graph: ArchGraph, state: State, folder: str | os.PathLike[str]) ->
     return Traced(new, full)
 
 
-def _names_in(base: str, tensors: Iterable[str], paths: Iterable[str]) -> Mapping[str, str]:
-    """Return the names of tensors and modules in a folder's model; without one, as they are.
+def _names_in(
+    base: str, graph: ArchGraph, tensors: Iterable[str], paths: Iterable[str]
+) -> Mapping[str, str]:
+    """Return the names that tensors and modules (``h.0.``) have in the model of the adapters.
+
+    1. Beside the name of a model they stay as they are.
+    2. Without one they do too, if layers are numbered from 0 in the order in which they are read.
+    3. In a folder's model, as many layers as ours have its numbers in that order. Where it has
+       more, ours among them, it is the original of a network without some blocks: ours stay.
+    4. Where it has just our numbers, but we read them in another order, either may be meant: they
+       stay if the folder's model computes what the network does with them.
+
+    Args:
+        base: Name or folder of the model; may be empty.
+        graph: The network.
+        tensors: Names of its tensors.
+        paths: Modules that have adapters, or may have them.
 
     Raises:
-        RewriteError: If the folder's model lacks the layer of an adapter.
+        RewriteError: If layers have numbers that no model has, or the folder lacks one of them.
     """
-    # In this order: layers are numbered as their tensors come.
-    every = dict.fromkeys(tensors)
-    paths = [*paths]
-    every |= dict.fromkeys([*paths, *(name.rpartition(".")[0] + "." for name in every)])
-    if not base or not (Path(base) / "config.json").is_file():
-        return dict(zip(every, every, strict=True))
+    read = dict.fromkeys(leaf for node in graph.nodes for leaf in node.leaves())
+    every = dict.fromkeys([*(name for name in read if name in tensors), *tensors])
+    paths, modules = [*paths], [f"{_module(name)}." for name in every]
+    every |= dict.fromkeys([*modules, *(f"{path}." for path in paths)])
+    same = dict(zip(every, every, strict=True))
+    if base and not (Path(base) / MODEL).is_file():  # 1
+        return same
+    used = runs_as_used(every)
+    if not base:  # 2
+        for prefix, numbers in used.items():
+            of_layers = re.compile(rf"{re.escape(prefix)}\d+\.\w")  # not of a Sequential
+            counted = [*map(int, numbers)] == [*range(len(numbers))]
+            if not counted and any(map(of_layers.match, paths)):
+                raise RewriteError(
+                    "layers are not numbered from 0 in the order in which they are read",
+                    where=prefix.rstrip("."),
+                    found=listed(numbers, 12),
+                    hint="of a network without some blocks, or with more, base= names the folder "
+                    "that ag.to_transformers wrote, or the model whose numbers these are",
+                )
+        return same
     # Of the class, not of its file: transformers stores some models under older names.
-    known = set(names_in_class(base))
-    names = renumbered(every, known)
-    modules = {name.rpartition(".")[0] for name in known}
-    if lacking := sorted(path for path in paths if names[path] not in modules):
-        raise RewriteError(
-            "the base model has no such layer",
-            where=lacking[0],
-            found=base,
-            hint="name the folder that ag.to_transformers wrote of this network",
-        )
-    return names
+    known = names_in_class(base)
+    new = numbered_as(every, known)
+    if new != same and {*new.values()} == {*same.values()}:  # 4
+        bare, _ = without(graph, (b for b in side_branches(graph) if b.low_rank))
+        new = same if is_network_of(base, bare, same) else new
+    theirs = {_module(name) for name in known}
+    for path in paths:
+        if _module(new[f"{path}."]) not in theirs:
+            raise RewriteError(
+                "the base model has no such layer",
+                where=path,
+                found=base,
+                hint="name the folder that ag.to_transformers wrote of this network",
+            )
+    return new
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
+from archgraph.errors import RewriteError
+
 StateShapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Route: TypeAlias = tuple[str | int, ...]
 Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
@@ -121,6 +123,44 @@ def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
         return ".".join(parts)
 
     return {name: renamed(name) for name in sorted(names)}
+
+
+def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
+    """Return the names that layers have in a model which numbers them in the order of ours.
+
+    Where the model has more of them, ours among these, they keep their numbers; so do names that it
+    does not number.
+
+    Raises:
+        RewriteError: If the model has fewer of them, or lacks a number of ours.
+
+    >>> numbered_as(["h.0.w", "h.4.w", "h.2.w"], ["h.0.w", "h.1.w", "h.2.w"])
+    {'h.0.w': 'h.0.w', 'h.4.w': 'h.1.w', 'h.2.w': 'h.2.w'}
+    >>> numbered_as(["h.2.w"], ["h.0.w", "h.1.w", "h.2.w"])
+    {'h.2.w': 'h.2.w'}
+    """
+    names, theirs = [*names], runs(known)
+    new: dict[tuple[str, str], str] = {}  # by prefix and number
+
+    def renamed(name: str) -> str:
+        parts, prefix = list[str](), ""
+        for part in name.split("."):
+            parts.append(new.get((prefix, part), part))
+            prefix += f"{part}."
+        return ".".join(parts)
+
+    for prefix, numbers in sorted(runs_as_used(names).items(), key=lambda pair: len(pair[0])):
+        order = theirs.get(renamed(prefix), numbers)
+        if len(order) == len(numbers):
+            new |= {(prefix, old): one for old, one in zip(numbers, order, strict=True)}
+        elif lacking := sorted(set(numbers) - set(order), key=int):
+            raise RewriteError(
+                "the base model has no such layer",
+                where=prefix + lacking[0],
+                found=f"{len(order)} layers in it, {len(numbers)} in the network",
+                hint="name the folder that ag.to_transformers wrote of this network",
+            )
+    return {name: renamed(name) for name in names}
 
 
 def unequal_sizes(

@@ -164,6 +164,19 @@ def names_in_class(folder: str) -> list[str]:
     return [*_Original.of(folder).model.state_dict()]
 
 
+def is_network_of(folder: str, graph: ArchGraph, names: Mapping[str, str]) -> bool:
+    """Return whether a folder's model computes what a graph does, operator by operator.
+
+    Args:
+        folder: A folder of a model of transformers.
+        graph: The network.
+        names: Names of tensors in the folder's model by those in the graph.
+    """
+    with _quiet():
+        traced = _Original.of(folder).traced(random_inputs(graph))
+        return any(first_unequal(graph, one, names) is None for one in traced)
+
+
 class _Original:
     """A model of a folder whose parameters have no memory.
 
@@ -254,6 +267,15 @@ class _Original:
             warnings.simplefilter("ignore", TraceWarning)  # they are notes of the graph
             return trace(model, train=train, strict=False, verify=False, **inputs).graph
 
+    def traced(
+        self, inputs: Mapping[str, Any], model: nn.Module | None = None
+    ) -> Iterator[ArchGraph]:
+        """Trace the model, or another one, for evaluation and for training.
+
+        A run's graph has what training does, too: dropouts, which evaluation alone lacks.
+        """
+        return (self.trace(inputs, model, train=train) for train in (False, True))
+
 
 def _rewrite_folder(
     graph: ArchGraph,
@@ -268,8 +290,7 @@ def _rewrite_folder(
     inputs = random_inputs(graph)
 
     def same(module: nn.Module) -> bool:
-        # A run's graph has what training does, too: dropouts, which evaluation alone lacks.
-        traced = (original.trace(inputs, module, train=train) for train in (False, True))
+        traced = original.traced(inputs, module)
         return any(first_unequal(graph, one, fit.names) is None for one in traced)
 
     arguments = fit.arguments(same, TRACED)

@@ -137,6 +137,69 @@ def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
         ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
 
 
+def randomised(graph, state):
+    """The graph's state with random adapters on queries, and that of the graph with them."""
+    adapted = ag.add_lora(graph, 2, "*.query")
+    draw = torch.Generator().manual_seed(1)
+    full = {k: torch.randn(v.shape, generator=draw) if ".lora." in k else v
+            for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
+    return adapted.graph, full
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda g: ag.skip(g, "bert.encoder.layer.0"),
+        lambda g: ag.graft(g, {"bert.encoder.layer": [0, 0, 1, 2]}),
+    ],
+    ids=["shortened", "lengthened"],
+)
+def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_path):
+    """Without a base they stayed, so that PEFT put adapters beside other layers, or left them out.
+
+    Of a network with copies of layers (0, 3, 1, 2) they stayed with one, too.
+    """
+    net, graph, state = traced("bert")
+    other = cut(graph)
+    weights = other.transfer.pull(state)
+    ag.to_transformers(other, weights, net.model, tmp_path / "other")
+    adapted, full = randomised(other.graph, weights)
+    with pytest.raises(RewriteError, match=r"not numbered from 0 in the order .* found .*base="):
+        ag.to_peft(adapted, full, tmp_path / "adapter")
+    ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "other"))
+    base = type(net.model).from_pretrained(tmp_path / "other")
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    again, read = ag.from_peft(other.graph, weights, tmp_path / "adapter")
+    assert again == adapted and all(torch.equal(read[k], v) for k, v in full.items())
+
+
+def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_path):
+    """They were numbered as in a folder without gaps: the first layer got the second's adapter."""
+    net, graph, state = traced("bert")
+    net.model.save_pretrained(tmp_path / "original")
+    short = ag.skip(graph, "bert.encoder.layer.0")
+    adapted, full = randomised(short.graph, short.transfer.pull(state))
+    for base in (str(tmp_path / "original"), "a-name"):
+        ag.to_peft(adapted, full, tmp_path / "adapter", base=base)
+        _, read = ag.from_peft(graph, state, tmp_path / "adapter")
+        adapters = {k: v for k, v in read.items() if ".lora." in k}
+        assert {k.partition(".attention")[0] for k in adapters} == {
+            f"bert.encoder.layer.{i}" for i in (1, 2)
+        }
+        assert all(torch.equal(full[k], v) for k, v in adapters.items())
+    # Now the folder of a base that is not there: which numbers it has must be said.
+    with pytest.raises(RewriteError, match="not numbered from 0"):
+        ag.from_peft(short.graph, state, tmp_path / "adapter")
+    base = str(tmp_path / "original")
+    again, _ = ag.from_peft(
+        short.graph, short.transfer.pull(state), tmp_path / "adapter", base=base
+    )
+    assert again == adapted
+
+
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     _, graph, state = traced("bert")
     with pytest.raises(RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
