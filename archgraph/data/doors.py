@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from archgraph.data import folder, function, huggingface, table, text
+from archgraph.data.given import dataset_of
 from archgraph.data.imagined import imagined_dataset
 from archgraph.data.load import load_dataset
 from archgraph.data.values import Dataset
@@ -21,6 +24,7 @@ from archgraph.language.data import (
     TextData,
     as_learned,
 )
+from archgraph.language.document import Document, places
 from archgraph.plain import Json
 
 
@@ -50,6 +54,41 @@ def _check_target(spec: DataSpec, task: str | None) -> None:
     if task != "next_token" and spec.target is None:
         hint = "write target: with the column to be predicted"
         raise DataError(f"{task} needs a target", where="data", hint=hint)
+
+
+def data_from_python(value: object, task: str | None = None) -> Dataset:
+    """Return the data that :func:`archgraph.run` gets from Python.
+
+    Args:
+        value: As for :func:`archgraph.data.dataset_of`; or a mapping with the keys of
+            ``data: {huggingface: …}``, whose ``huggingface`` may be a ``Dataset`` or a
+            ``DatasetDict``, and ``tokenizer`` one of transformers or of tokenizers.
+        task: The learning task, as for :func:`read_data`.
+
+    Raises:
+        DataError: As :func:`archgraph.data.dataset_of` and :func:`read_data`.
+        SpecError: If such a mapping has other keys, or lacks some.
+    """
+    if not isinstance(value, Mapping) or "huggingface" not in value:
+        return dataset_of(value)
+    loaded = value["huggingface"]
+    saved = isinstance(loaded, str | os.PathLike)
+    keys = {**value, "huggingface": os.fspath(loaded) if saved else "data"}
+    with tempfile.TemporaryDirectory() as folder:
+        if hasattr(keys.get("tokenizer"), "save"):  # of `tokenizers`
+            keys["tokenizer"].save(file := f"{folder}/tokenizer.json")
+            keys["tokenizer"] = file
+        elif hasattr(keys.get("tokenizer"), "save_pretrained"):
+            keys["tokenizer"].save_pretrained(folder)
+            keys["tokenizer"] = folder
+        document = Document("data", keys, dict.fromkeys(places(keys), 0))
+        spec = document.validate(HuggingFaceData)
+        if spec.partition is not None:
+            hint = "write it under `data` of the experiment"
+            raise DataError("is not read from an argument", where="data.partition", hint=hint)
+        _check_target(spec, task)
+        spec = as_learned(spec, task)
+        return huggingface.read_huggingface(spec, None if saved else loaded)
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:

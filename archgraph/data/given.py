@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from archgraph.data.rows import Records, check_apart, dataset_of_rows
 from archgraph.data.values import Dataset, check_alike, row_form
 from archgraph.errors import DataError
+from archgraph.hints import listed
 from archgraph.processes.isolation import isolated
 
 FORMS = (
@@ -66,6 +67,8 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
     """
     if isinstance(value, Dataset):
         return value
+    for part in value if isinstance(value, tuple | list) else (value,):
+        _check_columns(part, name)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise DataError("is not a data set", where=name, found=_what(value), expected=FORMS)
     train, test = value
@@ -87,6 +90,22 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
     ]
     notes = (DRAWN_ANEW.format(where=f"{name}: {' and '.join(changing)}"),) if changing else ()
     return dataclasses.replace(data, notes=notes)
+
+
+def _check_columns(value: object, where: str) -> None:
+    """Raise for a data set of Hugging Face, whose columns do not say what models see."""
+    columns = getattr(value, "column_names", None)
+    if not columns or not hasattr(value, "set_format"):
+        return
+    names = columns if isinstance(columns, list) else next(iter(columns.values()))
+    raise DataError(
+        "is a data set of Hugging Face, whose columns do not say what models see",
+        where=where,
+        found=listed(names, 8),
+        expected='data={"huggingface": dataset, "inputs": COLUMN, "target": COLUMN}',
+        hint='for texts "text" instead of "inputs", with "tokenizer" and "length"; a dataset may '
+        'be {"train": one, "test": another}',
+    )
 
 
 def _together(parts: list[tuple[Hashable, Records]], where: str) -> Records:

@@ -1,4 +1,4 @@
-"""A data set that Hugging Face's `datasets` saved on disk, for `data: {huggingface: …}`.
+"""A data set of Hugging Face's `datasets`, on disk or in memory, for `data: {huggingface: …}`.
 
 Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no file or
 address that it names is followed, and nothing is unpickled.
@@ -38,14 +38,18 @@ TRAIN, TEST = "train", "test"
 BARE = re.compile(r"\w[\w.-]*")
 
 
-def read_huggingface(spec: HuggingFaceData) -> Dataset:
-    """Read the rows of a saved set's splits, in their order.
+def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
+    """Read the rows of a set's splits, in their order.
+
+    Args:
+        spec: Says which columns are what.
+        loaded: A set in memory. Default: the saved one that the spec names.
 
     Raises:
         DataError: If it is not such a set, a column is not there, or examples differ in shape.
     """
     path = Path(spec.huggingface)
-    splits = _splits(path)
+    splits = _saved(path) if loaded is None else _used(loaded, path)
     inputs = {name: name for name in text_columns(spec.text)} or (
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
@@ -75,8 +79,8 @@ def read_huggingface(spec: HuggingFaceData) -> Dataset:
     return dataset_of_rows(path.name, None, train, test, labels=answers[1])
 
 
-def _splits(path: Path) -> Mapping[str, Any]:
-    """Load the splits by name: `train`, then `test` if there is one."""
+def _saved(path: Path) -> Mapping[str, Any]:
+    """Load the splits of a saved set."""
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     check_size(size, MOST_BYTES, "set", path)
     datasets = optional_module("datasets", WHERE)
@@ -90,7 +94,21 @@ def _splits(path: Path) -> Mapping[str, Any]:
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected="the folder that `dataset.save_to_disk(folder)` wrote",
         ) from error
-    splits = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
+    return _used(loaded, path)
+
+
+def _used(loaded: object, path: Path) -> Mapping[str, Any]:
+    """Return the splits by name: `train`, then `test` if there is one."""
+    splits: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
+    known = optional_module("datasets", WHERE).Dataset
+    if other := [split for split in splits.values() if not isinstance(split, known)]:
+        raise DataError(
+            "is not a data set of Hugging Face",
+            where=WHERE,
+            found=type(other[0]).__name__,
+            expected="a Dataset or DatasetDict of `datasets`, in Python, or a folder",
+            hint="examples of a stream have no positions: make a Dataset of it",
+        )
     if TRAIN not in splits:
         raise DataError(
             "lacks the training split", where=WHERE, found=", ".join(splits), expected=TRAIN

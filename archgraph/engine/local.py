@@ -168,8 +168,9 @@ def run(
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names: ``(train, test)``, each a torch
-            dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client. See
-            :func:`archgraph.data.dataset_of`.
+            dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client (see
+            :func:`archgraph.data.dataset_of`). Or ``{"huggingface": dataset, …}`` with a Dataset
+            or DatasetDict, and other keys as in a file: ``inputs`` or ``text``, ``target``.
         progress: Show progress bars on a terminal, or a line per round where there is none.
         python: Consent to run the Python code that the experiment, its data and its models name.
         trackers: Where every round is reported, beside what the experiment names: names, names

@@ -15,8 +15,7 @@ import torch
 
 from archgraph.data import ROOT_VARIABLE, Dataset
 from archgraph.data.classes import of_classes
-from archgraph.data.doors import read_data
-from archgraph.data.given import dataset_of
+from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.partition import allot, class_histogram
 from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.classes import check_classes, of_their_classes, with_classes
@@ -77,7 +76,7 @@ def prepare(
             where a model may be a graph or what ``ag.trace`` returns.
         data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names, in any form that
-            :func:`archgraph.data.dataset_of` takes; its partition stays.
+            :func:`archgraph.data.doors.data_from_python` takes; its partition stays.
         imagined: What stands in for the data; such an experiment can begin, but it has neither text
             nor facts by which a run is recorded. Default: the data is loaded.
         family: The family, if it is resolved already.
@@ -227,7 +226,7 @@ def _data(
     task = None if spec.task is None else spec.task.kind
     with located, allowed(python):
         if imagined is None:
-            imagined = dataset_of(data) if data is not None else read_data(source, task)
+            imagined = read_data(source, task) if data is None else data_from_python(data, task)
     return source, imagined
 
 

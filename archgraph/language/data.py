@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
@@ -438,10 +438,11 @@ class TextData(DataSpec):
         return self
 
 
+D = TypeVar("D", bound=DataSpec)
 _LEARNED = {"classification": "classes", "multilabel": "labels", "regression": "values"}
 
 
-def as_learned(data: DataSpec, task: str | None) -> DataSpec:
+def as_learned(data: D, task: str | None) -> D:
     """Return the data with a bare target column described by the task.
 
     >>> as_learned(TableData(table="rows.csv", target="age"), "regression").target

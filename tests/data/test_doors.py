@@ -77,12 +77,13 @@ def table_doors(folder: Path) -> dict[str, tuple[dict[str, Any] | None, Any]]:
     from datasets import Dataset as Arrow
     from datasets import DatasetDict
 
-    DatasetDict(
+    both = DatasetDict(
         {
             name: Arrow.from_dict({"x": part[0].tolist(), "y": part[1].tolist()})
             for name, part in (("train", train), ("test", test))
         }
-    ).save_to_disk(folder / "saved")
+    )
+    both.save_to_disk(folder / "saved")
     (folder / "mydata.py").write_text(
         "import numpy as np\nfrom tests.engine.own import rows, split_of\n"
         "def make(count):\n    x, y, _ = rows(60)\n"
@@ -101,6 +102,7 @@ def table_doors(folder: Path) -> dict[str, tuple[dict[str, Any] | None, Any]]:
         "python": ({"python": "mydata:make", "with": {"count": TRAIN}}, None),
         "table": (table, None),
         "huggingface": ({"huggingface": "saved", "inputs": "x", "target": "y"}, None),
+        "in memory": (None, {"huggingface": both, "inputs": "x", "target": "y"}),
     }
 
 

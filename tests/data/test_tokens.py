@@ -18,10 +18,10 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.data import Dataset
-from archgraph.data.doors import read_data
+from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.tokens import INPUTS, Tokenizer, read_tokenizer
 from archgraph.engine import prepare
-from archgraph.errors import ArchGraphError, DataError
+from archgraph.errors import ArchGraphError, DataError, SpecError
 from archgraph.federation import TASKS
 from archgraph.federation.metrics import IGNORED
 from archgraph.language import verdicts
@@ -304,6 +304,62 @@ def test_rows_stay_in_order_by_every_door(files, tmp_path):
     for split in (by_table.train, by_table.test):
         for row, target in zip(split.inputs.tolist(), split.targets.tolist(), strict=True):
             assert (tuple(row), bool(target)) in pairs
+
+
+def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
+    """Texts, pairs, the next token; columns of texts without a tokenizer are asked about."""
+    from datasets import Dataset as Arrow
+    from datasets import DatasetDict
+
+    texts, classes = sentences(30), ["bad", "good"] * 15
+    rows = {"t": texts, "u": texts[::-1], "y": classes, "who": [f"c{i % 3}" for i in range(30)]}
+    one = Arrow.from_dict(rows)
+    both = DatasetDict(train=one.select(range(24)), test=one.select(range(24, 30)))
+    both.save_to_disk(tmp_path / "both")
+    one.save_to_disk(tmp_path / "one")
+    options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
+    for name, loaded in (("one", one), ("both", both), ("both", dict(both))):
+        for columns in (
+            {"text": "t", "target": "y", "client": "who"},
+            {"text": ("t", "u"), "target": "y"},
+            {"text": "t"},
+        ):
+            folder: Any = {"huggingface": str(tmp_path / name), **columns, **options}
+            saved = read_data(HuggingFaceData(**folder))
+            loads = tokenizers.Tokenizer.from_file(options["tokenizer"])
+            for value in ({**folder, "huggingface": loaded, "tokenizer": loads}, folder):
+                memory = data_from_python(value)
+                assert (memory.labels, memory.inputs) == (saved.labels, saved.inputs)
+                assert memory.owners.keys() == saved.owners.keys()
+                for a, b in ((memory.train, saved.train), (memory.test, saved.test)):
+                    assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+                    assert all(torch.equal(a.beside[k], b.beside[k]) for k in INPUTS[1:])
+    for value, task, message in (
+        ({"huggingface": one, "inputs": "t", "target": "y"}, None, "instead of inputs write text"),
+        (
+            {"huggingface": one, "text": "t", "target": "y"},
+            None,
+            "found no tokenizer and no length",
+        ),
+        ({"huggingface": one, "text": "t", **options}, "classification", "needs a target"),
+        ({"huggingface": one, "txt": "t"}, None, "data: txt: is an unknown key.* mean 'text'"),
+        (
+            {"huggingface": iter(texts), "text": "t", **options},
+            None,
+            "is not a data set of Hugging",
+        ),
+        ({"huggingface": {"test": one}, "text": "t", **options}, None, "lacks the training split"),
+        (
+            {"huggingface": one, "text": "t", **options, "partition": {"scheme": "iid"}},
+            None,
+            "data.partition: is not read from an argument",
+        ),
+        (one, None, "do not say what models see; found t, u, y, who; expected data={"),
+        (both, None, "do not say what models see"),
+        ((one, one), None, "do not say what models see"),
+    ):
+        with pytest.raises((DataError, SpecError), match=message):
+            data_from_python(value, task)
 
 
 def test_folders_with_splits_and_without_classes(files, tmp_path):
