@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from archgraph.analysis.side_branches import SideBranch, side_branches, without
@@ -38,6 +39,8 @@ _OTHER = (
     "layer_replication",
     "alora_invocation_tokens",
 )
+# Beginnings of adapters that PEFT subtracts from the weights of the base.
+_SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @takes_graph
@@ -94,12 +97,11 @@ def to_peft(
     adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
     others = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained = (
-        [p.name for p in others if p.trainable] if not all(p.trainable for p in others) else []
-    )
-    modules = sorted({name.rpartition(".")[0] for name in trained})
+    trained = [p for p in others if p.trainable] if not all(p.trainable for p in others) else []
+    # Under each name of a tied weight: PEFT replaces modules one by one.
+    modules = sorted({_module(name) for p in trained for name in (p.name, *p.aliases)})
     for name, tensor in tensors.items():
-        if name not in adapters and name.rpartition(".")[0] in modules:
+        if name not in adapters and _module(name) in modules:
             result[PREFIX + names[name]] = tensor
     modules = sorted({_module(names[f"{module}."]) for module in modules})
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
@@ -174,6 +176,16 @@ def from_peft(
     if unknown or downs.keys() != ups.keys():
         odd = unknown or sorted(downs.keys() ^ ups.keys())
         raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
+    for param in graph.params:
+        copies = [rest.get(name) for name in (param.name, *param.aliases)]
+        same = all(one is not None and torch.equal(one, copies[0]) for one in copies)
+        if not same and any(one is not None for one in copies):
+            raise GraphError(
+                "the weight is tied, and the folder changes one of its places alone",
+                where=param.name,
+                found=listed(name for name in (param.name, *param.aliases) if name in rest),
+                expected=f"the same for {listed((param.name, *param.aliases))}",
+            )
     groups: dict[tuple[int, float], list[str]] = {}
     for path, down in downs.items():
         alpha = _of(config.get("alpha_pattern"), path, config.get("lora_alpha"))
@@ -203,7 +215,7 @@ def _names_in(
     3. In a folder's model, as many layers as ours have its numbers in that order. Where it has
        more, ours among them, it is the original of a network without some blocks: ours stay.
     4. Where it has just our numbers, but we read them in another order, either may be meant: they
-       stay if the folder's model computes what the network does with them.
+       stay unless the folder's model computes what the network does with those of 3.
 
     Args:
         base: Name or folder of the model; may be empty.
@@ -240,7 +252,7 @@ def _names_in(
     new = numbered_as(every, known)
     if new != same and {*new.values()} == {*same.values()}:  # 4
         bare, _ = without(graph, (b for b in side_branches(graph) if b.low_rank))
-        new = same if is_network_of(base, bare, same) else new
+        new = new if is_network_of(base, bare, new) else same
     theirs = {_module(name) for name in known}
     for path in paths:
         if _module(new[f"{path}."]) not in theirs:
@@ -272,6 +284,14 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         where = str(folder / CONFIG)
         raise GraphError(
             "computes more than low-rank adapters do", where=where, found=listed(special)
+        )
+    if str(start := config.get("init_lora_weights")).startswith(_SUBTRACTED):
+        where = str(folder / CONFIG)
+        raise GraphError(
+            "adapters belong to other weights: PEFT subtracted what they began as",
+            where=where,
+            found=f"init_lora_weights: {start}",
+            hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain ones",
         )
     return config, {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
 

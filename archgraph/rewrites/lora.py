@@ -148,8 +148,10 @@ def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str
         return "its weight is tied to that of another layer"
     if node.arg("groups", 1) != 1:
         return "it convolves in groups"
-    if len(param.shape) < 2 or (fact.transposed and node.arg("beta", 1) != 1):
-        return "its weight is no matrix"
+    if len(param.shape) < 2:
+        return "its weight is not a matrix"
+    if any(node.arg(factor, 1) != 1 for factor in ("alpha", "beta")):
+        return "its product has a factor"
     return ""
 
 

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     # PEFT's own, about weights that are stored transposed.
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
 # Layers with adapters of rank 4 and of rank 2: PEFT writes such as patterns.
 LAYERS = {
@@ -198,6 +199,62 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
         short.graph, short.transfer.pull(state), tmp_path / "adapter", base=base
     )
     assert again == adapted
+
+
+def tied_llama():
+    """A Llama whose head is its embedding."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=8, tie_word_embeddings=True,
+    )  # fmt: skip
+    words = torch.randint(20, (2, 8))
+    model = transformers.LlamaForCausalLM(config).eval()
+    return model, words, *ag.trace(model, input_ids=words, train=False, verify=False)
+
+
+def test_a_tied_weight_that_is_trained_whole_is_written_under_both_names(tmp_path):
+    """PEFT replaced the embedding alone: the head stayed as it was."""
+    model, words, graph, state = tied_llama()
+    adapted = ag.add_lora(graph, 2, "*.q_proj") >> (
+        lambda g: ag.train_only(g, ["*.lora.*", "model.embed_tokens.*"])
+    )
+    full = {k: v + 0.1 * torch.randn_like(v) if "embed" in k or ".lora." in k else v
+            for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
+    ag.to_peft(adapted.graph, full, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    with torch.no_grad():
+        expected = ag.build(adapted.graph, full).eval()(input_ids=words)["logits"]
+        torch.testing.assert_close(theirs(words).logits, expected, atol=1e-5, rtol=1e-5)
+    _, read = ag.from_peft(graph, state, tmp_path)
+    assert all(torch.equal(read[k], v) for k, v in full.items())
+
+
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+def test_a_folder_that_unties_a_weight_is_refused(module, tmp_path):
+    """Both places got what PEFT trained in one of them."""
+    model, _, graph, state = tied_llama()
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[module])
+    other = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    other.save_pretrained(tmp_path)
+    with pytest.raises(
+        GraphError, match="weight is tied, and the folder changes one of its places"
+    ):
+        ag.from_peft(graph, state, tmp_path)
+
+
+def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
+    """The base lacks what such an adapter began as, but that is in no file of the folder."""
+    net, graph, state = traced("bert")
+    config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="pissa")
+    peft.get_peft_model(copy.deepcopy(net.model), config).save_pretrained(tmp_path)
+    with pytest.raises(
+        GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
+    ):
+        ag.from_peft(graph, state, tmp_path)
 
 
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):

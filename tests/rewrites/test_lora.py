@@ -242,6 +242,26 @@ def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
         ag.fold(stepped.graph, stepped.transfer.pull(state))
 
 
+class Scaled(nn.Module):
+    """A product with a factor, as ``addmm`` can have one."""
+
+    def __init__(self, **factors: float) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+        self.factors = factors
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight, **self.factors)
+
+
+@pytest.mark.parametrize("factors", [{"alpha": 0.5}, {"beta": 2.0}])
+def test_a_product_with_a_factor_gets_no_adapter(factors):
+    """Folded, its adapter had the factor, too."""
+    graph, _ = ag.trace(Scaled(**factors), torch.randn(2, 4))
+    with pytest.raises(RewriteError, match="its product has a factor"):
+        ag.add_lora(graph, 2, "weight")
+
+
 def test_what_cannot_be_says_why():
     layers = [nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 3)]
     graph, state = ag.trace(nn.Sequential(*layers), torch.zeros(2, 4, 4, 4))
