@@ -13,7 +13,9 @@ the first ``r_k``           ``Transfer.pull``: the first positions of the rank
 
 Chosen: both factors get ``√Σ``, so that no gradient is small only because the other factor is.
 Directions with a singular value of zero have no meaning: their ``A`` is drawn anew and their ``B``
-is zero, as at the start, since with both at zero they would never be trained again.
+is zero, as at the start, since with both at zero they would never be trained again. What factors in
+32 bits are rounded by counts as zero: cross-entropy never trains the sum of all classes, so that a
+classifier's product lacks one direction, but for this.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from archgraph import federation as fl
 
-ZERO = 1e-12  # of the largest singular value
+ZERO, ROUNDED = 1e-12, 1e-6  # of the largest singular value; of factors in 64 bits, and in fewer
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class FlexLoRA(fl.LowRankAveraging):
             down, up = weights[adapter.down], weights[adapter.up]
             left, values, right = torch.linalg.svd(mean, full_matrices=False)
             root = values[: down.shape[0]].sqrt()
-            count = int((values[: len(root)] > ZERO * values[0]).sum())
+            zero = ZERO if up.dtype == torch.float64 else ROUNDED
+            count = int((values[: len(root)] > zero * values[0]).sum())
             new_down = fresh[adapter.down].double().flatten(1)
             new_up = torch.zeros_like(up, dtype=torch.float64).flatten(1)
             new_down[:count] = root[:count, None] * right[:count]

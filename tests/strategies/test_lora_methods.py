@@ -46,10 +46,18 @@ class Mixed(nn.Module):
 def build(lab):
     """A world of clients of ranks 2 and 4 in double precision, whose bases are frozen."""
     torch.manual_seed(0)
-    net, x = Mixed().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64)
+    net = Mixed()
 
-    def world(*clients, alpha=6.0, scaling="alpha_over_r", low_alpha=None, train=True, **options):
-        graph, state = ag.trace(net, x)
+    def world(
+        *clients,
+        alpha=6.0,
+        scaling="alpha_over_r",
+        low_alpha=None,
+        train=True,
+        dtype=torch.float64,
+        **options,
+    ):
+        graph, state = ag.trace(net.to(dtype), torch.zeros(2, 1, 8, 8, dtype=dtype))
         adapted = ag.add_lora(graph, 4, alpha=alpha, scaling=scaling)
         only = ag.train_only(adapted.graph, "*.lora.*" if train else "fc.lora.*")
         full = only.graph
@@ -285,6 +293,24 @@ def test_directions_of_no_size_get_a_new_first_factor(build):
         up, down = a.matrices(after.group("global"))
         assert not up[:, 2:].any() and (down[2:] != 0).all()
         assert not torch.equal(down[2:], a.matrices(other.group("global"))[1][2:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_direction_that_is_rounding_gets_a_new_first_factor(build, dtype):
+    """In 32 bits it had both factors almost at zero, and was not trained any more."""
+    world, strategy = build("full", dtype=dtype), FlexLoRA()
+    state = strategy.init(world)
+    task = strategy.send(world, state, 0, 1)
+    update = trained(task, 0)
+    for a in low_rank(world.graph):
+        up = update[a.up]
+        up[:, 3] = 0.3 * up[:, 0] + 0.7 * up[:, 1]
+    after = strategy.receive(world, state, iter([task.result(Outcome(update), 1)]), 1)
+    for a in low_rank(world.graph):
+        up, down = a.matrices(after.group("global"))
+        assert not up[:, 3].any() and float(down[3].abs().max()) > 0.1
+        error = float((up @ down - a.product(update)).norm() / a.product(update).norm())
+        assert error < (1e-6 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
