@@ -68,8 +68,15 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If it has no low-rank adapters, or the layer of a shared one is private.
+            RunError: If it has no low-rank adapters, the layer of a shared one is private, or its
+                weight is used elsewhere, too.
         """
+        if tied := [a.weight for a in self.shared(world) if not a.alone]:
+            raise ag.RunError(
+                "FLoRA adds adapters to a weight, which is also used without its adapter",
+                where=tied[0],
+                hint="leave this layer without an adapter, or use another strategy",
+            )
         private = self.private_entries(world, world.graph)
         if mine := [a.weight for a in self.shared(world) if a.weight in private]:
             raise ag.RunError(

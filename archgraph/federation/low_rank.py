@@ -34,6 +34,7 @@ class LowRankAdapter:
         scale: What their product is multiplied by; in a client of a smaller rank, too.
         weight: Name of the layer's weight.
         transposed: Whether that is [in, out].
+        alone: Whether nothing else uses that weight.
     """
 
     down: str
@@ -41,6 +42,7 @@ class LowRankAdapter:
     scale: float
     weight: str
     transposed: bool
+    alone: bool = True
 
     def product(self, state: State) -> Tensor:
         """Return ``B @ A`` as a matrix in double precision, [out, in · kernel]."""
@@ -60,12 +62,22 @@ class LowRankAdapter:
 @functools.lru_cache(maxsize=256)
 def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
     """Return the low-rank adapters of a model, each once, in the order of its operators."""
-    every = (
-        LowRankAdapter(b.down, b.up, b.scale, b.weight, b.transposed)
-        for b in side_branches(graph)
-        if b.low_rank and b.weight and not b.rank_dim
+    every = [b for b in side_branches(graph) if b.low_rank and b.weight and not b.rank_dim]
+    bases: dict[tuple[str, str, str], set[str]] = {}
+    for b in every:
+        bases.setdefault((b.weight, b.down, b.up), set()).add(b.base)
+    adapters = (
+        LowRankAdapter(
+            b.down,
+            b.up,
+            b.scale,
+            b.weight,
+            b.transposed,
+            bases[b.weight, b.down, b.up] == set(graph.leaf_users[b.weight]),
+        )
+        for b in every
     )
-    return tuple(dict.fromkeys(every))
+    return tuple(dict.fromkeys(adapters))
 
 
 @dataclass(frozen=True)

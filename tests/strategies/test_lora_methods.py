@@ -353,6 +353,29 @@ def test_what_is_no_difference_in_rank_is_refused(build, lab):
         RankMean().init(world)
 
 
+class Tied(nn.Module):
+    """A head that is the embedding, with an adapter of its own, as PEFT adds one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        x = self.table(index).tanh()
+        return nn.functional.linear(x, self.table.weight) + 2 * self.up(self.down(x))
+
+
+def test_flora_does_not_add_the_heads_adapter_to_the_embedding(lab):
+    """Both changed."""
+    graph, state = ag.trace(Tied(), torch.tensor([[1, 2]]))
+    world = lab.make_world(graph, state, {"all": ag.Rewritten.identity(graph)}, ["all"])
+    with pytest.raises(ag.RunError, match="also used without its adapter"):
+        FLoRA().init(world)
+    for method in set(ALL) - {FLoRA}:
+        assert method().init(world)
+
+
 def test_what_is_not_trained_stays_and_what_else_is_trained_is_averaged(lab):
     """Without `train_only` the base is trained: FLoRA freezes layers that have an adapter."""
     adapted = ag.add_lora(lab.graph, 2, "fc")
