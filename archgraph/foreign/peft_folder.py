@@ -177,14 +177,16 @@ def from_peft(
         odd = unknown or sorted(downs.keys() ^ ups.keys())
         raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
     for param in graph.params:
-        copies = [rest.get(name) for name in (param.name, *param.aliases)]
-        same = all(one is not None and torch.equal(one, copies[0]) for one in copies)
-        if not same and any(one is not None for one in copies):
+        places = (param.name, *param.aliases)
+        copies = [rest[name] for name in places if name in rest]
+        if copies and not (
+            len(copies) == len(places) and all(torch.equal(one, copies[0]) for one in copies)
+        ):
             raise GraphError(
                 "the weight is tied, and the folder changes one of its places alone",
                 where=param.name,
-                found=listed(name for name in (param.name, *param.aliases) if name in rest),
-                expected=f"the same for {listed((param.name, *param.aliases))}",
+                found=listed(name for name in places if name in rest),
+                expected=f"the same for {listed(places)}",
             )
     groups: dict[tuple[int, float], list[str]] = {}
     for path, down in downs.items():
