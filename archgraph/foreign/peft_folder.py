@@ -21,9 +21,10 @@ from archgraph.files import write
 from archgraph.foreign.search import numbered_as, runs_as_used
 from archgraph.foreign.transformers_folder import is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Param
 from archgraph.hints import listed
 from archgraph.module.build import state_dict
+from archgraph.ops.table import statistics
 from archgraph.rewrites.lora import Scaling, add_lora
 from archgraph.states import State
 
@@ -50,7 +51,7 @@ def to_peft(
     """Write the low-rank adapters of a network as a folder that PEFT loads.
 
     Beside adapters it holds layers that are trained whole, a classifier, say: those with trainable
-    parameters in a network where others are frozen.
+    parameters in a network where others are frozen, and running statistics.
 
     Args:
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
@@ -63,7 +64,8 @@ def to_peft(
 
     Raises:
         RewriteError: If the network has no low-rank adapters, its layers are not numbered without
-            gaps and there is no base, or the folder lacks their layers.
+            gaps and there is no base, the folder lacks their layers, or a layer is trained beside
+            its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -97,13 +99,25 @@ def to_peft(
     adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
     others = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained = [p for p in others if p.trainable] if not all(p.trainable for p in others) else []
+    trained = list[Param]()
+    if not all(p.trainable for p in others):
+        # Running statistics change beside frozen weights, too.
+        changed = (graph.param[name] for name in statistics(graph))
+        trained = [*(p for p in others if p.trainable), *changed]
     # Under each name of a tied weight: PEFT replaces modules one by one.
-    modules = sorted({_module(name) for p in trained for name in (p.name, *p.aliases)})
+    leaves = [name for p in trained for name in (p.name, *p.aliases)]
+    modules = sorted({_module(names[f"{_module(leaf)}."]) for leaf in leaves})
+    modules = [module for module in modules if not _within(module, modules)]  # the outermost
+    hint = "train_only leaves it out; ag.fold makes a model without adapters"
+    if alone := [leaf for leaf in leaves if not _module(leaf)]:
+        problem = "is trained, but in no module: PEFT saves modules"
+        raise RewriteError(problem, where=alone[0], hint=hint)
+    if both := [path for path in layers if _within(f"{path}.", modules)]:
+        problem = "is trained beside its adapter: PEFT keeps one of them"
+        raise RewriteError(problem, where=both[0], hint=hint)
     for name, tensor in tensors.items():
-        if name not in adapters and _module(name) in modules:
+        if name not in adapters and _within(names[name], modules):
             result[PREFIX + names[name]] = tensor
-    modules = sorted({_module(names[f"{module}."]) for module in modules})
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
     transposed = [b.transposed for b in layers.values()]
     config = {
@@ -269,6 +283,13 @@ def _names_in(
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _within(name: str, modules: Iterable[str]) -> bool:
+    """Return whether PEFT takes a name as inside of modules, which it knows by how paths end."""
+    parts = name.split(".")
+    paths = [".".join(parts[:i]) for i in range(1, len(parts))]
+    return any(path.endswith(module) for path in paths for module in modules)
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

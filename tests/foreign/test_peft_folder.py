@@ -201,6 +201,61 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
     assert again == adapted
 
 
+class Inner(torch.nn.Module):
+    """A module with a parameter of its own beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
+class Outer(torch.nn.Module):
+    """A batch norm, and two modules of which one's name ends like the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+        self.post, self.repost, self.bare = Inner(), Inner(), torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
+
+
+@pytest.mark.parametrize("trained", ["post.scale", "repost.*", "bn.*"])
+def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
+    """Running statistics stayed those of the base; PEFT wanted all that a module has in it."""
+    torch.manual_seed(0)
+    model, x = Outer(), torch.randn(5, 4)
+    graph, state = ag.trace(model, x)
+    adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
+    still = set(ag.frozen(adapted.graph))
+    full = {k: v + torch.rand_like(v) if v.is_floating_point() and k not in still else v
+            for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
+    assert not torch.equal(full["bn.running_var"], state["bn.running_var"])
+    ag.to_peft(adapted.graph, full, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    with torch.no_grad():
+        expected = ag.build(adapted.graph, full).eval()(x)
+        torch.testing.assert_close(theirs(x), expected, atol=1e-6, rtol=1e-6)
+    _, read = ag.from_peft(graph, state, tmp_path)
+    assert all(torch.equal(read[k], v) for k, v in full.items())
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [("first.bias", "first: is trained beside its adapter"), ("bare", "bare: is trained, but in")],
+)
+def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_path):
+    """PEFT left the layer's adapter out, or ended in errors of its own."""
+    graph, state = ag.trace(Outer(), torch.randn(5, 4))
+    adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
+    with pytest.raises(RewriteError, match=message):
+        ag.to_peft(adapted.graph, adapted.transfer.pull(state), tmp_path)
+
+
 def tied_llama():
     """A Llama whose head is its embedding."""
     torch.manual_seed(0)
