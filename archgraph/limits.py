@@ -35,7 +35,8 @@ class Limits:
     leaf_elements: int = 2**33  # elements of one leaf
     elements: int = 2**40  # elements of all leaves together, and of one result
     constant_bytes: int = 256 * 2**20  # size of a constant, unpacked
-    batch_power: int = 3  # power of the batch size in a size
+    size_degree: int = 8  # factors of a term in a size
+    size_terms: int = 64  # terms of a size
     integer: int = 2**63 - 1  # magnitude of an integer argument
     results: int = 2**16  # results of one operator
     # Positions of a dimension that an operator may walk through one by one for its type to be

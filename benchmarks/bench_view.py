@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import archgraph as ag
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.viewer import view
 
 REPEATS = 5
@@ -39,14 +39,14 @@ def made(blocks: int, unlike: bool = False) -> ArchGraph:
     Capturing a network of this size takes minutes, and its time is not what is measured.
     """
     params: list[Param] = []
-    nodes = [Node("x", "input", type=TensorType((Batch(), 64), "float32"))]
+    nodes = [Node("x", "input", type=TensorType((BATCH, 64), "float32"))]
 
     def leaf(name: str, *shape: int) -> Leaf:
         params.append(Param(name, TensorType(shape, "float32")))
         return Leaf(name)
 
     def add(name: str, op: str, scope: str, size: int = 64, **args: Value) -> Ref:
-        kind = TensorType((Batch(), size), "float32")
+        kind = TensorType((BATCH, size), "float32")
         nodes.append(Node(name, op, tuple(args.items()), kind, scope))
         return Ref(name)
 

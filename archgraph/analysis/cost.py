@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, TensorType, per_graph, size_at
 from archgraph.graph.passes import specialise
+from archgraph.graph.sizes import at_sizes, example_sizes
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
 from archgraph.tables import Table
@@ -148,14 +149,20 @@ class Cost:
         return sum((self.nodes[n] for n in nodes), NodeCost())
 
 
-def _bytes(type_: TensorType) -> int:
-    return math.prod(size_at(s, 1) for s in type_.shape) * torch_dtype(type_.dtype).itemsize
+def _bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
+    return math.prod(size_at(s, sizes) for s in type_.shape) * torch_dtype(type_.dtype).itemsize
 
 
 @takes_graph
-@per_graph
-def cost(graph: ArchGraph) -> Cost:
+def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
     """Count parameters, MACs and bytes; exact, from the operator table.
+
+    Args:
+        graph: The architecture, or what holds one.
+        sizes: Values of open sizes, by name. Default: those of the example that was traced.
+
+    Raises:
+        GraphError: If there is no such open size, or the graph does not hold for its value.
 
     Example:
         >>> import torch
@@ -164,6 +171,12 @@ def cost(graph: ArchGraph) -> Cost:
         >>> costs.parameters, costs.macs, costs.bytes
         (8, 6, 32)
     """
+    return _cost(at_sizes(graph, sizes) if sizes else graph)
+
+
+@per_graph
+def _cost(graph: ArchGraph) -> Cost:
+    sizes = example_sizes(graph)
     evaluated = specialise(graph, training=False)
     counted: set[str] = set()  # a tied or shared parameter is counted at its first use
     parameters = {p.name: math.prod(p.shape) for p in graph.params if p.role == "parameter"}
@@ -174,12 +187,12 @@ def cost(graph: ArchGraph) -> Cost:
         nodes[node.name] = NodeCost(sum(parameters[leaf] for leaf in first))
     # Of the evaluated graph: operators of the training branch have parameters and no other cost.
     for node in evaluated.nodes:
-        size = sum(map(_bytes, node.types))
+        size = sum(_bytes(type_, sizes) for type_ in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)
     return Cost(
         sum(parameters.values()),
         sum(n.macs for n in nodes.values()),
-        sum(_bytes(p.type) for p in graph.params if p.role != "constant"),
+        sum(_bytes(p.type, sizes) for p in graph.params if p.role != "constant"),
         sum(n.bytes for n in nodes.values()),
         nodes,
         graph,

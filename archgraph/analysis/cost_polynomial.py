@@ -13,9 +13,10 @@ from archgraph.errors import AxisError, GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, size_at
 from archgraph.graph.passes import specialise
+from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.sizes import example_sizes
 from archgraph.hints import unknown
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
-from archgraph.layout.polynomial import Polynomial
 from archgraph.ops.operands import Amount, Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import counted_macs
@@ -92,7 +93,9 @@ class CostPolynomial:
         solved = axes(graph)
         free = {axis.name for axis in solved.free}
         removable = [block for block in structure(graph).blocks if block.removable]
-        unlike = {block.name: _unlike(solved, block, free) for block in removable}
+        unlike = {
+            block.name: _unlike(solved, block, free, example_sizes(graph)) for block in removable
+        }
         return cls(
             {axis.name: axis.size for axis in solved.free},
             {
@@ -167,7 +170,7 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
        (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
     """
     solved, evaluated = axes(graph), specialise(graph, training=False)
-    free = {axis.name for axis in solved.free}
+    free, values = {axis.name for axis in solved.free}, example_sizes(graph)
     needs = presence(graph).there
     parts: dict[str, dict[Needs, list[Amount]]] = {measure: {} for measure in MEASURES}
 
@@ -177,22 +180,22 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     def operand(value: Value) -> tuple[Amount, ...]:
         match value:
             case Ref():
-                return sizes_of_layouts(solved.value[value.name][0], free)
+                return sizes_of_layouts(solved.value[value.name][0], free, values)
             case Leaf():
-                return sizes_of_layouts(solved.leaf[value.name], free)
+                return sizes_of_layouts(solved.leaf[value.name], free, values)
             case _:
                 return ()
 
     for param in graph.params:
         needed = any_needs(needs[node] for node in graph.leaf_users[param.name])
-        elements = numel(sizes_of_layouts(solved.leaf[param.name], free))
+        elements = numel(sizes_of_layouts(solved.leaf[param.name], free, values))
         if param.role == "parameter":
             add("parameters", needed, elements)
         if param.role != "constant":
             add("bytes", needed, elements * torch_dtype(param.dtype).itemsize)
     for node in evaluated.nodes:
         needed = needs[node.name]
-        results = [sizes_of_layouts(dims, free) for dims in solved.value[node.name]]
+        results = [sizes_of_layouts(dims, free, values) for dims in solved.value[node.name]]
         for type_, sizes in zip(node.types, results, strict=True):
             add("activations", needed, numel(sizes) * torch_dtype(type_.dtype).itemsize)
         add("macs", needed, counted_macs(Counted(node, operand, results[0])))
@@ -201,34 +204,42 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
 
 
 def _unlike(
-    solved: Axes, block: Block, free: Collection[str]
+    solved: Axes, block: Block, free: Collection[str], values: Mapping[str, int]
 ) -> tuple[tuple[Polynomial, Polynomial], ...]:
     """Return the dimensions that a block ends and begins with that are equal in size alone."""
     if block.terms:  # what it appends goes
         return ()
-    ends = [sizes_of_layouts(solved.value[name][0], free) for name in (block.exit, block.bypass)]
+    ends = [
+        sizes_of_layouts(solved.value[name][0], free, values) for name in (block.exit, block.bypass)
+    ]
     return tuple(
         (Polynomial({}) + a, Polynomial({}) + b) for a, b in zip(*ends, strict=True) if a != b
     )
 
 
 def sizes_of_layouts(
-    layouts: Iterable[Layout], free: Collection[str], batch: int = 1
+    layouts: Iterable[Layout], free: Collection[str], values: Mapping[str, int]
 ) -> tuple[Amount, ...]:
-    """Return the sizes of dimensions, as polynomials of the axes that are free."""
-    return tuple(_size(layout, free, batch) for layout in layouts)
+    """Return the sizes of dimensions, as polynomials of the axes that are free.
+
+    Args:
+        layouts: Of the dimensions.
+        free: Names of the axes.
+        values: Of open sizes.
+    """
+    return tuple(_size(layout, free, values) for layout in layouts)
 
 
-def _size(layout: Layout, free: Collection[str], batch: int) -> Amount:
+def _size(layout: Layout, free: Collection[str], values: Mapping[str, int]) -> Amount:
     match layout:
         case AxisRef() if layout.name in free:
             return Polynomial.of(layout.name)
         case Prod():
-            return numel(sizes_of_layouts(layout.factors, free, batch))
+            return numel(sizes_of_layouts(layout.factors, free, values))
         case Sum():
-            return sum(sizes_of_layouts(layout.terms, free, batch))
+            return sum(sizes_of_layouts(layout.terms, free, values))
         case _:
-            return size_at(layout.size, batch)
+            return size_at(layout.size, values)
 
 
 # -- operator by operator ------------------------------------------------------------------------
@@ -276,20 +287,20 @@ def operator_sizes(
         24 128 64 48
     """
     solved, specialised = axes(graph), specialise(graph, training=training)
-    free = {axis.name for axis in solved.free}
+    free, values = {axis.name for axis in solved.free}, example_sizes(graph, batch)
     needs = presence(graph).there
 
     def operand(value: Value) -> tuple[Amount, ...]:
         match value:
             case Ref():
-                return sizes_of_layouts(solved.value[value.name][0], free, batch)
+                return sizes_of_layouts(solved.value[value.name][0], free, values)
             case Leaf():
-                return sizes_of_layouts(solved.leaf[value.name], free)
+                return sizes_of_layouts(solved.leaf[value.name], free, values)
             case _:
                 return ()
 
     def size(layouts: Iterable[Layout], dtype: str) -> Polynomial:
-        elements = numel(sizes_of_layouts(layouts, free, batch))
+        elements = numel(sizes_of_layouts(layouts, free, values))
         return Polynomial({}) + elements * torch_dtype(dtype).itemsize
 
     def results(node: Node) -> Polynomial:
@@ -302,7 +313,7 @@ def operator_sizes(
     for node in specialised.nodes:
         if node.op == "input":
             continue
-        counted = Counted(node, operand, sizes_of_layouts(solved.value[node.name][0], free, batch))
+        counted = Counted(node, operand, sizes_of_layouts(solved.value[node.name][0], free, values))
         read = (bytes_of[name] for name in dict.fromkeys(node.uses()))
         weights = (leaf_bytes[name] for name in dict.fromkeys(node.leaves()))
         listed.append(

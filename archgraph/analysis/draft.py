@@ -8,7 +8,7 @@ from typing import Literal
 
 from archgraph.analysis.modules import Modules, Path, common, path_of, under
 from archgraph.analysis.stream import Piece, Stream
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, refs
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Polynomial, Ref, Value, refs
 from archgraph.ops.table import base
 
 BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
@@ -154,7 +154,7 @@ def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
                 return f"train({look(value.train)},{look(value.eval)})"
             case bool() | None | str():  # before int, which a bool is
                 return repr(value)
-            case int() | Batch():
+            case int() | Polynomial():
                 return "n"
             case _:
                 return type(value).__name__

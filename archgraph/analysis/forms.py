@@ -19,9 +19,9 @@ from archgraph.analysis.structure import Structure, structure
 from archgraph.graph.ir import (
     ArchGraph,
     Atom,
-    Batch,
     Leaf,
     Node,
+    Polynomial,
     Ref,
     Value,
     in_mode,
@@ -338,13 +338,13 @@ class _Reading:
                 return f"{param.role} {leaf(name)} of rank {len(param.shape)}"
             case bool() | str() | Atom():  # before int, which a bool is
                 return str(value)
-            case int() | Batch() if sizes:
+            case int() | Polynomial() if sizes:
                 return "n"
             case int():
                 return str(value)
             case float():
                 return str(int(value) if value.is_integer() else value)
-            case Batch():
+            case Polynomial():
                 return "batch"
             case tuple():
                 items = [self._show(v, sizes, ref, leaf) for v in value]

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Node, Ref, TensorType, Value, size_at
+from archgraph.graph.ir import (
+    ArchGraph,
+    Atom,
+    Leaf,
+    Node,
+    Polynomial,
+    Ref,
+    TensorType,
+    Value,
+    size_at,
+)
+from archgraph.graph.sizes import example_sizes
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import backward
 
@@ -51,11 +62,11 @@ def storages(graph: ArchGraph, batch: int) -> Storages:
     2. Other results lie in memory row by row, unless the operator table names an operand whose
        order they have.
     """
-    result = Storages()
+    result, sizes = Storages(), example_sizes(graph, batch)
     for param in graph.params:
-        _add(result, Leaf(param.name), Leaf(param.name), _empty(param.type, batch))
+        _add(result, Leaf(param.name), Leaf(param.name), _empty(param.type, sizes))
     for node in graph.nodes:
-        tensors = _results(result, node, batch)
+        tensors = _results(result, node, sizes)
         for index, tensor in enumerate(tensors):
             result.owners.setdefault(_address(tensor), (node.name, index))
         result.tensors[Ref(node.name)] = tensors
@@ -67,7 +78,7 @@ def _add(result: Storages, value: Leaf, owner: Storage, tensor: Tensor) -> None:
     result.owners[_address(tensor)] = owner
 
 
-def _results(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...]:
+def _results(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
     """Return a node's results, without numbers."""
     known = backward(node)
     operands = [value for value in node.operands() if value in result.tensors]
@@ -78,12 +89,12 @@ def _results(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...]:
     if known.same:
         return result.tensors[operands[0]][:1]
     if node.op != "input" and _follows(node.op):  # 1
-        tensors = _run(result, node, batch)
+        tensors = _run(result, node, sizes)
         if tensors is not None:
             return tensors
     if known.order and isinstance(value := node.arg(known.order), (Ref, Leaf)):  # 2
-        return (_ordered(result.tensors[value][0], _empty(node.types[0], batch)),)
-    return tuple(_empty(type_, batch) for type_ in node.types)
+        return (_ordered(result.tensors[value][0], _empty(node.types[0], sizes)),)
+    return tuple(_empty(type_, sizes) for type_ in node.types)
 
 
 def _follows(op: str) -> bool:
@@ -94,7 +105,7 @@ def _follows(op: str) -> bool:
     return view or torch.Tag.pointwise in overload.tags
 
 
-def _run(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...] | None:
+def _run(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Tensor, ...] | None:
     """Call an operator with tensors without numbers; None where it needs numbers."""
 
     def lower(value: Value) -> Any:
@@ -103,8 +114,8 @@ def _run(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...] | None:
                 return result.tensors[value][0]
             case tuple():
                 return [lower(item) for item in value]
-            case Batch():
-                return value.at(batch)
+            case Polynomial():
+                return value.value(sizes)
             case Atom():
                 return from_atom(value)
             case _:
@@ -118,12 +129,12 @@ def _run(result: Storages, node: Node, batch: int) -> tuple[Tensor, ...] | None:
     except (RuntimeError, NotImplementedError):
         return None
     tensors = tuple(results) if isinstance(results, Sequence) else (results,)
-    expected = [[size_at(s, batch) for s in t.shape] for t in node.types]
+    expected = [[size_at(s, sizes) for s in t.shape] for t in node.types]
     return tensors if [list(t.shape) for t in tensors] == expected else None
 
 
-def _empty(type_: TensorType, batch: int) -> Tensor:
-    shape = [size_at(size, batch) for size in type_.shape]
+def _empty(type_: TensorType, sizes: Mapping[str, int]) -> Tensor:
+    shape = [size_at(size, sizes) for size in type_.shape]
     return torch.empty(shape, dtype=torch_dtype(type_.dtype), device="meta")
 
 

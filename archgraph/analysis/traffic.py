@@ -9,8 +9,8 @@ from archgraph.analysis.cost_polynomial import CostPolynomial, sizes_of_layouts
 from archgraph.analysis.presence import Needs, any_needs, presence
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.graph.polynomial import Polynomial
 from archgraph.hints import unknown
-from archgraph.layout.polynomial import Polynomial
 from archgraph.ops.operands import numel
 from archgraph.ops.schema import torch_dtype
 
@@ -43,7 +43,7 @@ def round_traffic(graph: ArchGraph, private: frozenset[str], trained: bool) -> T
         if param.role == "constant" or param.name in private:
             continue
         needs = any_needs(there[node] for node in graph.leaf_users[param.name])
-        count = numel(sizes_of_layouts(solved.leaf[param.name], free))
+        count = numel(sizes_of_layouts(solved.leaf[param.name], free, {}))
         size = Polynomial({}) + count * torch_dtype(param.dtype).itemsize
         frozen = param.role == "parameter" and not param.trainable
         for way in ("down",) if trained and frozen else ("down", "up"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.presence import Needs
-from archgraph.layout.polynomial import Monomial, Polynomial
+from archgraph.graph.polynomial import Monomial, Polynomial
 from archgraph.tables import Table
 
 KINDS = ("weights", "buffers", "inputs", "optimizer", "gradients", "saved")

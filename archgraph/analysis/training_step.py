@@ -21,7 +21,8 @@ from archgraph.analysis.training_memory import (
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, refs
 from archgraph.graph.passes import specialise
-from archgraph.layout.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.sizes import example_sizes
 from archgraph.ops.operands import Amount, Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import backward
@@ -139,7 +140,7 @@ class _Record:
     allocations: list[Allocation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.solved = axes(self.both)
+        self.solved, self.values = axes(self.both), example_sizes(self.both, self.batch)
         self.free = {axis.name for axis in self.solved.free}
         self.presence = presence(self.both)
         self.storages = storages(self.graph, self.batch)
@@ -184,13 +185,13 @@ class _Record:
                 dims = self.solved.leaf[value.name]
             case _:
                 return ()
-        return sizes_of_layouts(dims, self.free, self.batch)
+        return sizes_of_layouts(dims, self.free, self.values)
 
     def result(self, name: str, index: int) -> Polynomial:
         """Return the bytes of a result."""
         dims = self.solved.value[name][index]
         dtype = self.graph.node[name].types[index].dtype
-        count = numel(sizes_of_layouts(dims, self.free, self.batch))
+        count = numel(sizes_of_layouts(dims, self.free, self.values))
         return Polynomial({}) + count * self.itemsize(dtype)
 
     def leaf(self, name: str) -> Polynomial:
@@ -450,7 +451,7 @@ class _Record:
     def counted(self, node: Node) -> Counted:
         """Return an operator as its row counts it."""
         stated = {
-            name: sizes_of_layouts([layout], self.free, self.batch)[0]
+            name: sizes_of_layouts([layout], self.free, self.values)[0]
             for name, value in node.args
             if isinstance(value, int)
             and not isinstance(layout := self.solved.attributes.get((node.name, name)), int)

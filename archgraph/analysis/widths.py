@@ -12,7 +12,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import axis_refs, size_after
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Batch, Node, Value
+from archgraph.graph.ir import ArchGraph, Node, Polynomial, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import op_schema
@@ -71,7 +71,7 @@ def flat(sizes: StatedSizes) -> Sequence[Layout]:
         return [layout for size in sizes for layout in flat(size)]
     if sizes is None:
         return []
-    return [Fixed(sizes) if isinstance(sizes, (int, Batch)) else sizes]
+    return [Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes]
 
 
 class Widths:

@@ -25,8 +25,8 @@ from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph, Leaf, Node, per_graph, show, walk
 from archgraph.graph.passes import specialise
+from archgraph.graph.polynomial import Polynomial
 from archgraph.hints import nearest
-from archgraph.layout.polynomial import Polynomial
 from archgraph.limits import LIMITS
 from archgraph.plain import Json
 from archgraph.tables import Table, per_cent

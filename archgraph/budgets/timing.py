@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError, RunError
-from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Node, Ref, Value, walk
+from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Polynomial, Ref, Value, walk
 from archgraph.graph.passes import specialise
+from archgraph.graph.sizes import example_sizes
 from archgraph.module.build import build
 from archgraph.module.plan import makes_tensor
 from archgraph.ops.schema import from_atom, op_schema
@@ -233,8 +234,8 @@ class NetworkRun:
             match value:
                 case Ref() | Leaf():
                     return operands[value]
-                case Batch():
-                    return value.at(self.timer.batch)
+                case Polynomial():
+                    return value.value(example_sizes(self.graph, self.timer.batch))
                 case Atom():
                     return from_atom(value)
                 case tuple():

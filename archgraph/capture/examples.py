@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from archgraph.graph.values import BATCH_WORD
+
 ExampleInputs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # positional and named
+OpenAxes: TypeAlias = Sequence[Mapping[int, str]]  # of each tensor: names of open axes
 T = TypeVar("T")
 
 
@@ -20,34 +23,55 @@ def example_tensors(inputs: object) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)]
 
 
-def leading(inputs: object) -> bool:
-    """Return whether a tensor has a leading axis of size one."""
-    return any(t.dim() and t.shape[0] == 1 for t in example_tensors(inputs))
+def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
+    """Add the batch to the axes that are stated to be open: the first one, unless it is stated."""
+    tensors = example_tensors(inputs)
+    axes: list[dict[int, str]] = []
+    for index, tensor in enumerate(tensors):
+        mine = dict(stated[index]) if stated else {}
+        if tensor.dim() and BATCH_WORD not in mine.values():
+            mine.setdefault(0, BATCH_WORD)
+        axes.append(mine)
+    return axes
 
 
-def grow(inputs: T) -> T:
+def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
+    """Return the first axis of a name; None if there is none."""
+    return next((axis for axis, other in axes.items() if other == name), None)
+
+
+def leading(inputs: object, axes: OpenAxes) -> bool:
+    """Return whether a tensor may be of a batch of one."""
+    pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)
+    return any(axis is not None and tensor.shape[axis] == 1 for tensor, axis in pairs)
+
+
+def grow(inputs: T, axes: OpenAxes) -> T:
     """Repeat examples of batch size one: export would take a size of one for a constant."""
-    batch = next((t.shape[0] for t in example_tensors(inputs) if t.dim()), None)
+    at = iter(map(axis_of, axes))
+    pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)
+    batch = next((t.shape[axis] for t, axis in pairs if axis is not None), None)
 
-    def grow(x: Tensor) -> Tensor:
-        if x.dim() and x.shape[0] == batch == 1:
-            return x.detach().expand(2, *x.shape[1:]).contiguous()
+    def grown(x: Tensor) -> Tensor:
+        axis = next(at)
+        if axis is not None and x.shape[axis] == batch == 1:
+            return torch.cat([x.detach()] * 2, axis)
         return x.detach().clone()  # one tensor given twice is still two inputs
 
-    return pytree.tree_map_only(Tensor, grow, inputs)
+    return pytree.tree_map_only(Tensor, grown, inputs)
 
 
-def at_batch(inputs: T, batched: Sequence[bool], size: int) -> T:
-    """Return the inputs at another batch size; ``batched`` says which tensors have it.
+def resized(inputs: T, axes: OpenAxes, name: str, size: int) -> T:
+    """Return the inputs at another value of an open size: repeated from the start, or cut."""
+    which = iter(axes)
 
-    Their values do not count.
-    """
-    which = iter(batched)
+    def one(x: Tensor) -> Tensor:
+        for axis in (axis for axis, other in next(which).items() if other == name):
+            index = torch.arange(size, device=x.device) % max(x.shape[axis], 1)
+            x = x.index_select(axis, index)
+        return x
 
-    def resized(x: Tensor) -> Tensor:
-        return x.new_empty((size, *x.shape[1:])) if next(which) else x
-
-    return pytree.tree_map_only(Tensor, resized, inputs)
+    return pytree.tree_map_only(Tensor, one, inputs)
 
 
 def redrawn(inputs: T) -> T:
@@ -81,12 +105,14 @@ def redrawn(inputs: T) -> T:
     return pytree.tree_map_only(Tensor, redraw, inputs)
 
 
-def shapes(inputs: ExampleInputs, dims: Sequence[object]) -> torch.export.ShapesCollection:
-    """Return the dynamic axes of tensors; ``dims`` are the first ones, None for a fixed one."""
+def shapes(
+    inputs: ExampleInputs, dims: Sequence[Mapping[int, object]]
+) -> torch.export.ShapesCollection:
+    """Return the dynamic axes of tensors, as ``torch.export`` takes them."""
     collection = torch.export.ShapesCollection()
-    for tensor, dim in zip(example_tensors(inputs), dims, strict=True):
-        if dim is not None and tensor.dim():
-            collection[tensor] = {0: dim}
+    for tensor, axes in zip(example_tensors(inputs), dims, strict=True):
+        if axes:
+            collection[tensor] = dict(axes)
     return collection
 
 

@@ -1,11 +1,11 @@
-"""One ``torch.export`` with a dynamic batch axis, and what it takes for granted of the batch."""
+"""One ``torch.export`` with open axes, and what it takes for granted of their sizes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,14 @@ from archgraph.capture.aliases import Following, reads_elsewhere
 from archgraph.capture.branches import deciding
 from archgraph.capture.examples import (
     ExampleInputs,
-    at_batch,
+    OpenAxes,
+    all_axes,
+    axis_of,
     example_tensors,
     grow,
     leading,
     register_dataclasses,
+    resized,
     shapes,
 )
 from archgraph.capture.failures import (
@@ -32,10 +35,13 @@ from archgraph.capture.failures import (
 )
 from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
-from archgraph.capture.ranges import Range, batches
+from archgraph.capture.ranges import Range, ranges
 from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import attributes_first, neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note, Observed
+from archgraph.errors import TraceError
+from archgraph.graph.sizes import OpenSize
+from archgraph.graph.values import BATCH_WORD
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,11 @@ class Captured:
     """What ``torch.export`` made of a module and example inputs."""
 
     program: torch.export.ExportedProgram
-    batch: str | None  # symbol of the batch axis; none where every size is fixed
+    names: Mapping[str, str]  # of open sizes, by symbol
+    axes: OpenAxes  # of the inputs' tensors, in order: those that are open
     inputs: ExampleInputs
     fixed: str  # why the batch has the example's size; empty where it is free
-    range: Range  # batch sizes for which the program holds
+    ranges: Mapping[str, Range]  # values of open sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
     observed: Observed
 
@@ -55,36 +62,51 @@ class Captured:
         """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
-    def larger(self, limit: float) -> ExampleInputs:
-        """Return the example's inputs with one more in the batch, where that is open.
+    def example(self, name: str) -> int:
+        """Return the value of an open size in the example."""
+        for tensor, axes in zip(example_tensors(self.inputs), self.axes, strict=True):
+            if (axis := axis_of(axes, name)) is not None:
+                return int(tensor.shape[axis])
+        raise KeyError(name)
 
-        ``limit`` is the largest batch for which the graph holds.
-        """
-        symbols = iter(_symbols(self.program))
+    def sizes(self) -> dict[str, OpenSize]:
+        """Return what a graph says of its open sizes, without the inputs that have them."""
+        known = {}
+        for name in dict.fromkeys(name for axes in self.axes for name in axes.values()):
+            low, high = self.ranges[name].ends
+            example = 1 if name == BATCH_WORD else self.example(name)
+            known[name] = OpenSize(name, example, low, high, ())
+        return known
 
-        def longer(x: Tensor) -> Tensor:
-            is_open = next(symbols) == self.batch is not None and len(x) < limit
-            return torch.cat([x, x[-1:]]) if is_open else x
-
-        return pytree.tree_map_only(Tensor, longer, self.inputs)
+    def larger(self) -> ExampleInputs:
+        """Return the example's inputs with one more of each open size, where the range allows."""
+        inputs = self.inputs
+        for name, size in self.sizes().items():
+            if (more := self.example(name) + 1) <= size.high:
+                inputs = resized(inputs, self.axes, name, more)
+        return inputs
 
 
 def export_program(
-    model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], fixed: str = ""
+    model: nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    fixed: str = "",
+    stated: OpenAxes = (),
 ) -> Captured:
-    """Export a module with a dynamic batch axis.
+    """Export a module with a dynamic batch axis, and others that are stated to be open.
 
     Several inputs may have different leading axes: those that have the size of the first one's
-    are batch axes, where the module agrees; the others keep their size. ``fixed`` says why all
-    sizes are the example's.
+    are batch axes, where the module agrees; the others keep their size. ``fixed`` says why the
+    batch is the example's, ``stated`` which axes are open, by tensor.
 
     1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
-       example of at least two; then the sizes of the example. A forward that goes by the values of
+       example of at least two; then the size of the example. A forward that goes by the values of
        a size leads to the last of them.
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
-       fixed sizes.
+       a fixed one.
     4. Note why the batch size is fixed, if it is.
 
     Raises:
@@ -94,17 +116,18 @@ def export_program(
     register_dataclasses(example)
     first: Exception | None = None
     asked = fixed
+    axes = all_axes(example, stated)
     with neutral(), attributes_first(model):
-        grown = grow(example)  # here: a copy that is made in inference mode stays in it
+        grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
         free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
             # that stood for a batch of one.
-            if dim is None and not asked and not leading(inputs):
+            if dim is None and not asked and not leading(inputs, axes):
                 break
             observed = Observed()
             try:
-                program, batch = _one_batch(model, inputs, dim, observed)  # 2
+                program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
                 first = first or error
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
@@ -113,7 +136,9 @@ def export_program(
                 elif is_branch(error) or is_unknown(error):
                     break
                 continue
-            valid = _range(model, program, batch, inputs)  # 3
+            names = _names(program, opened)
+            ranges = _ranges(model, program, names, opened, inputs)  # 3
+            valid = ranges.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
                 asked = valid.why
                 continue
@@ -124,67 +149,114 @@ def export_program(
             reason = first_line(first) if first else ""  # 4
             if asked:
                 reason = f"forward goes by {asked}"
-            if batch is None and reason and any(t.dim() for t in example_tensors(inputs)):
+            is_fixed = BATCH_WORD not in names.values()
+            if is_fixed and reason and any(t.dim() for t in example_tensors(inputs)):
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
-            return Captured(program, batch, inputs, fixed, valid, tuple(notes), observed)
+            notes_ = tuple(notes)
+            return Captured(program, names, opened, inputs, fixed, ranges, notes_, observed)
     assert first is not None
     raise explained_failure(model, first) from first
 
 
 def _one_batch(
-    model: nn.Module, inputs: ExampleInputs, dim: object, observed: Observed
-) -> tuple[torch.export.ExportedProgram, str | None]:
-    """Export with one open axis, the batch; return the program and its symbol."""
-    count = len(example_tensors(inputs))
-    program = _export(model, inputs, [dim] * count, observed)
-    symbols = _symbols(program)
-    batch = next(filter(None, symbols), None)
-    if {*symbols} - {"", batch}:
-        dims = [torch.export.Dim.AUTO if symbol == batch else None for symbol in symbols]
-        program = _export(model, inputs, dims, observed)
-        batch = next(filter(None, _symbols(program)), None)
-    return program, batch
+    model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, dim: object, observed: Observed
+) -> tuple[torch.export.ExportedProgram, OpenAxes]:
+    """Export with one batch, and whatever else is open; return the program and its open axes.
+
+    ``dim`` is what the batch is to ``torch.export``; None where it is fixed.
+    """
+    program = _export(model, inputs, _dims(axes, dim), observed)
+    batches = [_symbol(t, axis_of(a)) for t, a in zip(_fakes(program), axes, strict=True)]
+    batch = next(filter(None, batches), "")
+    same = _only(axes, [symbol == batch != "" for symbol in batches])
+    if {*batches} - {"", batch}:
+        program = _export(model, inputs, _dims(same, torch.export.Dim.AUTO), observed)
+    return program, same
 
 
-def _range(
+def _only(axes: OpenAxes, batched: Sequence[bool]) -> OpenAxes:
+    """Return the open axes without the batch of some tensors."""
+    return [
+        {axis: name for axis, name in mine.items() if name != BATCH_WORD or is_batched}
+        for mine, is_batched in zip(axes, batched, strict=True)
+    ]
+
+
+def _dims(axes: OpenAxes, batch: object) -> list[dict[int, object]]:
+    """Return what each axis is to ``torch.export``."""
+    kinds = {BATCH_WORD: batch}
+    dims = [
+        {axis: kinds.get(name, torch.export.Dim.DYNAMIC) for axis, name in mine.items()}
+        for mine in axes
+    ]
+    return [{axis: dim for axis, dim in mine.items() if dim is not None} for mine in dims]
+
+
+def _names(program: torch.export.ExportedProgram, axes: OpenAxes) -> dict[str, str]:
+    """Return the names of a program's symbols.
+
+    Raises:
+        TraceError: If the module needs two open sizes to be equal, or one to follow from another.
+    """
+    names: dict[str, str] = {}
+    for tensor, mine in zip(_fakes(program), axes, strict=True):
+        for axis, name in mine.items():
+            symbol = _symbol(tensor, axis)
+            other = names.setdefault(symbol, name)
+            if other != name or not symbol.isidentifier():
+                raise TraceError(
+                    f"{other} and {name} cannot be open both: forward needs them to be equal"
+                    if other != name
+                    else f"{name} cannot be open: forward needs it to be {symbol}",
+                    hint="give both axes one name, or leave one of them fixed",
+                )
+    return names
+
+
+def _ranges(
     model: nn.Module,
     program: torch.export.ExportedProgram,
-    batch: str | None,
+    names: Mapping[str, str],
+    axes: OpenAxes,
     inputs: ExampleInputs,
-) -> Range:
-    """Return the batch sizes for which a program holds."""
-    if batch is None:
-        return Range()
-    batched = [symbol == batch for symbol in _symbols(program)]
-    size = example_tensors(inputs)[batched.index(True)].shape[0]
-    at = functools.partial(_export_at, model, inputs, batched)
-    return batches(model, program, batch, size, at)
+) -> dict[str, Range]:
+    """Return the values of open sizes for which a program holds, by name."""
+    example: dict[str, int] = {}
+    for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
+        for axis, name in mine.items():
+            example.setdefault(name, tensor.shape[axis])
+    at = functools.partial(_export_at, model, inputs, axes)
+    return ranges(model, program, names, example, at)
 
 
 def _export_at(
-    model: nn.Module, inputs: ExampleInputs, batched: Sequence[bool], size: int
-) -> tuple[torch.export.ExportedProgram, str | None] | None:
+    model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, size: int
+) -> tuple[torch.export.ExportedProgram, Mapping[str, str]] | None:
     """Export at another batch size; return None where that fails."""
-    dims = [torch.export.Dim.AUTO if is_open else None for is_open in batched]
+    dims = _dims(axes, torch.export.Dim.AUTO)
     try:
-        program = _export(model, at_batch(inputs, batched, size), dims, Observed())
+        program = _export(model, resized(inputs, axes, BATCH_WORD, size), dims, Observed())
+        return program, _names(program, axes)
     except Exception:  # whatever forward raises for this size
         return None
-    return program, next(filter(None, _symbols(program)), None)
 
 
-def _symbols(program: torch.export.ExportedProgram) -> list[str]:
-    """Return the symbol of each tensor's leading axis, in order; empty if it is a number."""
+def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:
+    """Return what stands for each input tensor of a program, in order."""
     fakes = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    symbols = []
-    for spec in program.graph_signature.input_specs:
-        value = fakes.get(getattr(spec.arg, "name", ""))
-        if spec.kind.name == "USER_INPUT" and isinstance(value, Tensor):
-            size: int | torch.SymInt = value.shape[0] if value.dim() else 0
-            expr = size.node.expr if isinstance(size, torch.SymInt) else None
-            symbols.append(str(expr) if expr is not None and expr.free_symbols else "")
-    return symbols
+    specs = [s for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    values = [fakes.get(getattr(spec.arg, "name", "")) for spec in specs]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _symbol(tensor: Tensor, axis: int | None) -> str:
+    """Return the symbol of an axis; empty if it is a number, or there is none."""
+    if axis is None:
+        return ""
+    size: int | torch.SymInt = tensor.shape[axis]
+    expr = size.node.expr if isinstance(size, torch.SymInt) else None
+    return str(expr) if expr is not None and expr.free_symbols else ""
 
 
 @contextlib.contextmanager
@@ -204,7 +276,10 @@ def _known(model: nn.Module) -> Iterator[None]:
 
 
 def _export(
-    model: nn.Module, inputs: ExampleInputs, dims: Sequence[object], observed: Observed
+    model: nn.Module,
+    inputs: ExampleInputs,
+    dims: Sequence[Mapping[int, object]],
+    observed: Observed,
 ) -> torch.export.ExportedProgram:
     """Export once, or as often as it takes to see through what forward reads and returns.
 
@@ -219,7 +294,7 @@ def _export(
         with contextlib.ExitStack() as stack:
             for context in (
                 quiet(),
-                quicker(open_sizes=any(dim is not None for dim in dims)),
+                quicker(open_sizes=any(dims)),
                 deciding(model, observed),
                 restored(model),
                 _known(model),

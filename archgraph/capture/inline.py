@@ -26,11 +26,11 @@ _WHERE = torch.ops.aten.where.self
 
 
 def inline(
-    program: torch.export.ExportedProgram, batch: str | None, owners: Mapping[str, str]
+    program: torch.export.ExportedProgram, names: Mapping[str, str], owners: Mapping[str, str]
 ) -> Tape:
     """Make the tape of an exported program.
 
-    ``batch`` is the symbol of the batch axis, ``owners`` the leaf of each state-dict key.
+    ``names`` are those of open sizes, by symbol, ``owners`` the leaf of each state-dict key.
 
     Raises:
         TraceError: If a region, an input or a constant cannot be part of a graph.
@@ -74,7 +74,7 @@ def inline(
     work.graph.output(tuple(results))
     return Tape(
         work.graph,
-        CapturedSizes(batch),
+        CapturedSizes(names),
         inputs,
         leaves,
         work.tensors,

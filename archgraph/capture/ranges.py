@@ -1,6 +1,6 @@
-"""For which batch sizes a capture holds.
+"""For which values of open sizes a capture holds.
 
-A branch on the batch size becomes a guard of the exported program. Sizes for which it does not hold
+A branch on a size becomes a guard of the exported program. Batch sizes for which it does not hold
 are exported, too: where the programs are the same, nothing depends on the branch.
 """
 
@@ -8,37 +8,42 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
+from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from archgraph.capture.spell import canonical
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune, renumber
+from archgraph.graph.values import BATCH_WORD
 
-# The first size of an input, which may be an item or an attribute of an argument.
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[0\]")
-_CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
-# Batch sizes for which guards are tried, besides those that they name: up to 128, as people train.
+# A size of an input, which may be an item or an attribute of an argument.
+_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[\d+\]")
+_CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # of an axis that is not open
+# Values for which guards are tried, besides those that they name: batches of up to 128, as people
+# train.
 _USUAL = range(2, 130)
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
 _EXPORTS = 4  # of other sizes, at most
 
 _NAMES = {"__builtins__": {}, "min": min, "max": max, "Min": min, "Max": max, "abs": abs}
 
-ExportAt = Callable[[int], "tuple[torch.export.ExportedProgram, str | None] | None"]
+Exported: TypeAlias = "tuple[torch.export.ExportedProgram, Mapping[str, str]]"
+ExportAt: TypeAlias = Callable[[int], "Exported | None"]
 
 
 @dataclass(frozen=True)
 class Range:
-    """Batch sizes for which a capture holds: ``low`` to ``high``, both included.
+    """Values of an open size for which a capture holds: ``low`` to ``high``, both included.
 
-    ``why`` is what forward asks of the batch size; empty where the capture holds for all.
+    ``why`` is what forward asks of it; empty where the capture holds for all.
     """
 
     low: int | None = None
@@ -50,93 +55,177 @@ class Range:
         """Whether there is only one."""
         return bool(self.why) and self.low == self.high
 
+    @property
+    def ends(self) -> tuple[int, float]:
+        """The least value and the largest: 0 and infinity where there is no bound."""
+        return self.low or 0, math.inf if self.high is None else self.high
+
     def __str__(self) -> str:
         low = f"{self.low} <= " if self.low is not None and self.high is not None else ""
         high = f" < {self.high + 1}" if self.high is not None else f" >= {self.low}"
         return f"{low}batch{high}"
 
 
-def batches(
+def ranges(
     model: nn.Module,
     program: torch.export.ExportedProgram,
-    batch: str,
-    size: int,
+    names: Mapping[str, str],
+    example: Mapping[str, int],
     export_at: ExportAt,
-) -> Range:
-    """Find the batch sizes around the example's for which an exported program holds.
+) -> dict[str, Range]:
+    """Find the values of open sizes around the example's for which an exported program holds.
+
+    1. Of each size by itself, the others being the example's. Of the batch, guards that decide
+       nothing are seen through by exports.
+    2. Guards of several sizes have to hold at all corners, too.
 
     Args:
         model: What was exported.
         program: Its program for the example.
-        batch: Symbol of the batch axis in it.
-        size: Batch size of the example.
-        export_at: Exports the model at another batch size: the program and the symbol of its batch
-            axis; None where that fails.
+        names: Of open sizes, by symbol.
+        example: Their values.
+        export_at: Exports the model at another batch size: the program and its names; None where
+            that fails.
+
+    Raises:
+        TraceError: If a size holds for the example's value alone, or two depend on each other.
     """
-    tests = _tests(program)
-    tried = {*_USUAL, size, *_all_boundaries(tests.values())}
+    tests = _tests(program, names)
+    known: dict[str, Range] = {}
+    for name in dict.fromkeys(names.values()):  # 1.
+        rest = {other: value for other, value in example.items() if other != name}
+        if name == BATCH_WORD:
+            known[name] = _batches(model, program, names, example[name], rest, export_at)
+            continue
+        mine = {guard: test for guard, test in tests.items() if name in test}
+        tried = {*_USUAL, example[name], *_all_boundaries(mine.values(), name, rest)}
+        holding = {n for n in tried if _all_hold(mine.values(), {**rest, name: n})}
+        asked = ", ".join(
+            guard
+            for guard, test in mine.items()
+            if not all(_holds(test, {**rest, name: n}) for n in tried)
+        )
+        low, high = _around(example[name], tried, holding | {example[name]})
+        known[name] = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
+        if known[name].single:
+            raise TraceError(
+                f"{name} cannot be open: forward needs it to be {example[name]}", found=asked
+            )
+    others = [name for name in known if name != BATCH_WORD]  # 2.
+    ends = [
+        {n for n in (known[name].low, known[name].high) if n} | {example[name]} for name in others
+    ]
+    for values in itertools.product(*ends):
+        at = {**example, **dict(zip(others, values, strict=True))}
+        broken = [guard for guard, test in tests.items() if not _holds(test, at)]
+        if broken and len(others) > 1:
+            raise TraceError(
+                f"{' and '.join(others)} depend on each other; leave one of them fixed",
+                found=broken[0],
+            )
+    return known
+
+
+def _batches(
+    model: nn.Module,
+    program: torch.export.ExportedProgram,
+    names: Mapping[str, str],
+    size: int,
+    rest: Mapping[str, int],
+    export_at: ExportAt,
+) -> Range:
+    """Find the batch sizes for which an exported program holds; ``rest``: the other open sizes."""
+
+    def all_hold(tests: Iterable[str], n: int) -> bool:
+        return _all_hold(tests, {**rest, BATCH_WORD: n})
+
+    tests = _tests(program, names)
+    tried = {*_USUAL, size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}
     sizes = sorted(tried)
-    holding = {n for n in sizes if _all_hold(tests.values(), n)} | {size}
-    asked = ", ".join(g for g, test in tests.items() if not all(_holds(test, n) for n in sizes))
+    holding = {n for n in sizes if all_hold(tests.values(), n)} | {size}
+    asked = ", ".join(g for g, test in tests.items() if not all(all_hold([test], n) for n in sizes))
     if not asked:
         return Range()
-    ours = _graph(model, program, batch)
-    rest = [n for n in sizes if n not in holding]
+    ours = _graph(model, program, names)
+    left = [n for n in sizes if n not in holding]
     for _ in range(_EXPORTS):
-        if not rest:
+        if not left:
             break
         # The nearest first: what counts is how far the range around the example goes.
-        other = min(rest, key=lambda n: abs(n - size))
+        other = min(left, key=lambda n: abs(n - size))
         exported = export_at(other)
         valid = {other}
-        if exported is not None and exported[1] is not None:
-            theirs = _tests(exported[0]).values()
-            further = {*_all_boundaries(theirs)} - tried
+        if exported is not None and BATCH_WORD in exported[1].values():
+            theirs = _tests(*exported).values()
+            further = {*_all_boundaries(theirs, BATCH_WORD, rest)} - tried
             tried |= further
-            rest += sorted(further)
-            valid |= {n for n in rest if _all_hold(theirs, n)}
+            left += sorted(further)
+            valid |= {n for n in left if all_hold(theirs, n)}
             # The same graph: whatever the branch decides, it is the same on both of its sides.
-            if ours is not None and _graph(model, exported[0], exported[1]) == ours:
+            if ours is not None and _graph(model, *exported) == ours:
                 holding |= valid
-        rest = [n for n in rest if n not in valid]
-    # The range is what holds around the example without a gap.
-    below = [n for n in tried - holding if n < size]
-    above = [n for n in tried - holding if n > size]
-    if not below and not above:
-        return Range()
+        left = [n for n in left if n not in valid]
+    low, high = _around(size, tried, holding)
+    return Range() if low is None and high is None else Range(low, high, asked)
+
+
+def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | None, int | None]:
+    """Return the ends of what holds around the example without a gap; None where it has no end."""
+    below = [n for n in {*tried} - holding if n < size]
+    above = [n for n in {*tried} - holding if n > size]
     low = min(n for n in tried if n > max(below)) if below else None
     high = max(n for n in tried if n < min(above)) if above else None
-    return Range(low, high, asked)
+    return low, high
 
 
-def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Return what an export assumes of the batch size ``n``, by guard.
+def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
+    """Return what an export assumes of its open sizes, by guard: arithmetic on their names.
 
-    Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
-    be a certain number belongs to an input without the batch.
+    A size that has to be a certain number belongs to an input without open ones.
     """
+    sources = _sources(program, names)
     tests = {}
     for guard in getattr(program, "_guards_code", None) or []:
-        test, count = _SIZE.subn("n", guard)
-        if count and not _CONSTANT.fullmatch(test):
+        read = set(_SIZE.findall(guard)) & sources.keys()
+        test = _SIZE.sub(lambda match: sources.get(match.group(), match.group()), guard)
+        if read and not _CONSTANT.fullmatch(test):
             tests[guard] = test
     return tests
 
 
-def _all_boundaries(tests: Iterable[str]) -> Iterator[int]:
-    """Yield the batch sizes around those at which guards change.
+def _sources(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
+    """Return which open size each size of an input is, as guards write it."""
+    sources: dict[str, str] = {}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, Tensor):
+            continue
+        for size in value.shape:
+            if not isinstance(size, torch.SymInt):
+                continue
+            env = size.node.shape_env
+            for symbol, origins in env.var_to_sources.items():
+                name = names.get(str(env.replace(symbol)), "")
+                sources |= {origin.name: name for origin in origins if name}
+            return sources
+    return sources
 
-    1. Numbers in a guard may be such sizes.
+
+def _all_boundaries(tests: Iterable[str], name: str, rest: Mapping[str, int]) -> Iterator[int]:
+    """Yield the values of a size around those at which guards change.
+
+    1. Numbers in a guard may be such values.
     2. Between two probes for which it differs lies one, found by halving.
     """
     for test in tests:
         numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}
         for low, high in itertools.pairwise(_PROBES):
-            before = _holds(test, low)
-            if before != _holds(test, high):
+            before = _holds(test, {**rest, name: low})
+            if before != _holds(test, {**rest, name: high}):
                 while high - low > 1:
                     middle = (low + high) // 2
-                    low, high = (middle, high) if _holds(test, middle) == before else (low, middle)
+                    is_low = _holds(test, {**rest, name: middle}) == before
+                    low, high = (middle, high) if is_low else (low, middle)
                 numbers.add(high)
         yield from (m for n in numbers for m in (n - 1, n, n + 1) if 2 <= m <= _PROBES[-1])
 
@@ -146,24 +235,26 @@ def _code(test: str) -> CodeType:
     return compile(test, "<guard>", "eval")
 
 
-def _holds(test: str, size: int) -> bool:
+def _holds(test: str, sizes: Mapping[str, int]) -> bool:
     try:
         # torch wrote the text: arithmetic on the inputs' sizes
-        return bool(eval(_code(test), dict(_NAMES), {"n": size}))
+        return bool(eval(_code(test), dict(_NAMES), dict(sizes)))
     except (NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
 
 
-def _all_hold(tests: Iterable[str], size: int) -> bool:
-    return all(_holds(test, size) for test in tests)
+def _all_hold(tests: Iterable[str], sizes: Mapping[str, int]) -> bool:
+    return all(_holds(test, sizes) for test in tests)
 
 
-def _graph(model: nn.Module, program: torch.export.ExportedProgram, batch: str) -> ArchGraph | None:
+def _graph(
+    model: nn.Module, program: torch.export.ExportedProgram, names: Mapping[str, str]
+) -> ArchGraph | None:
     """Return a program in canonical form; None if it has none."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     owners = {key: key for key in model.state_dict()}
     try:
-        spelt = canonical(program, batch, owners, parameters)
+        spelt = canonical(program, names, owners, parameters)
     except TraceError:
         return None
     constants, updates = tuple(spelt.constants.values()), tuple(spelt.updates.items())

@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
 from archgraph.capture.export import Captured
-from archgraph.capture.ranges import Range
 from archgraph.capture.spell import OneMode
-from archgraph.graph.ir import Batch, Leaf, Mode, Node, Record, Ref, Value, walk
+from archgraph.graph.ir import Leaf, Mode, Node, Polynomial, Record, Ref, Value, walk
+from archgraph.graph.sizes import OpenSize
 from archgraph.ops.schema import to_value
 
 
@@ -47,7 +47,7 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
     return dataclasses.replace(
         spelt,
         inputs=tensors,
-        nodes=_within(spelt.nodes, captured.range),
+        nodes=_saying(spelt.nodes, captured.sizes()),
         outputs=outputs,
         fixed=captured.fixed,
         notes=tuple(notes),
@@ -55,12 +55,14 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
     )
 
 
-def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
-    """Return the nodes whose first input with a batch axis says for which sizes the graph holds."""
-    batched = (n for n in nodes if n.op == "input" and n.shape[:1] == (Batch(),))
-    one = next(batched, None) if range_.why else None
-    limits = tuple((k, v) for k, v in (("min", range_.low), ("max", range_.high)) if v is not None)
-    return tuple(dataclasses.replace(n, args=limits) if n is one else n for n in nodes)
+def _saying(nodes: tuple[Node, ...], sizes: Mapping[str, OpenSize]) -> tuple[Node, ...]:
+    """Let the first input with each open size say for which values the graph holds."""
+    left, said = dict(sizes), []
+    for node in nodes:
+        here = [n for n in left if node.op == "input" and Polynomial.of(n) in node.shape]
+        args = tuple(pair for name in here for pair in left.pop(name).argument())
+        said.append(dataclasses.replace(node, args=args) if args else node)
+    return tuple(said)
 
 
 def forward_arguments(

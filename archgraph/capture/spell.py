@@ -26,7 +26,7 @@ from archgraph.capture.recurrent import unstack
 from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
 from archgraph.capture.writes import functionalised
 from archgraph.errors import GraphError, TraceError
-from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.graph.ir import Constant, Leaf, Node, Param, Polynomial, Ref, TensorType, Value
 from archgraph.ops import table
 from archgraph.ops.infer import infer_call
 from archgraph.ops.schema import canonical_args, to_value
@@ -49,7 +49,7 @@ class OneMode:
 
 def canonical(
     program: torch.export.ExportedProgram,
-    batch: str | None,
+    names: Mapping[str, str],
     owners: Mapping[str, str],
     parameters: Collection[str],
     most: float = math.inf,
@@ -58,7 +58,7 @@ def canonical(
 
     Args:
         program: The program.
-        batch: Symbol of its batch axis.
+        names: Of its open sizes, by symbol.
         owners: The leaf of each state-dict key.
         parameters: Leaves that forward must not write to.
         most: Bytes of all that folding may compute.
@@ -68,7 +68,7 @@ def canonical(
     """
     # Casts follow a leaf through the tape's views, which are gone once writes are functional;
     # recurrent operators are taken apart when nothing writes to their results any more.
-    casts = spell_casts(fold_constants(inline(program, batch, owners), owners, most))
+    casts = spell_casts(fold_constants(inline(program, names, owners), owners, most))
     return spell(unstack(functionalised(casts, parameters)))
 
 
@@ -169,7 +169,7 @@ class _Spelling:
 
     # -- values -----------------------------------------------------------------------------
 
-    def value(self, item: Argument | Batch, type_: str = "") -> Value:
+    def value(self, item: Argument | Polynomial, type_: str = "") -> Value:
         """Convert an argument of a call to a value of the graph."""
         match item:
             case fx.Node():
@@ -178,7 +178,7 @@ class _Spelling:
                 return tuple(self.value(i, type_) for i in item)
             case torch.SymInt():
                 return self.tape.sizes.size(item)
-            case Batch():
+            case Polynomial():
                 return item
             case torch.device():  # a graph is on no device
                 return None

@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 
 from archgraph.errors import TraceError
-from archgraph.graph.ir import Batch, Param, Size, TensorType
+from archgraph.graph.ir import Param, Size, TensorType
+from archgraph.ops.symbols import size_of
 
 # What a graph does otherwise than its model: an error where results, gradients or training steps
 # differ, which ``trace(..., strict=True)`` raises.
@@ -110,46 +111,42 @@ class Tape:
 class CapturedSizes:
     """Sizes of a capture as sizes of a graph."""
 
-    batch: str | None = None  # its symbol; none where every size is a number
+    names: Mapping[str, str] = field(default_factory=dict)  # of open sizes, by symbol
     _known: dict[sympy.Expr, Size] = field(default_factory=dict, repr=False, compare=False)
 
     def size(self, size: int | torch.SymInt, where: str = "") -> Size:
         """Convert one size.
 
         Raises:
-            TraceError: If it is not a number or a multiple of the batch size.
+            TraceError: If it is not made of numbers and open sizes.
         """
         if isinstance(size, int):
             return size
         expr = size.node.expr
         if expr not in self._known:
-            self._known[expr] = self._read(sympy.expand(expr), where)
+            self._known[expr] = self._read(expr, where)
         return self._known[expr]
 
     def _read(self, expr: sympy.Expr, where: str) -> Size:
-        symbols = {str(s) for s in expr.free_symbols}
-        if not symbols:
-            return int(expr)
-        if not symbols <= {self.batch}:
+        if not {str(s) for s in expr.free_symbols} <= self.names.keys():
             raise Inexpressible(
                 "a size depends on the values of a tensor",
                 where=where or None,
                 hint="keep the shape and mask instead (torch.where, multiplication by the mask), "
                 "or trace the submodule that does not",
             )
-        # `n * batch ** k`: sizes of tensors that are flattened together with the batch, or outer
-        # products of the batch with itself.
-        factor, rest = expr.as_coeff_Mul()
-        powers = rest.as_powers_dict()
-        integral = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
-        if integral and factor.is_Integer:
-            return Batch(int(factor), int(sum(powers.values())))
-        raise TraceError(
-            "a size depends on the batch size in a way that a graph cannot express",
-            where=where or None,
-            found=str(expr).replace(str(self.batch), "batch"),
-            hint="keep the batch axis apart from the others",
-        )
+        try:
+            return size_of(expr, self.names)
+        except ValueError as error:
+            found = str(error)
+            for symbol, name in self.names.items():
+                found = found.replace(symbol, name)
+            raise TraceError(
+                "a size depends on an open one in a way that a graph cannot express",
+                where=where or None,
+                found=found,
+                hint="express it by sums, products and // of sizes",
+            ) from None
 
     def shape(self, tensor: Tensor, where: str) -> tuple[Size, ...]:
         """Return the shape of a tensor of the capture."""

@@ -321,7 +321,7 @@ class _Capture:
         stored.update({name: self.values[name] for name in stored.keys() & self.values.keys()})
         owners = self.leaves.owner
         parameters = {p.name for p in self.leaves.params if p.role == "parameter"}
-        spelt = canonical(captured.program, captured.batch, owners, parameters, self.limit)
+        spelt = canonical(captured.program, captured.names, owners, parameters, self.limit)
         constants = {k: v for k, v in stored.items() if torch.is_tensor(v)}
         unlike = shared(self.model, constants, spelt.updates)
         notes = (*spelt.notes, *unlike, *unregistered(self.model, constants))

@@ -127,9 +127,7 @@ def verify(
         built = build(graph, state)
         work = _Verification(model, built, graph, changed, unread, captured.branches)
         inputs = captured.inputs
-        limits = [n.arg("max") for n in graph.nodes if n.op == "input"]
-        limit = min((n for n in limits if isinstance(n, int)), default=math.inf)
-        other = redrawn(captured.larger(limit))
+        other = redrawn(captured.larger())
         # Not every forward takes other values, or a larger batch: the example has to do then.
         instead = redrawn(inputs), inputs
         for training in (False, True) if train else (False,):

@@ -100,8 +100,8 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
     Leaves are matched by name, operators in order by operator and place in the module.
 
     Example:
-        >>> from archgraph.graph.ir import Batch, Ref, TensorType
-        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> from archgraph.graph.ir import BATCH, Ref, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
         >>> x, y = (
         ...     Node("x", "input", type=kind),
         ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
-from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
+from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, Value, walk
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
@@ -29,19 +29,19 @@ class LabelLine:
 def dimensions(shape: Sequence[Size]) -> str:
     """Write a shape with `×`, without its batch axis; other multiples of the batch show as `n`.
 
-    >>> dimensions((Batch(), 64, 32, 32)), dimensions((Batch(4), 49, 96)), dimensions((10,))
+    >>> dimensions((BATCH, 64, 32, 32)), dimensions((4 * BATCH, 49, 96)), dimensions((10,))
     ('64×32×32', '4n×49×96', '10')
     """
-    rest = shape[1:] if shape and shape[0] == Batch() else shape
+    rest = shape[1:] if shape and shape[0] == BATCH else shape
     return "×".join(str(s).replace("batch", "n").replace("*n", "n") for s in rest)
 
 
 def shape_label(kind: TensorType) -> str:
     """Return the shape of a value, with its dtype where that is not a floating one.
 
-    >>> shape_label(TensorType((Batch(), 10), "float32"))
+    >>> shape_label(TensorType((BATCH, 10), "float32"))
     '10'
-    >>> shape_label(TensorType((Batch(), 128), "int64"))
+    >>> shape_label(TensorType((BATCH, 128), "int64"))
     '128 int64'
     """
     dtype = "" if "float" in kind.dtype else kind.dtype

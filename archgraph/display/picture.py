@@ -78,8 +78,8 @@ def draw(
         ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:
-        >>> from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
-        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
         >>> x = Node("x", "input", type=kind)
         >>> y = Node("relu", "aten.relu", (("self", Ref("x")),), kind)
         >>> text = draw(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("relu"), name="tiny"))

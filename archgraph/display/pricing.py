@@ -12,8 +12,8 @@ from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph
+from archgraph.graph.polynomial import Monomial
 from archgraph.layout.layouts import Layout
-from archgraph.layout.polynomial import Monomial
 from archgraph.ops.equations import StatedSizes
 
 

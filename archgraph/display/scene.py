@@ -144,8 +144,8 @@ def scene(
         marks: What tells equal blocks apart, by the name of a leaf or block.
 
     Example:
-        >>> from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
-        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
         >>> x = Node("x", "input", type=kind)
         >>> y = Node("relu", "aten.relu", (("self", Ref("x")),), kind)
         >>> picture = scene(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("relu")), [])

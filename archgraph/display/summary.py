@@ -21,8 +21,8 @@ def summary_table(graph: ArchGraph) -> Table:
     3. The last row is the total.
 
     Example:
-        >>> from archgraph.graph.ir import Batch, Ref, TensorType
-        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> from archgraph.graph.ir import BATCH, Ref, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
         >>> x, y = (
         ...     Node("x", "input", type=kind),
         ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),

@@ -14,8 +14,8 @@ from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.outputs import auxiliary
 from archgraph.graph.ir import (
+    BATCH,
     ArchGraph,
-    Batch,
     Node,
     Record,
     Ref,
@@ -26,6 +26,7 @@ from archgraph.graph.ir import (
     size_at,
 )
 from archgraph.graph.passes import prune, specialise
+from archgraph.graph.sizes import example_sizes
 from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
@@ -129,7 +130,7 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
             inputs.append((key, values[key]))
             continue
         tensor = data.train.beside[name] if i else data.train.inputs
-        kind = TensorType((Batch(), *tensor.shape[1:]), _dtype(tensor))
+        kind = TensorType((BATCH, *tensor.shape[1:]), _dtype(tensor))
         node = Node(fresh(names, name), "input", (), kind)
         nodes[node.name] = node
         inputs.append((name, Ref(node.name)))
@@ -175,9 +176,9 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
 def _examples(data: Dataset) -> list[TensorType]:
     """Return the types of a batch's inputs, as a model takes them."""
     # Not read off the first tensor, which is stored compactly: images as bytes, for example.
-    first = TensorType((Batch(), *data.shape), "int64" if data.integral else "float32")
+    first = TensorType((BATCH, *data.shape), "int64" if data.integral else "float32")
     others = data.train.beside.values()
-    return [first, *(TensorType((Batch(), *x.shape[1:]), _dtype(x)) for x in others)]
+    return [first, *(TensorType((BATCH, *x.shape[1:]), _dtype(x)) for x in others)]
 
 
 def _takes(node: Node, example: TensorType) -> bool:
@@ -189,7 +190,7 @@ def _takes(node: Node, example: TensorType) -> bool:
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
     """Types of inputs, by name where there are several.
 
-    >>> _listed(["x"], [TensorType((Batch(), 3), "float32")])
+    >>> _listed(["x"], [TensorType((BATCH, 3), "float32")])
     'float32[batch, 3]'
     """
     if len(types) < 2:
@@ -325,7 +326,7 @@ def _outputs(graph: ArchGraph, value: Value) -> object:
         case tuple():
             return tuple(_outputs(graph, item) for item in value)
         case Ref(name):
-            shape = [size_at(size, 2) for size in graph.node[name].shape]
+            shape = [size_at(size, example_sizes(graph, 2)) for size in graph.node[name].shape]
             return torch.empty(shape, device="meta")
         case _:
             return value

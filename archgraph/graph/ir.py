@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from archgraph.graph.polynomial import Polynomial as Polynomial
+from archgraph.graph.polynomial import Size as Size
+from archgraph.graph.values import BATCH as BATCH
 from archgraph.graph.values import BATCH_WORD as BATCH_WORD
 from archgraph.graph.values import RESERVED as RESERVED
 from archgraph.graph.values import TRAINING as TRAINING
 from archgraph.graph.values import Atom as Atom
-from archgraph.graph.values import Batch as Batch
 from archgraph.graph.values import Constant as Constant
 from archgraph.graph.values import Leaf as Leaf
 from archgraph.graph.values import Mode as Mode
 from archgraph.graph.values import Record as Record
 from archgraph.graph.values import Ref as Ref
 from archgraph.graph.values import Role as Role
-from archgraph.graph.values import Size as Size
 from archgraph.graph.values import TensorType as TensorType
 from archgraph.graph.values import Value as Value
 from archgraph.graph.values import in_mode as in_mode

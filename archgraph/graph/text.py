@@ -30,12 +30,12 @@ from archgraph.graph.ir import (
     TRAINING,
     ArchGraph,
     Atom,
-    Batch,
     Constant,
     Leaf,
     Mode,
     Node,
     Param,
+    Polynomial,
     Record,
     Ref,
     Role,
@@ -43,7 +43,9 @@ from archgraph.graph.ir import (
     TensorType,
     Value,
 )
-from archgraph.graph.values import WORD
+from archgraph.graph.polynomial import as_size
+from archgraph.graph.sizes import is_size_name, with_size_words
+from archgraph.graph.values import BATCH, WORD
 from archgraph.limits import LIMITS
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -62,6 +64,8 @@ _STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _PACKED = re.compile(r"(zlib|raw):([A-Za-z0-9+/=]*)")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
+_SIZE_WORD = re.compile(r"[A-Za-z_]\w*|[0-9]+")
+_SIZE_SIGNS = ("*", "//", "+", "-")
 _FLOAT_WORDS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _LITERALS: dict[str, Value] = {"None": None, "True": True, "False": False, "training": TRAINING}
 
@@ -156,29 +160,59 @@ class _Cursor:
         return int(word)
 
 
-def _batch(cursor: _Cursor, factor: int) -> Batch:
-    """Read what follows the word ``batch``: nothing, or its power."""
-    if not cursor.take("**"):
-        return Batch(factor)
-    word = cursor.word("an integer")
-    if not _INTEGER.fullmatch(word):
-        cursor.refuse("cannot be read", "an integer")
-    return Batch(factor, cursor.bounded(word))
+def _size(cursor: _Cursor, depth: int = 0) -> Size:
+    """Read a sum of products of integers and names, with ``//`` and powers of names."""
+    total = _size_term(cursor, depth)
+    while (plus := cursor.take("+")) or cursor.take("-"):
+        term = _size_term(cursor, depth)
+        total = _bounded_size(cursor, total + (term if plus else -1 * term))
+    return total
 
 
-def _size(cursor: _Cursor) -> Size:
-    word = cursor.word("a size")
-    if word == BATCH_WORD:
-        return _batch(cursor, 1)
-    if not _INTEGER.fullmatch(word):
-        cursor.refuse("is not a size", f"an integer or '{BATCH_WORD}'")
-    number = cursor.bounded(word)
-    # `3*batch` is a size, `3**…` an error that the caller reports at the `**`.
-    if not cursor.peek("**") and cursor.take("*"):
-        if cursor.word(f"'{BATCH_WORD}'") != BATCH_WORD:
-            cursor.refuse("is not a size", f"'{BATCH_WORD}'")
-        return _batch(cursor, number)
-    return number
+def _size_term(cursor: _Cursor, depth: int) -> Size:
+    value = _size_factor(cursor, depth)
+    while (by := cursor.take("//")) or cursor.take("*"):
+        factor = _size_factor(cursor, depth)
+        if by and factor == 0:
+            cursor.fail("is divided by zero", expected="a size above 0")
+        value = _bounded_size(cursor, value // factor if by else value * factor)
+    return value
+
+
+def _size_factor(cursor: _Cursor, depth: int) -> Size:
+    if depth > LIMITS.value_depth:
+        cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
+    if cursor.take("("):
+        inside = _size(cursor, depth + 1)
+        cursor.need(")")
+        return inside
+    if cursor.take("-"):
+        return -1 * _size_factor(cursor, depth + 1)
+    word = cursor.match(_SIZE_WORD, "a size: an integer, or a name such as 'batch'").group()
+    if word.isdecimal():
+        return cursor.bounded(word)
+    if not is_size_name(word):
+        cursor.refuse("cannot be the name of a size", "another identifier")
+    size: Size = Polynomial.of(word)
+    if cursor.take("**"):
+        power = cursor.match(_SIZE_WORD, "an integer").group()
+        if not power.isdecimal() or not 1 <= cursor.bounded(power) <= LIMITS.size_degree:
+            cursor.refuse("is not a power", f"an integer of 1 to {LIMITS.size_degree}")
+        size = math.prod([size] * int(power))
+    return size
+
+
+def _bounded_size(cursor: _Cursor, size: Size) -> Size:
+    """Return a size as it is, unless it is too long to be one."""
+    size = as_size(size)
+    if isinstance(size, Polynomial):
+        degree = max(map(len, size.terms))
+        if len(size.terms) > LIMITS.size_terms or degree > LIMITS.size_degree:
+            cursor.fail(
+                "is too long for a size",
+                expected=f"at most {LIMITS.size_terms} terms of {LIMITS.size_degree} factors",
+            )
+    return size
 
 
 def _tensor_type(cursor: _Cursor) -> TensorType:
@@ -215,8 +249,10 @@ def _value(cursor: _Cursor, depth: int = 0) -> Value:
     # Values are read by recursion: a file must not exhaust Python's stack.
     if depth > LIMITS.value_depth:
         cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
+    start = cursor.at
     if cursor.take("("):
-        return _items(cursor, lambda c: _value(c, depth + 1))
+        items = _items(cursor, lambda c: _value(c, depth + 1))
+        return _size_from(cursor, start, items)
     if cursor.take("%"):
         return Ref(cursor.name("the name of a node"))
     if cursor.take("@"):
@@ -227,12 +263,22 @@ def _value(cursor: _Cursor, depth: int = 0) -> Value:
         return _record(cursor, "", depth)
     if cursor.text[cursor.at : cursor.at + 1] in ("'", '"'):
         return cursor.string()
-    return _word_value(cursor, depth)
+    return _size_from(cursor, start, _word_value(cursor, depth))
+
+
+def _size_from(cursor: _Cursor, start: int, value: Value) -> Value:
+    """Return a value, or the size that it begins: what follows tells ``(3,)`` from ``(h + 3)*2``.
+
+    A word alone is a leaf here; :func:`parse` knows which words are sizes.
+    """
+    if not any(map(cursor.peek, _SIZE_SIGNS)):
+        return value
+    cursor.at = start
+    return _size(cursor)
 
 
 def _word_value(cursor: _Cursor, depth: int) -> Value:
     """Read a value that starts with a word: number, literal, size, mode, record or leaf."""
-    start = cursor.at
     word = cursor.word("a value")
     if cursor.peek("{"):
         return _record(cursor, word, depth)
@@ -245,10 +291,8 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         evaluation = _value(cursor, depth + 1)
         cursor.need(")")
         return Mode(train, evaluation)
-    # A size begins with an integer, too: only what follows tells `3` from `3*batch`.
-    if word == BATCH_WORD or (_INTEGER.fullmatch(word) and cursor.peek("*")):
-        cursor.at = start
-        return _size(cursor)
+    if word == BATCH_WORD:
+        return BATCH
     if _INTEGER.fullmatch(word):
         return cursor.bounded(word)
     if word in _FLOAT_WORDS:
@@ -298,11 +342,9 @@ def _param(cursor: _Cursor, role: Role) -> Param:
     cursor.blanks()
     start = cursor.at
     kind = _tensor_type(cursor)
-    if any(isinstance(s, Batch) or s < 0 for s in kind.shape):
+    if any(isinstance(s, Polynomial) or s < 0 for s in kind.shape):
         cursor.at = start
-        cursor.fail(
-            "is not a shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis"
-        )
+        cursor.fail("is not a shape of a leaf", found=str(kind), expected="sizes ≥ 0, no open ones")
     aliases: list[str] = []
     trainable = role == "parameter"
     while not cursor.peek("=") and cursor.at < len(cursor.text):
@@ -416,7 +458,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
             "a graph has one line 'return …'", where=file or None, found=f"{len(outputs)} of them"
         )
     items = {field: tuple(values) for field, values in fields.items()}
-    return ArchGraph(**items, outputs=outputs[0], name=names[-1])
+    return with_size_words(ArchGraph(**items, outputs=outputs[0], name=names[-1]))
 
 
 def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
@@ -435,7 +477,7 @@ def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
 
     Example:
         >>> parse_value("(%relu, 2*batch, fc.weight, training, 0.5)")[1]
-        Batch(factor=2, power=1)
+        2*batch
     """
     return _all_of(_value, text, line, column, file)
 

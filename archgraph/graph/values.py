@@ -5,61 +5,26 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from archgraph.errors import GraphError
+from archgraph.graph.polynomial import Polynomial, Size
 
 Role = Literal["parameter", "buffer", "constant"]
 
-# Word of the printed form for the one symbolic size.
+# The name of the size that every graph may leave open without more ado.
 BATCH_WORD = "batch"
+BATCH = Polynomial.of(BATCH_WORD)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A size that is a multiple of the batch size: ``factor * batch ** power``.
+def size_at(size: Size, sizes: Mapping[str, int]) -> int:
+    """Return the value of a size where open ones have values.
 
-    >>> str(Batch(64)), str(Batch() * 3), str(Batch(6) // 3), str(Batch() * Batch())
-    ('64*batch', '3*batch', '2*batch', 'batch**2')
-    """
-
-    factor: int = 1
-    power: int = 1
-
-    def __mul__(self, other: Size) -> Batch:
-        if isinstance(other, Batch):
-            return Batch(self.factor * other.factor, self.power + other.power)
-        return Batch(self.factor * other, self.power)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: int) -> Batch:
-        if self.factor % other:
-            raise GraphError(f"{self} is not divisible by {other}")
-        return Batch(self.factor // other, self.power)
-
-    def at(self, batch: int) -> int:
-        """Return the value for a concrete batch size."""
-        # int: the type of a power depends on the exponent's sign, which no type checker knows.
-        return self.factor * int(batch**self.power)
-
-    def __str__(self) -> str:
-        power = BATCH_WORD if self.power == 1 else f"{BATCH_WORD}**{self.power}"
-        return power if self.factor == 1 else f"{self.factor}*{power}"
-
-
-Size: TypeAlias = int | Batch
-
-
-def size_at(size: Size, batch: int) -> int:
-    """Return the concrete value of a size for a batch size.
-
-    >>> size_at(Batch(2), 8), size_at(3, 8)
+    >>> size_at(2 * BATCH, {"batch": 8}), size_at(3, {})
     (16, 3)
     """
-    return size.at(batch) if isinstance(size, Batch) else size
+    return size.value(sizes) if isinstance(size, Polynomial) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +97,7 @@ class Record:
 
 # What an argument can be. Tuples nest.
 Value: TypeAlias = (
-    "bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record"
+    "bool | int | float | str | Polynomial | Ref | Leaf | Mode | Atom | Record"
     " | tuple[Value, ...] | None"
 )
 RESERVED = frozenset(
@@ -166,7 +131,7 @@ def quote(text: str) -> str:
 def show(value: Value) -> str:
     """Render one argument value.
 
-    >>> show((Ref("relu"), 2, Batch(4), Leaf("fc.weight"), TRAINING, 0.5))
+    >>> show((Ref("relu"), 2, 4 * BATCH, Leaf("fc.weight"), TRAINING, 0.5))
     '(%relu, 2, 4*batch, fc.weight, training, 0.5)'
     """
     if isinstance(value, tuple):

@@ -14,23 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from archgraph.graph.ir import Batch, Size
-
-
-def divide(a: Size, b: Size) -> Size | None:
-    """Return the exact quotient of two sizes, or None.
-
-    >>> divide(12, 4), divide(12, 5), str(divide(Batch(64), 16)), divide(Batch(6), Batch(2))
-    (3, None, '4*batch', 3)
-    """
-    if isinstance(b, Batch):
-        if not isinstance(a, Batch) or a.factor % b.factor or a.power < b.power:
-            return None
-        factor, power = a.factor // b.factor, a.power - b.power
-        return Batch(factor, power) if power else factor
-    if isinstance(a, Batch):
-        return Batch(a.factor // b, a.power) if b and a.factor % b == 0 else None
-    return a // b if b and a % b == 0 else None
+from archgraph.graph.polynomial import Polynomial, Size, as_size, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +44,14 @@ class Prod:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Concatenation of its terms, first term first; never along the batch."""
+    """Concatenation of its terms, first term first."""
 
     terms: tuple[Layout, ...]
     size: Size = field(init=False, compare=False, repr=False)
     memo: Memo = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _settle(self, self.terms, sum(map(fixed_size, self.terms)))
+        _settle(self, self.terms, sum(term.size for term in self.terms))
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
@@ -114,12 +98,12 @@ def _settle(composite: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
     for part in parts:
         if isinstance(part, Var):
             part.part = True
-    object.__setattr__(composite, "size", size)
+    object.__setattr__(composite, "size", as_size(size))
     object.__setattr__(composite, "memo", None)
 
 
 def fixed_size(layout: Layout) -> int:
-    """Return the size of a layout that cannot depend on the batch."""
+    """Return the size of a layout that has no open size."""
     assert isinstance(layout.size, int)
     return layout.size
 
@@ -144,12 +128,12 @@ def product(factors: Iterable[Layout]) -> Layout:
 def concatenation(terms: Iterable[Layout]) -> Layout:
     """Return a sum in normal form: flattened, empty terms dropped, fixed runs joined."""
     flat: list[Layout] = []
-    size = 0
+    size: Size = 0
     states = dict[int, object]()  # at which the parts are known to be resolved
     for t in terms:
         if t.size == 0:
             continue
-        size += fixed_size(t)
+        size += t.size
         if isinstance(t, (Prod, Sum)):
             state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
             states[id(state)] = state
@@ -158,7 +142,7 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
         parts = t.terms if isinstance(t, Sum) else (t,)
         first, last = parts[0], flat[-1] if flat else None
         if isinstance(first, Fixed) and isinstance(last, Fixed):
-            flat[-1] = Fixed(fixed_size(last) + fixed_size(first))
+            flat[-1] = Fixed(as_size(last.size + first.size))
             flat += parts[1:]
         else:
             flat += parts
@@ -195,8 +179,8 @@ class Solver:
     state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
-        """Return a fresh axis; a size of one, or one that depends on the batch, is fixed."""
-        if isinstance(size, Batch) or size <= 1:
+        """Return a fresh axis; a size of one and an open one are fixed."""
+        if isinstance(size, Polynomial) or size <= 1:
             return Fixed(size)
         return Var(size)
 
@@ -371,9 +355,11 @@ class Solver:
             if x.size == y.size:
                 self.unify(x, y)
                 continue
-            if fixed_size(x) < fixed_size(y):
-                x, y, xs, ys = y, x, ys, xs
-            parts = self.cut(x, fixed_size(y))
+            parts = None  # of open sizes, none is known to be the larger one
+            if isinstance(x.size, int) and isinstance(y.size, int):
+                if x.size < y.size:
+                    x, y, xs, ys = y, x, ys, xs
+                parts = self.cut(x, fixed_size(y))
             if parts is None:
                 for rest in (x, y, *xs, *ys):
                     self.pin(rest)
@@ -394,7 +380,7 @@ class Solver:
             return Fixed(0), x
         if first == x.size:
             return x, Fixed(0)
-        if not isinstance(x.size, int):  # along the batch
+        if not isinstance(x.size, int):  # along an open size
             return None
         match x:
             case Fixed():  # 2.

@@ -23,7 +23,8 @@ from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode, refs
+from archgraph.graph.ir import Atom, Leaf, Mode, Node, Polynomial, Record, Ref, Value, in_mode, refs
+from archgraph.graph.polynomial import Quotient
 from archgraph.module.plan import (
     DEVICE,
     ModulePlan,
@@ -387,10 +388,9 @@ class _Body:
         match value:
             case Ref():
                 return self.env[value]
-            case Leaf() | Batch():
+            case Leaf() | Polynomial():
                 if value not in self.env:
-                    read = self.leaf(value.name) if isinstance(value, Leaf) else self.size(value)
-                    self.env[value] = read
+                    self.env[value] = self.read(value)
                 return self.env[value]
             case Mode():
                 decided = self.env.get(value)
@@ -401,6 +401,14 @@ class _Body:
                 return [self.lower(v) for v in value]
             case _:
                 return value  # type: ignore[return-value]  # no operator takes a record
+
+    def read(self, value: Leaf | Polynomial) -> torch.fx.Node:
+        """Append what gives a leaf, or a size that depends on the inputs."""
+        if isinstance(value, Leaf):
+            return self.leaf(value.name)
+        (monomial, factor), *others = value.terms.items()
+        alone = not others and factor == 1 and len(monomial) == 1
+        return self.open_size(monomial[0]) if alone else self.size(value)
 
     def leaf(self, name: str) -> torch.fx.Node:
         """Read a parameter, buffer or constant of a module at or inside of the path."""
@@ -439,27 +447,33 @@ class _Body:
             if name is not None:
                 yield name, argument
 
-    def size(self, value: Batch) -> torch.fx.Node:
-        """Compute a size that depends on the batch."""
-        if value == Batch():
-            return self.batch()
-        if value.power > 1:
-            factors = self.lower(Batch(value.factor, value.power - 1)), self.lower(Batch())
-        else:
-            factors = self.lower(Batch()), value.factor
-        return self.fx.call_function(operator.mul, factors)
+    def size(self, value: Polynomial) -> torch.fx.Node:
+        """Compute a size from the open ones."""
 
-    def batch(self) -> torch.fx.Node:
-        """Read the batch size off the first argument that tells it."""
-        for name, argument in self.tensors():
-            if self.plan.is_batched(name):
-                size = self.plan.graph.node[name].shape[0]
-                length = self.fx.call_function(torch.ops.aten.sym_size.int, (argument, 0))
-                factor = size.factor if isinstance(size, Batch) else 1
-                if factor == 1:
+        def called(function: Callable[..., object]) -> Callable[[Argument, Argument], Argument]:
+            return lambda a, b: self.fx.call_function(function, (a, b))
+
+        terms: list[Argument] = []
+        for monomial, factor in value.terms.items():
+            parts = [self.lower(Polynomial.of(name)) for name in monomial]
+            parts += [factor] if factor != 1 or not monomial else []
+            terms.append(functools.reduce(called(operator.mul), parts))
+        total = functools.reduce(called(operator.add), terms)
+        assert isinstance(total, torch.fx.Node), "a size that is a number is no polynomial"
+        return total
+
+    def open_size(self, name: str) -> torch.fx.Node:
+        """Compute a quotient, or read an open size off the first argument that tells it."""
+        if isinstance(name, Quotient):
+            sides = (self.lower(name.dividend), self.lower(name.divisor))
+            return self.fx.call_function(operator.floordiv, sides)
+        for result, argument in self.tensors():
+            if (at := self.plan.telling(result, name)) is not None:
+                length = self.fx.call_function(torch.ops.aten.sym_size.int, (argument, at[0]))
+                if at[1] == 1:
                     return length
-                return self.fx.call_function(operator.floordiv, (length, factor))
-        raise GraphError("a size depends on the batch, but no input has a batch axis")
+                return self.fx.call_function(operator.floordiv, (length, at[1]))
+        raise GraphError("no input tells this open size", found=name)
 
     def tree(self, value: Value) -> Argument:
         """Return what forward returns, in its structure."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
+from archgraph.graph.ir import (
+    BATCH,
+    BATCH_WORD,
+    ArchGraph,
+    Polynomial,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+)
+from archgraph.graph.sizes import OpenSize, open_sizes, single_name
 from archgraph.ops.schema import torch_dtype
 
 _Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it
@@ -29,8 +37,6 @@ class TensorInput:
         steps: The way to it inside of the argument.
         type: Its type.
         dtype: The dtype of that, as torch has it.
-        low: The least size of its first dimension for which the graph holds; 0 for all.
-        high: The largest one; infinite for all.
     """
 
     label: str
@@ -39,13 +45,6 @@ class TensorInput:
     steps: _Steps
     type: TensorType
     dtype: torch.dtype
-    low: int
-    high: float
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether its first dimension is the batch."""
-        return self.type.shape[:1] == (Batch(),)
 
     def fits(self, value: object, dtype: torch.dtype) -> bool:
         """Return whether a value is a tensor of this type, in some dtype."""
@@ -54,7 +53,6 @@ class TensorInput:
             and value.dtype is dtype
             and value.dim() == len(self.type.shape)
             and not self.other_sizes(value)
-            and (not value.dim() or self.low <= value.shape[0] <= self.high)
         )
 
     def other_sizes(self, value: Tensor) -> list[int]:
@@ -72,20 +70,14 @@ class TensorInput:
         else:
             actual = f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
             others = self.other_sizes(value)
-            if value.dim() == rank - 1 and self.is_batched:
+            if value.dim() == rank - 1 and self.type.shape[:1] == (BATCH,):
                 hint = "an axis for the batch seems to be missing: x[None]"
             elif value.dim() != rank or others:
                 hint = "pass this shape, or trace the model on an example of the other shape"
                 if others == [0]:
                     hint += "; the graph's notes say why the size of the batch is fixed"
-            elif value.dtype is not dtype:
-                hint = f"convert it: .to(torch.{_name(dtype)})"
             else:
-                message = "the model branches on the batch size; the graph holds the other branch"
-                ends = [f"{self.low} or more"] * (self.low > 0)
-                ends += [f"{self.high} or less"] * (self.high < math.inf)
-                actual, expected = str(value.shape[0]), " and ".join(ends)
-                hint = "split the batch, or trace the model on an example of this size"
+                hint = f"convert it: .to(torch.{_name(dtype)})"
         return GraphError(
             message, where=f"input {self.label}", found=actual, expected=expected, hint=hint
         )
@@ -97,11 +89,13 @@ class InputTypes:
 
     Attributes:
         tensors: The tensors.
+        sizes: The open sizes, by name.
         leaf: The way to the leaf, through modules; empty if no leaf is floating.
         dtype: The dtype that it has in the graph.
     """
 
     tensors: tuple[TensorInput, ...]
+    sizes: Mapping[str, OpenSize]
     leaf: tuple[str, ...]
     dtype: torch.dtype | None
 
@@ -114,14 +108,14 @@ class InputTypes:
                 node = graph.node[name]
                 label = key + "".join(f"[{step!r}]" for step in steps)
                 type_ = TensorType(node.shape, node.dtype)
-                low, high = cast(int, node.arg("min", 0)), cast(float, node.arg("max", math.inf))
-                at = label, index, key, steps, type_, torch_dtype(node.dtype), low, high
+                at = label, index, key, steps, type_, torch_dtype(node.dtype)
                 tensors.append(TensorInput(*at))
         for param in graph.params:
             dtype = torch_dtype(param.dtype)
             if dtype.is_floating_point:
-                return InputTypes(tuple(tensors), tuple(param.name.split(".")), dtype)
-        return InputTypes(tuple(tensors), (), None)
+                path = tuple(param.name.split("."))
+                return InputTypes(tuple(tensors), open_sizes(graph), path, dtype)
+        return InputTypes(tuple(tensors), open_sizes(graph), (), None)
 
     def check(
         self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
@@ -130,7 +124,7 @@ class InputTypes:
 
         1. A module that was converted to another dtype takes its inputs in that dtype.
         2. All tensors are on the device of the module.
-        3. All tensors whose first dimension is the batch have the same batch size.
+        3. An open size is the same everywhere, and one for which the graph holds.
 
         Raises:
             GraphError: Names the input, what was found and what is expected.
@@ -139,7 +133,8 @@ class InputTypes:
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             return
         leaf = self._leaf_of(module)
-        first: tuple[TensorInput, Tensor] | None = None
+        values: dict[str, tuple[int, str]] = {}  # of open sizes, and the input that told each
+        later: list[tuple[TensorInput, int, Polynomial, int]] = []
         for item in self.tensors:
             if item.index >= len(args) and item.key not in kwargs:
                 continue
@@ -158,15 +153,47 @@ class InputTypes:
                     where=f"input {item.label}",
                     hint=f"move it: .to({str(leaf.device)!r})",
                 )
-            if item.is_batched:  # 3
-                first = first or (item, value)
-                if value.shape[0] != first[1].shape[0]:
-                    raise GraphError(
-                        f"has another batch size than input {first[0].label}",
-                        where=f"input {item.label}",
-                        found=value.shape[0],
-                        expected=first[1].shape[0],
-                    )
+            for dim, (size, actual) in enumerate(
+                zip(item.type.shape, value.shape, strict=True)
+            ):  # 3
+                if isinstance(size, Polynomial):
+                    if name := single_name(size):
+                        self._check_size(name, actual, item.label, values)
+                    else:
+                        later.append((item, dim, size, actual))
+        for item, dim, size, actual in later:
+            expected = size.value({name: value for name, (value, _) in values.items()})
+            if actual != expected:
+                raise GraphError(
+                    f"has another size in dimension {dim} than {size}",
+                    where=f"input {item.label}",
+                    found=actual,
+                    expected=expected,
+                )
+
+    def _check_size(
+        self, name: str, value: int, label: str, values: dict[str, tuple[int, str]]
+    ) -> None:
+        """Refuse an open size that is another one than before, or out of range; remember it."""
+        word = f"{name} size" if name == BATCH_WORD else name
+        before, first = values.setdefault(name, (value, label))
+        if value != before:
+            raise GraphError(
+                f"has another {word} than input {first}",
+                where=f"input {label}",
+                found=value,
+                expected=before,
+            )
+        size = self.sizes[name]
+        if not size.low <= value <= size.high:
+            fix = "split the batch, or trace" if name == BATCH_WORD else "trace"
+            raise GraphError(
+                f"the graph does not hold for this {word}",
+                where=f"input {label}",
+                found=value,
+                expected=size.range,
+                hint=f"{fix} the model on an example of this size",
+            )
 
     def _leaf_of(self, module: nn.Module) -> Tensor | None:
         """Return the leaf of a module; None if it has been replaced."""

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from archgraph.graph.ir import (
     ArchGraph,
-    Batch,
     Leaf,
     Mode,
     Node,
     Param,
+    Polynomial,
     Record,
     Ref,
     Value,
@@ -34,8 +34,8 @@ from archgraph.ops.recurrent import Stack, stack
 from archgraph.ops.schema import op_schema
 
 DEVICE = "device"  # of new tensors
-# What a block is called with: results, leaves, values that a mode decides, the batch size, DEVICE.
-Need: TypeAlias = "Ref | Leaf | Mode | Batch | str"
+# What a block is called with: results, leaves, values that a mode decides, open sizes, DEVICE.
+Need: TypeAlias = "Ref | Leaf | Mode | Polynomial | str"
 Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
 Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
 
@@ -190,7 +190,7 @@ class ModulePlan:
 
         1. What its operators and layers are called with, and both sides of what it decides by its
            mode. A value whose sides both come from outside is decided there.
-        2. The batch size, if no result among that tells it, and the device, if there is no result.
+        2. Open sizes that no result among that tells, and the device, if there is no result.
         """
         inside = {n.name for n in run}
         needs: dict[Need, None] = {}
@@ -213,9 +213,10 @@ class ModulePlan:
         for item in (*scalars(operands), *self.results(path, run)):  # 1
             add(item)
         tensors = [name for need in needs if (name := self.steady(need)) is not None]  # 2
-        sizes = any(isinstance(item, Batch) for item in walk(operands))
-        if sizes and not any(map(self.is_batched, tensors)):
-            needs[Batch()] = None
+        sizes = (item for item in walk(operands) if isinstance(item, Polynomial))
+        for open_size in sorted({name for size in sizes for name in size.names}):
+            if all(self.telling(name, open_size) is None for name in tensors):
+                needs[Polynomial.of(open_size)] = None
         if not tensors and any(makes_tensor(n) for n in run if n.name not in self.calls):
             needs[DEVICE] = None
         return tuple(needs)
@@ -227,10 +228,12 @@ class ModulePlan:
         always = bool(names) and all(names[0] in mode for mode in self.modes)
         return names[0] if both or always else None
 
-    def is_batched(self, name: str) -> bool:
-        """Return whether the first size of a result tells the batch size."""
-        shape = self.graph.node[name].shape
-        return bool(shape) and isinstance(shape[0], Batch) and shape[0].power == 1
+    def telling(self, name: str, size: str) -> tuple[int, int] | None:
+        """Return the dimension of a result that tells an open size, and how many times it is it."""
+        for dim, other in enumerate(self.graph.node[name].shape):
+            if isinstance(other, Polynomial) and [*other.terms] == [(size,)]:
+                return dim, other.terms[(size,)]
+        return None
 
     def local_name(self, leaf: str, path: str) -> str | None:
         """Return the name of a leaf as seen from a path; None if it is outside."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Node, Ref
-from archgraph.graph.values import Batch, TensorType, walk
+from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.values import TensorType, walk
 from archgraph.module.build import build
 from archgraph.onnx.memory import check_memory
 from archgraph.onnx.session import tolerance
@@ -131,7 +132,7 @@ def _inputs(graph: ArchGraph) -> list[Node]:
 
 def _batch_axes(type_: object) -> list[int]:
     shape = type_.shape if isinstance(type_, TensorType) else ()
-    return [axis for axis, size in enumerate(shape) if isinstance(size, Batch)]
+    return [axis for axis, size in enumerate(shape) if isinstance(size, Polynomial)]
 
 
 def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:

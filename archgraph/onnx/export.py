@@ -14,8 +14,9 @@ from archgraph.capture.export import export_program
 from archgraph.capture.surroundings import quiet
 from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Record, Ref, Value
+from archgraph.graph.ir import BATCH_WORD, ArchGraph, Leaf, Polynomial, Record, Ref, Value, refs
 from archgraph.graph.passes import specialise
+from archgraph.graph.sizes import open_sizes
 from archgraph.module.build import build, state_of
 from archgraph.onnx import require_packages
 from archgraph.onnx.mark import marks
@@ -134,8 +135,14 @@ def _tensors(value: Value) -> Value:
 
 def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
     """Convert a graph in evaluation to a model with PyTorch's exporter."""
-    program = export_program(build(graph, state).eval(), (), random_inputs(graph))
-    if program.batch is None and any(Batch() in n.shape for n in graph.nodes if n.op == "input"):
+    names = {Polynomial.of(name) for name in open_sizes(graph)}
+    inputs = [name for _, value in graph.inputs for name in refs(value)]
+    stated = [
+        {axis: str(size) for axis, size in enumerate(graph.node[name].shape) if size in names}
+        for name in inputs
+    ]
+    program = export_program(build(graph, state).eval(), (), random_inputs(graph), stated=stated)
+    if BATCH_WORD in open_sizes(graph) and BATCH_WORD not in program.names.values():
         raise GraphError("cannot be exported with a free batch size", found=program.fixed)
     where = graph.name or None
     try:
@@ -154,7 +161,7 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
         if node.op_type in CONTROL:  # of which onnxruntime may end the process
             reason = f"{node.op_type}, control flow, which would not be read again"
             raise GraphError("cannot be expressed in ONNX", where=where, found=reason)
-    name_all(exported.model, graph, program.batch)
+    name_all(exported.model, graph, program.names)
     return exported.model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, Value
@@ -11,7 +11,6 @@ from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, Value
 if TYPE_CHECKING:
     import onnx_ir
 
-BATCH = "batch"
 LINES_OF_CODE = "pkg.torch.onnx.stack_trace"  # with paths of the machine that exports
 
 
@@ -28,7 +27,7 @@ def tensor_names(key: str, value: Value) -> Iterator[str]:
             yield key
 
 
-def name_all(model: onnx_ir.Model, graph: ArchGraph, batch: str | None) -> None:
+def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -> None:
     """Name what a person who runs the file looks at.
 
     Each result becomes a value of its own first: one that is also an input, a weight or another
@@ -37,9 +36,9 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, batch: str | None) -> None:
     Args:
         model: The model as PyTorch's exporter leaves it.
         graph: What it was made of, in evaluation.
-        batch: The exporter's symbol of the batch; None where the batch is fixed.
+        sizes: Names of open sizes, by the exporter's symbols.
     """
-    _sizes(model, batch)
+    _sizes(model, sizes)
     _weights(model, graph)
     inputs = [name for key, value in graph.inputs for name in tensor_names(key, value)]
     root = "" if isinstance(graph.outputs, Record) else "output"
@@ -64,17 +63,16 @@ def _unused(name: str, used: set[str | None]) -> str:
     return name
 
 
-def _sizes(model: onnx_ir.Model, batch: str | None) -> None:
-    """Call the batch axis what it is; sizes that are numbers in letters become numbers."""
+def _sizes(model: onnx_ir.Model, names: Mapping[str, str]) -> None:
+    """Call open sizes by their names; sizes that are numbers in letters become numbers."""
     import onnx_ir
-
-    symbol = re.compile(rf"\b{re.escape(batch)}\b") if batch else None
 
     def size(dim: int | onnx_ir.SymbolicDim) -> int | str:
         if isinstance(dim, int):
             return dim
         text = str(dim.value)
-        return int(text) if text.isdecimal() else symbol.sub(BATCH, text) if symbol else text
+        named = re.sub(r"\w+", lambda word: names.get(word.group(), word.group()), text)
+        return int(text) if text.isdecimal() else named
 
     for value in [*model.graph.inputs, *(v for n in model.graph.all_nodes() for v in n.outputs)]:
         if value.shape is not None:

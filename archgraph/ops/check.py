@@ -15,13 +15,14 @@ import torch
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import (
+    BATCH_WORD,
     ArchGraph,
     Atom,
-    Batch,
     Leaf,
     Mode,
     Node,
     Param,
+    Polynomial,
     Record,
     Ref,
     TensorType,
@@ -32,6 +33,7 @@ from archgraph.graph.ir import (
     walk,
 )
 from archgraph.graph.passes import specialise
+from archgraph.graph.sizes import example_sizes, is_size_name, open_sizes
 from archgraph.limits import LIMITS
 from archgraph.ops.infer import call_type, pattern, shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
@@ -65,22 +67,24 @@ def check(graph: ArchGraph) -> None:
     _bound(len(graph.nodes), LIMITS.nodes, "too many operators")
     _bound(len(graph.params), LIMITS.leaves, "too many leaves")
     _check_leaves(graph)
+    values = example_sizes(graph)
+    sizes = {name: values[name] for name in open_sizes(graph)}
     seen: dict[str, Node] = {}
     for node in graph.nodes:
         with _at(f"%{node.name}"):
             _require(node.name not in seen, "two operators of one name")
             _check_depth(node.scope)
-            _check_uses((v for _, v in node.args), seen, graph)
+            _check_uses((v for _, v in node.args), seen, graph, sizes)
             for type_ in node.types:
-                _check_type(type_)
+                _check_type(type_, sizes)
             _check_operator(node, seen)
         seen[node.name] = node
     types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
     types |= {Leaf(p.name): p.type for p in graph.params}
     _check_inputs(graph)
     with _at("outputs"):
-        _check_outputs(graph, seen)
-    _check_updates(graph, seen, types)
+        _check_outputs(graph, seen, sizes)
+    _check_updates(graph, seen, types, sizes)
     with _at("sections"):
         _unique([name for name, _ in graph.sections], "two sections of one name")
     # Last: kernels run on what has been found sound above.
@@ -144,7 +148,7 @@ def _check_leaf(param: Param) -> None:
     _require(sound, "leaf with an impossible size", type_)
     elements = math.prod(param.shape)
     _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
-    _check_type(type_)
+    _check_type(type_, {})
     dtype = torch_dtype(param.dtype)
     trainable = dtype.is_floating_point or dtype.is_complex or not param.trainable
     expected = "a floating-point type, or 'frozen'"
@@ -157,46 +161,49 @@ def _check_leaf(param: Param) -> None:
         _require(actual == size, "initial value with the wrong number of bytes", actual, size)
 
 
-def _check_type(type_: TensorType) -> None:
-    """Sizes and element type of a tensor."""
+def _check_type(type_: TensorType, sizes: Mapping[str, int]) -> None:
+    """Sizes and element type of a tensor; ``sizes``: values of open ones in the example."""
     torch_dtype(type_.dtype)
     _bound(len(type_.shape), LIMITS.rank, "too many dimensions")
     elements = 1
     for size in type_.shape:
-        # A dimension may be empty, but no multiple of the batch is.
-        factor, least = (size.factor, 1) if isinstance(size, Batch) else (size, 0)
-        _require(factor >= least, "negative size", type_)
-        _bound(factor, LIMITS.size, "size too large", type_)
-        _check_batch(size)
-        elements *= factor
+        _check_size(size, sizes)
+        # A dimension may be empty, but no open size is.
+        least = 1 if isinstance(size, Polynomial) else 0
+        actual = size_at(size, sizes)
+        _require(actual >= least, "negative size", type_)
+        _bound(actual, LIMITS.size, "size too large", type_)
+        elements *= actual
     _bound(elements, LIMITS.elements, "tensor too large", type_, " elements")
 
 
-def _check_batch(value: Value) -> None:
-    if isinstance(value, Batch):
-        possible = 1 <= value.power <= LIMITS.batch_power and abs(value.factor) <= LIMITS.size
-        expected = f"a power of 1 to {LIMITS.batch_power}, a factor of at most {LIMITS.size}"
-        _require(possible, "size that no batch has", value, expected)
+def _check_size(value: Value, sizes: Mapping[str, int]) -> None:
+    if isinstance(value, Polynomial):
+        missing = sorted(value.names - sizes.keys())
+        message = "a size depends on one that no input has as a dimension"
+        _require(not missing, message, f"{value}", ", ".join(sizes) or "a number")
+        possible = all(abs(factor) <= LIMITS.size for factor in value.terms.values())
+        _require(possible, "size that nothing has", value, f"factors of at most {LIMITS.size}")
 
 
 # -- operators --------------------------------------------------------------------------------
-def _check_uses(values: Iterable[Value], seen: Collection[str], graph: ArchGraph) -> None:
+def _check_uses(
+    values: Iterable[Value], seen: Collection[str], graph: ArchGraph, sizes: Mapping[str, int]
+) -> None:
     for item in (item for value in values for item in walk(value)):
         if isinstance(item, Ref):
             _require(item.name in seen, "uses a result that no earlier operator makes", item)
         elif isinstance(item, Leaf):
             _require(item.name in graph.param, "uses a leaf that does not exist", item)
-        _check_batch(item)
+        _check_size(item, sizes)
 
 
 def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
     args, names = dict(node.args), [name for name, _ in node.args]
     _require(len(args) == len(names), "argument given twice", names)
     if node.op == "input":
-        sound = args.keys() <= {"min", "max"} and all(type(v) is int for v in args.values())
-        _require(sound, "an input has no arguments but min and max, batch sizes")
-        sound = not isinstance(node.type, tuple) and (not args or node.shape[:1] == (Batch(),))
-        _require(sound, "an input is one tensor, limited only in its batch")
+        _require(not isinstance(node.type, tuple), "an input is one tensor")
+        _check_ranges(node, args)
         return
     if node.op == "getitem":
         _require(names == ["source", "index"], "getitem takes source and index")
@@ -211,6 +218,23 @@ def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
         if not _fits(value, types[name], seen):
             actual = shortened(show(value))
             _require(False, f"argument {name!r} has a wrong type", actual, types[name])
+
+
+def _check_ranges(node: Node, args: Mapping[str, Value]) -> None:
+    """Check what an input says of open sizes: ``min``, ``max`` of the batch, records of others."""
+    for key, value in args.items():
+        of_batch = key in ("min", "max")
+        name = BATCH_WORD if of_batch else key
+        _require(Polynomial.of(name) in node.shape, "an input says what it is not open in", key)
+        facts = (
+            {key: value} if of_batch else dict(value.fields) if isinstance(value, Record) else {}
+        )
+        keys = {"min", "max"} if of_batch else {"example", "min", "max"}
+        sound = facts and facts.keys() <= keys and all(type(v) is int for v in facts.values())
+        _require(sound, f"what an input says of {name} is integers", value, ", ".join(sorted(keys)))
+        numbers = [v for v in (facts.get(k) for k in ("min", "example", "max")) if type(v) is int]
+        in_order = sorted(numbers) == numbers and (of_batch or (numbers and numbers[0] >= 1))
+        _require(in_order, f"impossible range of {name}", value, "1 ≤ min ≤ example ≤ max")
 
 
 def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, Node]) -> None:
@@ -250,7 +274,7 @@ def _is_number(value: Value) -> bool:
 
 def _is_integer(value: Value) -> bool:
     small = type(value) is int and abs(value) <= LIMITS.integer
-    return small or isinstance(value, Batch)
+    return small or isinstance(value, Polynomial)
 
 
 def _is_enumeration(kind: type) -> Callable[[Value], bool]:
@@ -299,13 +323,15 @@ def _check_inputs(graph: ArchGraph) -> None:
         for key, value in graph.inputs:
             possible = key.isidentifier() and not keyword.iskeyword(key) and key != "self"
             _require(possible, "argument of forward must be an identifier", key)
-            _check_tree(value, (Leaf, Batch, Atom, Mode))
-    values = [v for n in graph.nodes for _, v in n.args]
-    values += [graph.outputs, *(v for _, v in graph.updates)]
-    size = next((i for v in values for i in walk(v) if isinstance(i, Batch)), None)
-    batched = any(n.op == "input" and n.shape[:1] == (Batch(),) for n in graph.nodes)
-    message = "a size depends on the batch, but no input has a batch axis"
-    _require(size is None or batched, message, size)
+            _check_tree(value, (Leaf, Polynomial, Atom, Mode))
+    for name, size in open_sizes(graph).items():
+        with _at(name):
+            _require(is_size_name(name), "cannot be the name of an open size")
+            _require(name not in graph.param, "an open size and a leaf have one name")
+            first = graph.node[size.axes[0][0]]
+            said = name == BATCH_WORD or first.arg(name) is not None
+            message = "the first input with an open size says its example"
+            _require(said, message, first.name, f"{name}={{'example': …}}")
 
 
 def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
@@ -322,8 +348,8 @@ def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
                 _require(possible, "name that a named tuple cannot have", name, expected)
 
 
-def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
-    _check_uses((graph.outputs,), seen, graph)
+def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node], sizes: Mapping[str, int]) -> None:
+    _check_uses((graph.outputs,), seen, graph, sizes)
     _check_tree(graph.outputs, (Atom,))
     for item in walk(graph.outputs):
         several = isinstance(item, Ref) and isinstance(seen[item.name].type, tuple)
@@ -335,14 +361,17 @@ def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
 
 
 def _check_updates(
-    graph: ArchGraph, seen: Mapping[str, Node], types: Mapping[Ref | Leaf, ResultType]
+    graph: ArchGraph,
+    seen: Mapping[str, Node],
+    types: Mapping[Ref | Leaf, ResultType],
+    sizes: Mapping[str, int],
 ) -> None:
     _unique([buffer for buffer, _ in graph.updates], "buffer updated twice")
     buffers = {p.name: p for p in graph.params if p.role == "buffer"}
     for buffer, value in graph.updates:
         with _at(f"update {buffer}"):
             _require(buffer in buffers, "update of something that is not a buffer")
-            _check_uses((value,), seen, graph)
+            _check_uses((value,), seen, graph, sizes)
             for item in (in_mode(value, training) for training in (True, False)):
                 type_ = types[item] if isinstance(item, (Ref, Leaf)) else None
                 fits = isinstance(type_, TensorType) and type_.shape == buffers[buffer].type.shape
@@ -355,6 +384,7 @@ def _check_updates(
 # -- types ------------------------------------------------------------------------------------
 def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
+    sizes = example_sizes(graph)
     runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
     for node in graph.nodes:
         if node.op in ("input", "getitem") or not computable(node.op):
@@ -365,7 +395,7 @@ def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> No
             if moded and node.name not in runs[training] and node.name in runs[not training]:
                 continue
             args = {k: pattern(in_mode(v, training), types) for k, v in node.args}
-            type_ = None if _walks(node.op, args) else call_type(node, args)
+            type_ = None if _walks(node.op, args, sizes) else call_type(node, args, sizes)
             with _at(f"%{node.name}"):
                 _same_type(node, node.type if type_ is None else type_)
 
@@ -390,7 +420,7 @@ def computable(op: str) -> bool:
     return row(op).rule is not unknown_axes or torch.Tag.core in op_schema(op).overload.tags
 
 
-def _walks(op: str, args: Args) -> bool:
+def _walks(op: str, args: Args, examples: Mapping[str, int]) -> bool:
     """Return whether inference would go through a long dimension position by position."""
     sizes = (s for t in tensor_types(args.values()) for s in t.shape)
-    return row(op).rule is opaque_axes and any(size_at(s, 1) > LIMITS.steps for s in sizes)
+    return row(op).rule is opaque_axes and any(size_at(s, examples) > LIMITS.steps for s in sizes)

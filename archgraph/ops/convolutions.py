@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Batch, Node, TensorType, Value
-from archgraph.layout.layouts import Fixed, divide, product
+from archgraph.graph.ir import ArchGraph, Node, Polynomial, TensorType, Value
+from archgraph.graph.polynomial import divide
+from archgraph.layout.layouts import Fixed, product
 from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, weight_and_bias
@@ -35,7 +36,7 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
     groups = eq.value("groups", 1)
     if groups == 1:
         eq.unify(x[channel], w[1])
-    elif isinstance(groups, Batch):  # each example has a kernel of its own
+    elif isinstance(groups, Polynomial):  # each example has a kernel of its own
         eq.unify(x[channel], product((Fixed(groups), w[1])))
         inside = divide(w[0].size, groups)
         eq.unify(w[0], product((Fixed(groups), eq.new(inside or w[0].size))))

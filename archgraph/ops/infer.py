@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import (
+    BATCH,
+    BATCH_WORD,
     ArchGraph,
     Atom,
-    Batch,
     Leaf,
     Node,
+    Polynomial,
     Ref,
     Size,
     TensorType,
@@ -28,6 +32,8 @@ from archgraph.graph.ir import (
     in_mode,
     size_at,
 )
+from archgraph.graph.polynomial import as_size, sizes_in
+from archgraph.graph.sizes import example_sizes
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import row
@@ -35,8 +41,10 @@ from archgraph.ops.types import Args, ResultType, Scalar, Uncertain
 
 # Arguments by name as a key of a cache.
 _Key: TypeAlias = tuple[tuple[str, object], ...]
+_Sizes: TypeAlias = tuple[tuple[str, int], ...]
 # Two sizes tell a multiple of the batch from a constant; not 1, which broadcasts.
 _PROBES = (2, 3)
+_NONE: Mapping[str, int] = MappingProxyType({})  # of open sizes beside the batch
 
 
 # -- graphs and operators in them --------------------------------------------------------------
@@ -47,17 +55,27 @@ def infer(graph: ArchGraph) -> ArchGraph:
         GraphError: Names the operator whose arguments do not fit and their shapes.
     """
     types: dict[str, ResultType] = {}
-    leaves = {p.name: p.type for p in graph.params}
+    leaves, sizes = {p.name: p.type for p in graph.params}, example_sizes(graph)
     for node in graph.nodes:
-        types[node.name] = node.type if node.op == "input" else infer_call(node, types, leaves)
+        known = node.op == "input"
+        types[node.name] = node.type if known else infer_call(node, types, leaves, sizes)
     nodes = tuple(dataclasses.replace(n, type=types[n.name]) for n in graph.nodes)
     return graph.replace(nodes=nodes)
 
 
 def infer_call(
-    node: Node, results: Mapping[str, ResultType], leaves: Mapping[str, TensorType]
+    node: Node,
+    results: Mapping[str, ResultType],
+    leaves: Mapping[str, TensorType],
+    sizes: Mapping[str, int] = _NONE,
 ) -> ResultType:
     """Return the type of one operator from the types of what it uses, by name.
+
+    Args:
+        node: The operator.
+        results: Types of results that it may use.
+        leaves: Types of leaves.
+        sizes: Values of open sizes in the example.
 
     Raises:
         GraphError: If its arguments do not fit.
@@ -70,20 +88,26 @@ def infer_call(
         if type(source) is not tuple or not -len(source) <= index < len(source):
             raise GraphError("no such result", where=place(node), found=index)
         return source[index]
-    result = call_type(node, args)
+    result = call_type(node, args, sizes)
     if result is None:
         raise GraphError(f"{node.op} gives no type without data", where=place(node))
     return result
 
 
-def call_type(node: Node, args: Args) -> ResultType | None:
+def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | None:
     """Return the type of an operator's result, from patterns of its arguments.
+
+    Args:
+        node: The operator.
+        args: What :func:`pattern` makes of its arguments.
+        sizes: Values of open sizes in the example.
 
     Raises:
         GraphError: If they do not fit.
     """
     try:
-        return result_type(node.op, tuple(args.items()))
+        others = tuple(item for item in sizes.items() if item[0] != BATCH_WORD)
+        return result_type(node.op, tuple(args.items()), others)
     except GraphError as error:
         raise error.within(place(node)) from error
 
@@ -101,7 +125,7 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
             return types[value]
         case tuple():
             return tuple(pattern(item, types) for item in value)
-        case Batch() | Atom():
+        case Polynomial() | Atom():
             return value
         case _:
             return Scalar(type(value), value)
@@ -116,13 +140,27 @@ def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
             yield from tensor_types(value)
 
 
+def _names(values: Iterable[object]) -> frozenset[str]:
+    """Return the open sizes in patterns."""
+    names: set[str] = set()
+    for value in values:
+        if isinstance(value, TensorType):
+            names.update(*map(sizes_in, value.shape))
+        elif isinstance(value, Polynomial):
+            names |= value.names
+        elif isinstance(value, tuple) and not isinstance(value, Scalar):
+            names |= _names(value)
+    return frozenset(names)
+
+
 @functools.lru_cache(maxsize=1 << 14)
-def result_type(op: str, args: _Key) -> ResultType | None:
+def result_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
     """Return the type of an operator's result; None where it cannot be computed without data.
 
     Args:
         op: The operator.
         args: Its arguments by name, as :func:`pattern` makes them.
+        sizes: Values of open sizes other than the batch in the example.
 
     Raises:
         GraphError: If the arguments do not fit.
@@ -131,13 +169,21 @@ def result_type(op: str, args: _Key) -> ResultType | None:
     if rule is not None:
         with contextlib.suppress(Uncertain):
             return rule(dict(args))
-    return kernel_type(op, args)
+    return kernel_type(op, args, sizes)
 
 
-def kernel_type(op: str, args: _Key) -> ResultType | None:
-    """Return the type of an operator's result, from its meta kernel."""
+def kernel_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
+    """Return the type of an operator's result, from its meta kernel.
+
+    1. Where nothing but the batch is open, at two batch sizes.
+    2. Else with symbols for sizes.
+    """
     _check_count(op, dict(args))
     try:
+        if sizes and _names(v for _, v in args) - {BATCH_WORD}:  # 2.
+            from archgraph.ops.symbols import symbolic_type  # loads a computer algebra system
+
+            return symbolic_type(op, args, dict(sizes))
         low, high = (_run(op, args, batch) for batch in _PROBES)
     except NotImplementedError:  # the operator has no meta kernel
         return None
@@ -160,23 +206,39 @@ def _check_count(op: str, args: dict[str, object]) -> None:
     counts = [v.value for v in args.values() if isinstance(v, Scalar) and v.kind is int]
     if tensors and not sizes and isinstance(axis, int):
         shape = tensors[0].shape
-        counts += [size_at(shape[axis], 1)] if -len(shape) <= axis < len(shape) else []
+        counts += [s for s in shape[axis:][:1] if isinstance(s, int)]
     if (count := max([*sizes, *counts], default=0)) > LIMITS.results:
         raise GraphError("too many results", found=count, expected=f"at most {LIMITS.results}")
 
 
 def _run(op: str, args: _Key, batch: int) -> object:
+    return run_kernel(op, args, lambda size: size_at(size, {BATCH_WORD: batch}))
+
+
+def run_kernel(op: str, args: _Key, size: Callable[[Size], Any]) -> object:
+    """Run an operator on tensors without data.
+
+    Args:
+        op: The operator.
+        args: Its arguments, as :func:`pattern` makes them.
+        size: What a size is in the call: a number, or a symbol.
+
+    Raises:
+        NotImplementedError: If it has no meta kernel.
+        GraphError: If the arguments do not fit.
+    """
+
     def lower(value: object) -> object:
         match value:
             case TensorType():
-                shape = [size_at(s, batch) for s in value.shape]
+                shape = [size(s) for s in value.shape]
                 return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
             case Scalar():  # a tuple, too: before those
                 return value.value
             case tuple():
                 return [lower(item) for item in value]
-            case Batch():
-                return value.at(batch)
+            case Polynomial():
+                return size(value)
             case Atom():
                 return from_atom(value)
             case _:
@@ -214,10 +276,10 @@ def _tensor_type(low: object, high: object) -> TensorType:
     shape: list[Size] = []
     for x, y in zip(map(int, low.shape), map(int, high.shape), strict=True):
         # x = factor · 2^power and y = factor · 3^power; a power of 0 is a constant.
-        for power in range(LIMITS.batch_power + 1):
+        for power in range(LIMITS.size_degree + 1):
             factor, rest = divmod(x, _PROBES[0] ** power)
             if rest == 0 and y == factor * _PROBES[1] ** power:
-                shape.append(Batch(factor, power) if power else x)
+                shape.append(as_size(math.prod([BATCH] * power, start=factor)))
                 break
         else:
             raise GraphError("a size is not a multiple of the batch size", found=f"{x} and {y}")

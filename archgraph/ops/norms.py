@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, TensorType
-from archgraph.layout.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial
 from archgraph.ops.backward import as_large_as_result, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias

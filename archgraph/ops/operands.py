@@ -21,7 +21,8 @@ from archgraph.graph.ir import (
     in_mode,
     size_at,
 )
-from archgraph.layout.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.sizes import example_sizes
 
 
 def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
@@ -41,8 +42,9 @@ def shape_of(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
 
 
 def sizes_of(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """Return the shape of a tensor argument for a batch of one."""
-    return tuple(size_at(s, 1) for s in shape_of(graph, value))
+    """Return the shape of a tensor argument in the example, for a batch of one."""
+    sizes = example_sizes(graph)
+    return tuple(size_at(s, sizes) for s in shape_of(graph, value))
 
 
 def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
@@ -73,7 +75,8 @@ class Counted:
     @classmethod
     def of(cls, graph: ArchGraph, node: Node) -> Counted:
         """Return a node with the sizes that it has."""
-        result = tuple(size_at(size, 1) for size in node.types[0].shape)
+        sizes = example_sizes(graph)
+        result = tuple(size_at(size, sizes) for size in node.types[0].shape)
         return cls(node, functools.partial(sizes_of, graph), result)
 
     def arg(self, name: str) -> tuple[Amount, ...]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
-from archgraph.layout.layouts import Fixed, divide, product
+from archgraph.graph.polynomial import divide
+from archgraph.layout.layouts import Fixed, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import INPUT, NOTHING, Backward, as_large_as_result, saves
 from archgraph.ops.equations import PROJECT, Dims, Equations

@@ -14,8 +14,9 @@ from typing import TypeAlias
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value, size_at
-from archgraph.layout.layouts import Fixed, Layout, divide, product
+from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, Value
+from archgraph.graph.polynomial import divide
+from archgraph.layout.layouts import Fixed, Layout, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import Backward, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
@@ -572,8 +573,9 @@ def _written_out(of: Counted) -> list[tuple[Amount, str]]:
 def _attention_spelling(call: Spelling) -> Call:
     """Attention with its scale, which is 1/√(width of a head) by default."""
     args = dict(call.args)
-    if args.get("scale") is None:
-        args["scale"] = 1.0 / math.sqrt(size_at(call.sizes["query"][-1], 1))
+    width = call.sizes["query"][-1]
+    if args.get("scale") is None and isinstance(width, int):
+        args["scale"] = 1.0 / math.sqrt(width)
     return call.op, args
 
 

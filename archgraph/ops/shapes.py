@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Node, Polynomial, Ref, TensorType, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, fixed_size, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, Backward
@@ -237,7 +237,7 @@ def _repeat_axes(eq: Equations) -> list[Dims]:
     for layout, count, size in zip(x, repeats, eq.node.shape, strict=True):
         if count == 1:
             out.append(layout)
-        elif isinstance(count, (int, Batch)) and not isinstance(layout.size, Batch):
+        elif isinstance(count, (int, Polynomial)) and not isinstance(layout.size, Polynomial):
             out.append(product((Fixed(count), layout)))
         else:
             out.append(Fixed(size))

@@ -29,6 +29,7 @@ from archgraph.graph.ir import (
     replace,
     size_at,
 )
+from archgraph.graph.sizes import example_sizes
 from archgraph.module.build import build
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
@@ -116,21 +117,30 @@ def random_state(
     return state
 
 
-def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
+def random_inputs(
+    graph: ArchGraph, batch: int = 2, seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Draw inputs of the graph's types, by argument name.
 
     1. Complex and floating-point inputs are drawn from a normal distribution.
     2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
        a mask, and attention to no position at all is 0/0.
     3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
+
+    Args:
+        graph: The graph.
+        batch: The number of examples.
+        seed: Of the numbers.
+        sizes: Values of open sizes. Default: those of the example.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     rounded = _rounded(graph)
+    values = {**example_sizes(graph, batch), **(sizes or {})}
     for node in graph.nodes:
         if node.op != "input":
             continue
-        shape = [size_at(s, batch) for s in node.shape]
+        shape = [size_at(s, values) for s in node.shape]
         dtype = torch_dtype(node.dtype)
         if dtype.is_complex:  # 1
             tensor = torch.randn(shape, generator=generator, dtype=torch.complex128)

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeAlias
 from archgraph.analysis.modules import common
 from archgraph.analysis.structure import Block, Section, Structure
 from archgraph.errors import GraphError, RewriteError
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, same_value
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Polynomial, Ref, Value, same_value
 from archgraph.ops.table import row
 from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
@@ -275,7 +275,7 @@ def _side_by_side(
 
 
 def _number(value: Value) -> bool:
-    return isinstance(value, (int, float, Batch))
+    return isinstance(value, (int, float, Polynomial))
 
 
 def _refuse(block: Block, actual: object, expected: object) -> NoReturn:

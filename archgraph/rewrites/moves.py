@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Polynomial, Ref, Value, size_at
+from archgraph.graph.sizes import example_sizes
 from archgraph.ops.schema import op_schema
 from archgraph.ops.table import growth
 from archgraph.rewrites.copies import Copies
@@ -78,7 +79,7 @@ class MovedFactors:
         sent: Sent = numbered
         # From the layer on, in the wide graph: copies are at positions of their own there.
         for node in path[::-1]:
-            sent = _sent(self._wide.node[node.name], sent)
+            sent = self._sent(self._wide.node[node.name], sent)
         assert isinstance(sent, torch.Tensor)
         target = solved.value[start][0][dim]
         if not isinstance(target.size, int):
@@ -118,7 +119,8 @@ class MovedFactors:
 
     def _numbered(self, layer: str, dim: int, size: int) -> torch.Tensor:
         """Return a result whose values are its positions along a dimension."""
-        shape = [size_at(s, 1) for s in self._wide.node[layer].types[0].shape]
+        sizes = example_sizes(self._wide)
+        shape = [size_at(s, sizes) for s in self._wide.node[layer].types[0].shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
         # Contiguous, since what moves it may be a view().
         return torch.arange(size).reshape(view).expand(shape).contiguous()
@@ -133,32 +135,33 @@ class MovedFactors:
                 continue
             node = self._wide.node[name]
             if growth(node.op).moves and name not in ends:
-                moved = _sent(node, sent)
+                moved = self._sent(node, sent)
                 pending += [(name, user, moved) for user in users[name]]
             else:
                 parts = (sent,) if isinstance(sent, torch.Tensor) else sent
                 yield {i for p in parts for i in p.reshape(-1).tolist()}
 
+    def _sent(self, node: Node, sent: Sent) -> Sent:
+        """Run an operator that only moves positions on numbers, for a batch of one."""
+        if node.op == "getitem":
+            index = node.arg("index")
+            assert isinstance(index, int)
+            return sent[index]
 
-def _sent(node: Node, sent: Sent) -> Sent:
-    """Run an operator that only moves positions on numbers, for a batch of one."""
-    if node.op == "getitem":
-        index = node.arg("index")
-        assert isinstance(index, int)
-        return sent[index]
+        sizes = example_sizes(self._wide)
 
-    def real(value: Value) -> Any:
-        match value:
-            case Ref():
-                return sent
-            case Batch():
-                return size_at(value, 1)
-            case tuple():
-                return [real(v) for v in value]
-            case _:
-                return value
+        def real(value: Value) -> Any:
+            match value:
+                case Ref():
+                    return sent
+                case Polynomial():
+                    return size_at(value, sizes)
+                case tuple():
+                    return [real(v) for v in value]
+                case _:
+                    return value
 
-    called = op_schema(node.op)
-    positional, keywords = called.call_args({k: real(v) for k, v in node.args})
-    result: Sent = called.overload(*positional, **keywords)
-    return result
+        called = op_schema(node.op)
+        positional, keywords = called.call_args({k: real(v) for k, v in node.args})
+        result: Sent = called.overload(*positional, **keywords)
+        return result

@@ -10,7 +10,7 @@ from typing import TypeVar, overload
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, Value, refs, replace, walk
+from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, Value, refs, replace, walk
 from archgraph.graph.passes import notes_of, renaming
 from archgraph.ops.check import check
 from archgraph.rewrites.insert import fresh
@@ -178,7 +178,7 @@ class _Cut:
             name=f"{graph.name} part {k + 1}" if graph.name else "",
         )
         # A graph has a batch: the first axis of one of its inputs at least.
-        if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
+        if not any(n.shape[:1] == (BATCH,) for n in part.nodes if n.op == "input"):
             problem = "the cut crosses values whose first axis is not the batch"
             where = ", ".join(f"%{name}" for name in arriving)
             types = ", ".join(str(graph.node[name].type) for name in arriving)

@@ -94,8 +94,8 @@ def view(
         RunError: If the file cannot be written.
 
     Example:
-        >>> from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
-        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
         >>> x = Node("x", "input", type=kind)
         >>> y = Node("relu", "aten.relu", (("self", Ref("x")),), kind)
         >>> text = view(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("relu"), name="tiny"))

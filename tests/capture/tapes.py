@@ -14,7 +14,7 @@ from archgraph.capture.export import export_program
 from archgraph.capture.inline import inline
 from archgraph.capture.tape import FOLDED, Tape
 from archgraph.capture.trace import Leaves
-from archgraph.graph.ir import Batch
+from archgraph.graph.ir import Polynomial
 from archgraph.ops.constants import constant_tensor
 
 
@@ -44,7 +44,7 @@ def inlined(body: Callable[[Any, torch.Tensor], Any]) -> tuple[Tape, Tiny]:
     """The flat tape of a function, and the module that it is the forward of."""
     net = Tiny(body)
     captured = export_program(net, (X,), {})
-    return inline(captured.program, captured.batch, Leaves.of(net).owner), net
+    return inline(captured.program, captured.names, Leaves.of(net).owner), net
 
 
 def calls(tape: Tape) -> list[str]:
@@ -59,8 +59,8 @@ def run(tape: Tape, net: Tiny, x: torch.Tensor) -> list[Any]:
     values: dict[Any, Any] = {}
 
     def real(node: Any) -> Any:
-        if isinstance(node, Batch):
-            return node.at(len(x))
+        if isinstance(node, Polynomial):
+            return node.value({"batch": len(x)})
         if not isinstance(node, torch.fx.Node):
             return node
         if node not in values:  # a size that the capture computed

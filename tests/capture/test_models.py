@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import archgraph as ag
 from archgraph.errors import GraphError, TraceError
-from archgraph.graph.ir import Batch, Node, Record
+from archgraph.graph.ir import BATCH, Node, Record
 from archgraph.graph.text import parse
 from tests.capture.faithful import assert_faithful, tensors
 
@@ -399,7 +399,7 @@ class Two(nn.Module):
 
 def test_an_independent_leading_axis_keeps_its_size():
     graph = ag.trace(Two(), torch.randn(4, 3), torch.randn(6, 3)).graph
-    assert [n.shape for n in graph.nodes[:2]] == [(Batch(), 3), (6, 3)]
+    assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (6, 3)]
     other = torch.randn(6, 3)
     net = Two()
     graph, state = ag.trace(net, torch.randn(4, 3), other)
@@ -414,7 +414,7 @@ def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
             return x * scale
 
     graph = ag.trace(Scaled(), torch.randn(4, 3), torch.randn(1, 3)).graph
-    assert [n.shape for n in graph.nodes[:2]] == [(Batch(), 3), (1, 3)]
+    assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (1, 3)]
 
 
 # -- devices ------------------------------------------------------------------------------------
@@ -541,7 +541,7 @@ def test_a_batch_that_only_training_fixes_leaves_training_to_eval():
 
     with pytest.warns(UserWarning, match="in training the batch size is fixed at that of the exam"):
         traced = ag.trace(Net(body), X, strict=False)
-    assert traced.graph.nodes[0].shape == (Batch(), 3)
+    assert traced.graph.nodes[0].shape == (BATCH, 3)
 
 
 def test_a_batch_that_only_evaluation_fixes_is_fixed_in_training_too():

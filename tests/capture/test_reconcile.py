@@ -10,8 +10,8 @@ from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.spell import OneMode
 from archgraph.errors import TraceError
 from archgraph.graph.ir import (
+    BATCH,
     TRAINING,
-    Batch,
     Constant,
     Leaf,
     Mode,
@@ -22,7 +22,7 @@ from archgraph.graph.ir import (
     in_mode,
 )
 
-T = TensorType((Batch(), 3), "float32")
+T = TensorType((BATCH, 3), "float32")
 INPUT = Node("x", "input", (), T)
 
 

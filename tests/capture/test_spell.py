@@ -8,7 +8,7 @@ import torch
 from archgraph.capture.fold import fold_constants
 from archgraph.capture.spell import spell
 from archgraph.capture.writes import functionalised
-from archgraph.graph.ir import Batch, Leaf, Ref, TensorType
+from archgraph.graph.ir import BATCH, Leaf, Ref, TensorType
 from archgraph.ops.infer import infer_call
 from tests.capture.tapes import inlined
 
@@ -40,7 +40,7 @@ def test_arguments_are_named_and_types_are_those_of_the_operators():
     found = spelt(lambda net, x: torch.addmm(net.row, x, net.weight).split([1, 2], 1)[1])
     types = {n.name: n.type for n in found.nodes}
     leaves = {"weight": TensorType((3, 3), "float32"), "row": TensorType((3,), "float32")}
-    assert found.nodes[0].shape == (Batch(), 3)
+    assert found.nodes[0].shape == (BATCH, 3)
     assert dict(found.nodes[1].args) == {
         "self": Leaf("row"), "mat1": Ref(found.nodes[0].name), "mat2": Leaf("weight"),
     }  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from archgraph.graph.ir import (
+    BATCH,
     TRAINING,
     ArchGraph,
-    Batch,
     Leaf,
     Mode,
     Node,
@@ -41,7 +41,7 @@ class Builder:
         index = self.count.get(stem, 0)
         self.count[stem] = index + 1
         name = f"{stem}_{index}" if index else stem
-        kind = TensorType((Batch(), *shape), "float32")
+        kind = TensorType((BATCH, *shape), "float32")
         self.nodes.append(Node(name, op, tuple(args.items()), kind, scope))
         return Ref(name)
 
@@ -69,7 +69,7 @@ def residual_net(
 ) -> tuple[ArchGraph, Sections]:
     """A residual network and its sections, `layer1` to `layerN`."""
     b = Builder()
-    b.nodes.append(Node("x", "input", (), TensorType((Batch(), 3, 32, 32), "float32")))
+    b.nodes.append(Node("x", "input", (), TensorType((BATCH, 3, 32, 32), "float32")))
     y: Ref = b.conv(Ref("x"), "conv1", (8, 32, 32), 3)
     channels, size = 8, 32
     for number, (depth, width) in enumerate(zip(depths, widths, strict=True), 1):

@@ -22,7 +22,7 @@ from archgraph.display.pieces import pieces
 from archgraph.display.rows import scene_rows
 from archgraph.display.scene import Scene, scene
 from archgraph.errors import RunError
-from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
+from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, TensorType, Value
 
 Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]
 
@@ -65,11 +65,11 @@ def test_a_value_that_leaves_in_the_middle_keeps_its_block_apart(residual: Net):
 
 def attention(layers: int) -> tuple[ArchGraph, list[tuple[str, list[tuple[str, list[str]]]]]]:
     """Layers of masked attention with a sum around each; the first block holds the mask."""
-    wide, split = (TensorType((Batch(), *s), "float32") for s in ((5, 8), (2, 5, 4)))
-    mask = TensorType((Batch(), 5), "bool")
+    wide, split = (TensorType((BATCH, *s), "float32") for s in ((5, 8), (2, 5, 4)))
+    mask = TensorType((BATCH, 5), "bool")
     nodes = [Node("x", "input", type=wide), Node("keep", "input", type=mask)]
     nodes.append(Node("not", "aten.logical_not", (("self", Ref("keep")),), mask))
-    cut: Value = (Batch(), 2, 5, 4)
+    cut: Value = (BATCH, 2, 5, 4)
     blocks, last = [], "x"
     for i in range(layers):
         made = [
@@ -78,7 +78,7 @@ def attention(layers: int) -> tuple[ArchGraph, list[tuple[str, list[tuple[str, l
         ]
         heads = (*((n.name[:-1], Ref(n.name)) for n in made), ("attn_mask", Ref("not")))
         made.append(Node(f"attend{i}", "aten.scaled_dot_product_attention", heads, split))
-        back = (("self", Ref(f"attend{i}")), ("shape", (Batch(), 5, 8)))
+        back = (("self", Ref(f"attend{i}")), ("shape", (BATCH, 5, 8)))
         made.append(Node(f"join{i}", "aten.reshape", back, wide))
         both = (("self", Ref(f"join{i}")), ("other", Ref(last)))
         made.append(Node(f"sum{i}", "aten.add.Tensor", both, wide))

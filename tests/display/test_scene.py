@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from archgraph.display.labels import dimensions, kernel_of
 from archgraph.display.pieces import Detail
 from archgraph.display.scene import Scene, scene
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
+from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.passes import specialise
 from archgraph.tables import count
 
@@ -107,7 +107,7 @@ def test_labels_say_what_the_operator_does(residual: Net):
 
 
 def test_an_output_may_share_the_name_of_a_node():
-    kind = TensorType((Batch(), 8), "float32")
+    kind = TensorType((BATCH, 8), "float32")
     nodes = (
         Node("output", "input", (), kind),
         Node("relu", "aten.relu", (("self", Ref("output")),), kind),
@@ -120,7 +120,7 @@ def test_an_output_may_share_the_name_of_a_node():
 
 @pytest.mark.parametrize("detail", ["section", "block", "node"])
 def test_a_counter_shares_the_box_of_what_it_counts_for(detail: Detail):
-    kind = TensorType((Batch(), 8), "float32")
+    kind = TensorType((BATCH, 8), "float32")
     number = TensorType((), "int64")
     graph = ArchGraph(
         inputs=(("x", Ref("x")),),
@@ -146,19 +146,19 @@ def test_counts_never_show_four_digits_before_the_unit(number: float, text: str)
 
 
 def test_shapes_name_multiples_of_the_batch():
-    assert dimensions((Batch() * Batch(), 3)) == "n**2×3"
+    assert dimensions((BATCH * BATCH, 3)) == "n**2×3"
 
 
 @given(layers=st.integers(1, 8), detail=details)
 def test_growing_concatenations_are_drawn_as_a_stream(layers: int, detail: Detail):
-    nodes = [Node("x", "input", (), TensorType((Batch(), 4), "float32"))]
+    nodes = [Node("x", "input", (), TensorType((BATCH, 4), "float32"))]
     features = [Ref("x")]
     for index in range(layers):
-        width = TensorType((Batch(), 4 * (index + 1)), "float32")
+        width = TensorType((BATCH, 4 * (index + 1)), "float32")
         nodes.append(
             Node(f"cat{index}", "aten.cat", (("tensors", tuple(features)), ("dim", 1)), width)
         )
-        kind = TensorType((Batch(), 4), "float32")
+        kind = TensorType((BATCH, 4), "float32")
         nodes.append(Node(f"relu{index}", "aten.relu", (("self", Ref(f"cat{index}")),), kind))
         features.append(Ref(f"relu{index}"))
     graph = ArchGraph((("x", Ref("x")),), (), tuple(nodes), features[-1])

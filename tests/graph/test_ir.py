@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError
-from archgraph.graph.ir import TRAINING, Batch, Mode, Record, Ref, in_mode, same_value, show, walk
+from archgraph.graph.ir import BATCH, TRAINING, Mode, Record, Ref, in_mode, same_value, show, walk
 from archgraph.graph.passes import prune, renumber
 
 
@@ -87,5 +86,4 @@ def test_values():
         and not same_value(1, 1.0)
         and same_value(TRAINING, Mode(True, False))
     )
-    with pytest.raises(GraphError, match="not divisible"):
-        Batch(3) // 2
+    assert str(3 * BATCH // 2) == "batch + batch // 2"

@@ -38,7 +38,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import ArchGraphError
 from archgraph.federation import configure
-from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Mode, Node, Ref, Value, replace
+from archgraph.graph.ir import BATCH, ArchGraph, Atom, Leaf, Mode, Node, Ref, Value, replace
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.ops.check import computable, pure
@@ -551,7 +551,7 @@ def _drawn(rng: random.Random, kind: str, tensors: Sequence[Ref | Leaf]) -> Valu
         case "Tensor":
             return rng.choice(tensors) if rng.random() < 0.95 else rng.choice((2, 0.5, True))
         case "int":
-            return rng.choice((0, 0, 1, 1, 1, 2, 2, 3, -1, -1, -2, 4, 8, 12, 16, -3, Batch()))
+            return rng.choice((0, 0, 1, 1, 1, 2, 2, 3, -1, -1, -2, 4, 8, 12, 16, -3, BATCH))
         case "float" | "number":
             return rng.choice((0.0, 0.5, 1.0, 2.0, -1.0, 1e-5))
         case "bool":

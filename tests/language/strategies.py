@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import operator
 
 from hypothesis import strategies as st
 
@@ -13,12 +14,12 @@ from archgraph.graph.ir import (
     TRAINING,
     ArchGraph,
     Atom,
-    Batch,
     Constant,
     Leaf,
     Mode,
     Node,
     Param,
+    Polynomial,
     Record,
     Ref,
     TensorType,
@@ -37,8 +38,17 @@ strings = st.text(
 )
 dtypes = st.sampled_from(sorted(text.ITEM_SIZES))
 sizes = st.integers(0, 9)
-batches = st.builds(Batch, st.integers(1, 9), st.integers(1, 3))
-types = st.builds(TensorType, st.lists(sizes | batches, max_size=4).map(tuple), dtypes)
+names = st.sampled_from(["batch", "length", "height"]).map(Polynomial.of)
+open_sizes = st.recursive(
+    names,
+    lambda inner: st.one_of(
+        st.builds(operator.mul, inner, names | st.integers(1, 9)),
+        st.builds(operator.add, inner, names | st.integers(-9, 9)),
+        st.builds(operator.floordiv, inner, names | st.integers(2, 9)),
+    ),
+    max_leaves=3,
+).filter(lambda size: isinstance(size, Polynomial))
+types = st.builds(TensorType, st.lists(sizes | open_sizes, max_size=4).map(tuple), dtypes)
 floats = st.floats(allow_nan=False) | st.just(math.inf) | st.just(1e-05)
 scalars = (
     st.none()
@@ -46,7 +56,8 @@ scalars = (
     | st.integers(-(2**63), 2**63)
     | floats
     | strings
-    | batches
+    # Outside of a graph, a bare name is a leaf.
+    | open_sizes.filter(lambda size: str(size) not in ("length", "height"))
     | keys.map(Ref)
     | leaf_names.map(Leaf)
     | st.sampled_from(["float32", "contiguous_format"]).map(Atom)
@@ -93,11 +104,13 @@ nodes = st.builds(
     types | st.lists(types, max_size=3).map(tuple),
     st.just("") | keys,
 )
+# An input has the open sizes: their names are leaves elsewhere.
+OPEN = TensorType(tuple(map(Polynomial.of, ("batch", "length", "height"))), "float32")
 graphs = st.builds(
     ArchGraph,
     inputs=st.lists(st.tuples(identifiers, values), max_size=2).map(tuple),
     params=st.lists(params(), max_size=3).map(tuple),
-    nodes=st.lists(nodes, max_size=4).map(tuple),
+    nodes=st.lists(nodes, max_size=4).map(lambda nodes: (Node("open", "input", (), OPEN), *nodes)),
     outputs=values,
     updates=st.lists(st.tuples(leaf_names, values), max_size=2).map(tuple),
     sections=st.lists(st.tuples(strings, st.lists(strings, max_size=3).map(tuple)), max_size=2).map(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
-from archgraph.graph.ir import TRAINING, ArchGraph, Batch, Mode, Record, Ref, size_at
+from archgraph.graph.ir import BATCH, TRAINING, ArchGraph, Mode, Record, Ref, size_at
 from archgraph.language import flat, load_model
 from archgraph.language.yaml import parse_document
 from archgraph.module.build import build
@@ -40,7 +40,7 @@ def examples(graph: ArchGraph, batch: int = 2) -> list[torch.Tensor]:
     made = []
     for node in graph.nodes:
         if node.op == "input":
-            shape = [size_at(s, batch) for s in node.shape]
+            shape = [size_at(s, {"batch": batch}) for s in node.shape]
             integer = node.dtype == "int64"
             made.append(torch.ones(shape, dtype=torch.int64) if integer else torch.rand(shape))
     return made
@@ -339,7 +339,7 @@ def test_tokens_become_features() -> None:
         "s.class_token.weight": (1, 1, 4),
         "s.scale.weight": (4,),
     }
-    assert graph.nodes[-1].shape == (Batch(), 4)
+    assert graph.nodes[-1].shape == (BATCH, 4)
     assert_traces_to_itself(graph)
 
 

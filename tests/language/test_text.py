@@ -74,8 +74,9 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
             "line 3, column 36: cannot be read; found ')'; expected '='",
         ),
         (
-            HEAD + "%y: float32[batch, two] = aten.relu(self=%x)",
-            "line 3, column 20: is not a size; found 'two'; expected an integer or 'batch'",
+            HEAD + "%y: float32[batch, None] = aten.relu(self=%x)",
+            "line 3, column 20: cannot be the name of a size; found 'None'; "
+            "expected another identifier",
         ),
         (
             HEAD + "nodule x\nreturn %x",
@@ -104,7 +105,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         (
             "parameter w: float32[batch]",
             "line 1, column 14: is not a shape of a leaf; found float32[batch]; "
-            "expected sizes ≥ 0, no batch axis",
+            "expected sizes ≥ 0, no open ones",
         ),
         (
             "buffer w: float32[2] frozen",

@@ -11,7 +11,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.cost_polynomial import MEASURES, CostPolynomial
 from archgraph.errors import ArchGraphError, AxisError, GraphError
-from archgraph.layout.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial
 from tests.examples import at_most
 from tests.nets import FOREIGN, image, networks
 from tests.structures import graph_of, models

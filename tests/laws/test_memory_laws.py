@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import archgraph as ag
 from archgraph.analysis.training_memory import KINDS, MemoryPolynomial
 from archgraph.errors import ArchGraphError, GraphError
-from archgraph.layout.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial
 from benchmarks.bench_memory import rows
 from tests.examples import at_most
 from tests.nets import image, networks

@@ -12,7 +12,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
+from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.module.build import load_state
 from archgraph.ops.infer import infer, infer_call
 
@@ -109,7 +109,7 @@ def test_shapes_are_inferred_for_any_batch(traced):
     blank = graph.replace(nodes=tuple(n if n.op == "input" else _untyped(n) for n in graph.nodes))
     assert infer(blank) == graph
     node = Node("y", "aten.relu", (("self", Ref("conv2d")),))
-    assert type_in(graph, node) == TensorType((Batch(), 4, 4, 4), "float32")
+    assert type_in(graph, node) == TensorType((BATCH, 4, 4, 4), "float32")
 
 
 def type_in(graph, node):
@@ -163,12 +163,12 @@ def test_names_that_shadow_what_modules_have(name):
         (("x", Ref("x")),),
         (Param(name, TensorType((3,), "float32")),),
         (
-            Node("x", "input", (), TensorType((Batch(), 3), "float32")),
+            Node("x", "input", (), TensorType((BATCH, 3), "float32")),
             Node(
                 "y",
                 "aten.mul.Tensor",
                 (("self", Ref("x")), ("other", Leaf(name))),
-                TensorType((Batch(), 3), "float32"),
+                TensorType((BATCH, 3), "float32"),
             ),
         ),
         Ref("y"),
@@ -184,8 +184,8 @@ def test_a_leafs_name_never_runs_as_code(tmp_path):
     param = Param(evil, TensorType((2, 3), "float32"))
     args = (("input", Ref("x")), ("weight", Leaf(evil)))
     nodes = (
-        Node("x", "input", (), TensorType((Batch(), 3), "float32")),
-        Node("y", "aten.linear", args, TensorType((Batch(), 2), "float32")),
+        Node("x", "input", (), TensorType((BATCH, 3), "float32")),
+        Node("y", "aten.linear", args, TensorType((BATCH, 2), "float32")),
     )
     graph = ArchGraph((("x", Ref("x")),), (param,), nodes, Ref("y"))
     assert ag.build(graph)(torch.zeros(2, 3)).shape == (2, 2)
@@ -202,7 +202,7 @@ def test_names_that_are_not_a_path_are_refused(name):
 def test_types_of_a_long_graph_are_inferred_in_linear_time():
     import time
 
-    type_ = TensorType((Batch(), 3), "float32")
+    type_ = TensorType((BATCH, 3), "float32")
     nodes = [Node("n0", "input", (), type_)]
     for i in range(1, 2001):
         nodes.append(Node(f"n{i}", "aten.relu", (("self", Ref(f"n{i - 1}")),), type_))
@@ -229,7 +229,7 @@ def test_sizes_follow_the_batch():
             return self.pairs(x.reshape(x.shape[0] * 3, 2))
 
     graph, state = ag.trace(Folded(), torch.randn(2, 6))
-    assert any(n.shape[:1] == (Batch(3),) for n in graph.nodes)
+    assert any(n.shape[:1] == (3 * BATCH,) for n in graph.nodes)
     for batch in (1, 4):
         x = torch.randn(batch, 6)
         torch.testing.assert_close(ag.build(graph, state)(x), x + batch**2, rtol=0, atol=0)

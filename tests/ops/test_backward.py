@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Node, Ref, Value, size_at
+from archgraph.graph.ir import ArchGraph, Atom, Leaf, Node, Polynomial, Ref, Value, size_at
 from archgraph.graph.passes import specialise
 from archgraph.ops.operands import Counted
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
@@ -28,8 +28,8 @@ def lower(value: Value, values: dict[Any, Any]) -> object:
             return values[value]
         case tuple():
             return [lower(item, values) for item in value]
-        case Batch():
-            return value.at(2)
+        case Polynomial():
+            return value.value({"batch": 2})
         case Atom():
             return from_atom(value)
         case _:
@@ -51,7 +51,9 @@ def calls(graph: ArchGraph) -> Iterator[tuple[Node, int, int]]:
     values: dict[Any, Any] = {Leaf(p.name): new(p.shape, p.dtype) for p in graph.params}
     for node in graph.nodes:
         if node.op == "input":
-            values[Ref(node.name)] = new(tuple(size_at(s, 2) for s in node.shape), node.dtype)
+            values[Ref(node.name)] = new(
+                tuple(size_at(s, {"batch": 2}) for s in node.shape), node.dtype
+            )
             continue
         operands: dict[Any, Any] = {value: values[value] for value in node.operands()}
         if node.op == "getitem":

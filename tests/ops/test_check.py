@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Param, Ref, TensorType
+from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Mode, Node, Param, Ref, TensorType
 from archgraph.ops.check import check
 
-T = TensorType((Batch(), 3), "float32")
+T = TensorType((BATCH, 3), "float32")
 W = Param("w", TensorType((3, 3), "float32"))
 X = Node("x", "input", (), T)
 Y = Node("y", "aten.linear", (("input", Ref("x")), ("weight", Leaf("w"))), T)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.errors import GraphError
-from archgraph.graph.ir import Batch, Leaf, Ref, TensorType, in_mode
+from archgraph.graph.ir import BATCH, Leaf, Ref, TensorType, in_mode
 from archgraph.ops.infer import kernel_type, pattern
 from archgraph.ops.table import row
 from archgraph.ops.types import Uncertain
@@ -67,7 +67,7 @@ def test_examples(example):
 @st.composite
 def tensors(draw, shape=None):
     shape = draw(st.lists(sizes, max_size=4)) if shape is None else shape
-    batch = [Batch()] if draw(st.booleans()) else []
+    batch = [BATCH] if draw(st.booleans()) else []
     return TensorType((*batch, *shape)[:5], draw(dtypes))
 
 
@@ -87,7 +87,7 @@ def test_convolutions_and_windows(data):
     n, c, out, h, w = (data.draw(sizes) for _ in range(5))
     groups = data.draw(st.sampled_from([1, 1, 2]))
     k, s, p, d = (data.draw(small) for _ in range(4))
-    x = TensorType((data.draw(st.sampled_from([Batch(), n])), c, h, w), "float32")
+    x = TensorType((data.draw(st.sampled_from([BATCH, n])), c, h, w), "float32")
     weight = TensorType((out, data.draw(st.sampled_from([c, c // groups])), k, k), "float32")
     bias = data.draw(st.sampled_from([None, TensorType((out,), "float32")]))
     options = {"stride": (s, 1), "padding": (p,), "dilation": (d,)}
@@ -132,8 +132,8 @@ def test_rows_and_columns(data):
 @settings(max_examples=200)
 def test_attention(data):
     n, h, a, b, d, e = (data.draw(st.sampled_from([2, 2, 3])) for _ in range(6))
-    q = TensorType((Batch(), h, a, d), "float32")
-    k, v = TensorType((Batch(), n, b, d), "float32"), TensorType((Batch(), n, b, e), "float32")
+    q = TensorType((BATCH, h, a, d), "float32")
+    k, v = TensorType((BATCH, n, b, d), "float32"), TensorType((BATCH, n, b, e), "float32")
     mask = data.draw(
         st.sampled_from(
             [
@@ -153,7 +153,7 @@ def test_common_networks_need_no_kernel():
     assert (
         agree(
             "aten.conv2d",
-            input=TensorType((Batch(), 3, 8, 8), "float32"),
+            input=TensorType((BATCH, 3, 8, 8), "float32"),
             weight=TensorType((4, 3, 3, 3), "float32"),
         )
         is not None
@@ -173,8 +173,8 @@ def test_recurrent_layers(data):
     def real(*shape):
         return TensorType(shape, "float32")
 
-    x = real(Batch(), 4, inside) if first else real(4, Batch(), inside)
-    h, c = (real(1, Batch(), size) for size in (out, units))
+    x = real(BATCH, 4, inside) if first else real(4, BATCH, inside)
+    h, c = (real(1, BATCH, size) for size in (out, units))
     rows = gates * units
     params = [real(rows, inside), real(rows, out), *[real(rows)] * (2 * biases)]
     params += [real(out, units)] * (out != units)

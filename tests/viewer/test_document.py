@@ -15,7 +15,7 @@ from archgraph.display.cover import coverage
 from archgraph.display.labels import count_parameters
 from archgraph.errors import GraphError
 from archgraph.federation.family import resolve
-from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
+from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, TensorType
 from archgraph.language import load_family
 from archgraph.relate.correspond import correspond
 from archgraph.rewrites.take import take
@@ -27,7 +27,7 @@ from benchmarks.bench_view import made
 
 def tiny(name: str, many: int = 1) -> ArchGraph:
     """A chain of activations."""
-    kind = TensorType((Batch(), 8), "float32")
+    kind = TensorType((BATCH, 8), "float32")
     nodes = [Node("x", "input", type=kind)]
     for i in range(many):
         nodes.append(Node(f"relu_{i}", "aten.relu", (("self", Ref(nodes[-1].name)),), kind))

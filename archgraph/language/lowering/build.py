@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
-from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
+from archgraph.graph.ir import BATCH, ArchGraph, Record, Ref, TensorType, Value
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
@@ -73,7 +73,7 @@ class _Lowering:
     def graph(self) -> ArchGraph:
         model = self.model
         values = {
-            name: self.draft.input(name, TensorType((Batch(), *spec.shape), spec.dtype))
+            name: self.draft.input(name, TensorType((BATCH, *spec.shape), spec.dtype))
             for name, spec in model.inputs.items()
         }
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from archgraph.fields import Count, Mistake
-from archgraph.graph.ir import TRAINING, Atom, Batch, Ref, Value
+from archgraph.graph.ir import BATCH, TRAINING, Atom, Ref, Value
 from archgraph.language.steps.base import Site, add_step, shape_text
 
 Hidden = Annotated[Count, "units of each layer and direction"]
@@ -155,7 +155,7 @@ def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if layer.bias else {}
     shapes |= {"weight_hr": (out, layer.hidden)} if layer.projection else {}
     states: list[Value] = [
-        site.call("aten.zeros", size=(1, Batch(), size), dtype=Atom("float32"))
+        site.call("aten.zeros", size=(1, BATCH, size), dtype=Atom("float32"))
         for size in ((out, layer.hidden) if layer.cell else (out,))
     ]
     results = site.call(

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from archgraph.fields import Mistake, Name, Natural
-from archgraph.graph.ir import Batch, Ref
+from archgraph.graph.ir import BATCH, Ref
 from archgraph.language.steps.base import AxisNumber, Site, add_step
 
 
@@ -22,7 +22,7 @@ def _reshape(
 ) -> Ref:
     """Give the same numbers another shape; the batch axis stays."""
     # The batch stays an axis of its own, whatever its size is when the network runs.
-    return site.call("aten.reshape", self=x, shape=(Batch(), *shape))
+    return site.call("aten.reshape", self=x, shape=(BATCH, *shape))
 
 
 @add_step("transpose", main="dims", example="transpose: [1, 2]")

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Name
-from archgraph.graph.ir import Batch, Mode, Ref
+from archgraph.graph.ir import BATCH, Mode, Ref
 from archgraph.language.steps.base import AxisNumber, Site, add_step, shape_text
 
 
@@ -57,7 +57,7 @@ def _class_token(site: Site, x: Ref) -> Ref:
     """Put a learned token before the first of [batch, position, feature]."""
     width = site.size(x, 2)
     token = site.call(
-        "aten.expand", self=site.parameter("weight", (1, 1, width)), size=(Batch(), -1, -1)
+        "aten.expand", self=site.parameter("weight", (1, 1, width)), size=(BATCH, -1, -1)
     )
     return site.call("aten.cat", tensors=(token, x), dim=1)
 
@@ -106,7 +106,7 @@ def _attention(
     inner = heads * width
 
     def by_heads(value: Ref) -> Ref:
-        shape = (Batch(), site.size(value, 1), heads, width)
+        shape = (BATCH, site.size(value, 1), heads, width)
         split = site.call("aten.reshape", self=value, shape=shape)
         return site.call("aten.transpose.int", self=split, dim0=1, dim1=2)
 
@@ -123,7 +123,7 @@ def _attention(
         scale=1.0 / math.sqrt(width),
     )
     tokens = site.call("aten.transpose.int", self=mixed, dim0=1, dim1=2)
-    joined = site.call("aten.reshape", self=tokens, shape=(Batch(), site.size(x, 1), inner))
+    joined = site.call("aten.reshape", self=tokens, shape=(BATCH, site.size(x, 1), inner))
     return _linear_map(site.within("out"), joined, out or features, bias)
 
 

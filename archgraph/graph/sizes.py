@@ -1,0 +1,158 @@
+"""The open sizes of a graph: where its inputs tell them, and for which values it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph, Leaf, Record, Value, per_graph, replace, walk
+from archgraph.graph.polynomial import Polynomial, Quotient
+from archgraph.graph.values import BATCH_WORD, RESERVED
+from archgraph.hints import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSize:
+    """A size that the inputs of a graph decide.
+
+    Attributes:
+        name: As in the shapes.
+        example: Its value in the example that was traced; of the batch, one.
+        low: Its least value for which the graph holds.
+        high: The largest one; infinite if there is none.
+        axes: Where inputs have it: input and dimension.
+    """
+
+    name: str
+    example: int
+    low: int
+    high: float
+    axes: tuple[tuple[str, int], ...]
+
+    def argument(self) -> tuple[tuple[str, Value], ...]:
+        """Return what the first of its inputs says of it, as arguments of that operator."""
+        bounds = (("min", self.low, self.low > 0), ("max", self.high, self.high < math.inf))
+        ends = tuple((key, int(value)) for key, value, is_bound in bounds if is_bound)
+        if self.name == BATCH_WORD:
+            return ends
+        return ((self.name, Record((("example", self.example), *ends))),)
+
+    @property
+    def range(self) -> str:
+        """Its values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
+        if self.high == math.inf:
+            return f"{self.low} or more"
+        return f"{self.low} to {self.high}" if self.low else f"{self.high} or less"
+
+
+@per_graph
+def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
+    """Return the open sizes of a graph, by name, in the order in which its inputs have them."""
+    inputs = [node for node in graph.nodes if node.op == "input"]
+    axes: dict[str, list[tuple[str, int]]] = {}
+    for node in inputs:
+        for dim, size in enumerate(node.types[0].shape if node.types else ()):
+            if isinstance(size, Polynomial) and (name := single_name(size)):
+                axes.setdefault(name, []).append((node.name, dim))
+    written: dict[str, Mapping[str, Value]] = {BATCH_WORD: {}}
+    for node in inputs:
+        for key, value in node.args:
+            if isinstance(value, Record):
+                written[key] = dict(value.fields)
+            else:
+                written[BATCH_WORD] = {**written[BATCH_WORD], key: value}
+    sizes = {}
+    for name, places in axes.items():
+        facts = written.get(name, {})
+        example, low, high = (facts.get(key) for key in ("example", "min", "max"))
+        sizes[name] = OpenSize(
+            name,
+            example if isinstance(example, int) else 1,
+            low if isinstance(low, int) else 0,
+            high if isinstance(high, int) else math.inf,
+            tuple(places),
+        )
+    return sizes
+
+
+def single_name(size: Polynomial) -> str:
+    """Return the name that a size is, empty if it is more than a name."""
+    (monomial, factor), *rest = size.terms.items()
+    plain = not rest and factor == 1 and len(monomial) == 1
+    return monomial[0] if plain and not isinstance(monomial[0], Quotient) else ""
+
+
+@per_graph
+def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
+    """Return the values of all open sizes in the example, of a number of examples."""
+    values = {name: size.example for name, size in open_sizes(graph).items()}
+    return {**values, BATCH_WORD: batch}
+
+
+def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
+    """Return the graph with another example: the values at which its open sizes are counted.
+
+    Args:
+        graph: The graph.
+        sizes: Values by the names of open sizes; the others keep theirs.
+
+    Raises:
+        GraphError: If no size has such a name, or the graph does not hold for its value.
+    """
+    known = {k: v for k, v in open_sizes(graph).items() if k != BATCH_WORD}
+    changed = {}
+    for name, value in sizes.items():
+        if name not in known:
+            raise GraphError("no such open size", **unknown(name, known))
+        size = known[name]
+        if not size.low <= value <= size.high:
+            raise GraphError(
+                "the graph does not hold for this size",
+                where=name,
+                found=value,
+                expected=size.range,
+            )
+        changed[name] = dataclasses.replace(size, example=value)
+    return with_open_sizes(graph, {**open_sizes(graph), **changed})
+
+
+def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGraph:
+    """Return the graph with what its inputs say of open sizes."""
+    said: dict[str, list[tuple[str, Value]]] = {}
+    for size in sizes.values():
+        said.setdefault(size.axes[0][0], []).extend(size.argument())
+    nodes = (
+        dataclasses.replace(n, args=tuple(said.get(n.name, ()))) if n.op == "input" else n
+        for n in graph.nodes
+    )
+    return graph.replace(nodes=tuple(nodes))
+
+
+def is_size_name(name: str) -> bool:
+    """Return whether an open size may have a name: an identifier that nothing else is called.
+
+    >>> is_size_name("length"), is_size_name("2d"), is_size_name("max")
+    (True, False, False)
+    """
+    return name.isidentifier() and (name == BATCH_WORD or name not in RESERVED | {"min", "max"})
+
+
+def with_size_words(graph: ArchGraph) -> ArchGraph:
+    """Return a graph as it was read, with the words that are open sizes of its inputs as such."""
+    leaves = {Leaf(name) for name in open_sizes(graph) if name != BATCH_WORD}
+
+    def size(value: Value) -> Value:
+        return Polynomial.of(value.name) if isinstance(value, Leaf) and value in leaves else value
+
+    def sized(value: Value) -> Value:  # most values have none, and stay as they are
+        return replace(value, size) if not leaves.isdisjoint(walk(value)) else value
+
+    if not leaves:
+        return graph
+    nodes = (
+        dataclasses.replace(n, args=tuple((k, sized(v)) for k, v in n.args)) for n in graph.nodes
+    )
+    return graph.replace(nodes=tuple(nodes), outputs=sized(graph.outputs))

@@ -1,0 +1,133 @@
+"""Sizes as symbols of PyTorch's: what an operator gives where more than the batch is open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import sympy  # type: ignore[import-untyped]  # no stubs exist
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy import functions
+
+from archgraph.errors import GraphError
+from archgraph.graph.polynomial import Polynomial, Size, as_size, floor_divide
+from archgraph.graph.values import BATCH_WORD, TensorType
+from archgraph.ops.infer import run_kernel
+from archgraph.ops.types import ResultType
+
+_QUOTIENTS = (functions.FloorDiv, functions.CleanDiv)
+_REMAINDERS = (functions.Mod, functions.PythonMod, sympy.Mod)
+
+
+def size_of(expression: sympy.Expr, names: Mapping[str, str]) -> Size:
+    """Convert an expression of symbols to a size.
+
+    Args:
+        expression: The expression.
+        names: Of open sizes, by symbol.
+
+    Raises:
+        ValueError: If it is not made of sums, products and quotients of open sizes.
+
+    Example:
+        >>> a, b = sympy.symbols("a b")
+        >>> size_of((2 * a + 2) * b, {"a": "length", "b": "batch"})
+        2*batch*length + 2*batch
+    """
+    above, below = _fraction(expression, names)
+    return floor_divide(as_size(above), as_size(below))
+
+
+def _fraction(expression: sympy.Expr, names: Mapping[str, str]) -> tuple[Size, Size]:
+    """Return dividend and divisor: a rational number in an expression is part of a whole one."""
+    match expression:
+        case sympy.Rational():
+            return int(expression.p), int(expression.q)
+        case sympy.Symbol() if str(expression) in names:
+            return Polynomial.of(names[str(expression)]), 1
+        case sympy.Pow(args=(base, sympy.Integer() as power)):
+            sides = _fraction(base, names)
+            above, below = sides if power > 0 else sides[::-1]
+            return math.prod([above] * abs(int(power))), math.prod([below] * abs(int(power)))
+    parts = [_fraction(part, names) for part in expression.args]
+    if isinstance(expression, sympy.Mul):
+        return math.prod(above for above, _ in parts), math.prod(below for _, below in parts)
+    if isinstance(expression, sympy.Add):
+        total, below = parts[0]
+        for above, divisor in parts[1:]:
+            total, below = total * divisor + above * below, below * divisor
+        return total, below
+    if isinstance(expression, (*_QUOTIENTS, *_REMAINDERS)):
+        (a, b), (c, d) = parts
+        quotient = floor_divide(as_size(a * d), as_size(b * c))
+        if isinstance(expression, _QUOTIENTS):
+            return quotient, 1
+        return a * d - c * b * quotient, b * d
+    raise ValueError(str(expression))
+
+
+def symbolic_type(
+    op: str, args: tuple[tuple[str, object], ...], sizes: Mapping[str, int]
+) -> ResultType:
+    """Return the type of an operator's result, from its meta kernel on symbols.
+
+    1. Each open size is a symbol with the example's value, by which the kernel decides. Values
+       that are equal by chance are made unequal.
+    2. What the result has is an expression of symbols.
+    3. A symbol that has become a number, or another one, does not stand for all values.
+
+    Raises:
+        GraphError: If the arguments do not fit, or fit for some values alone.
+        NotImplementedError: If the operator has no meta kernel.
+    """
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    symbols: dict[str, torch.SymInt] = {}
+    hints: dict[str, int] = {}
+    for name, value in (*sizes.items(), (BATCH_WORD, 3)):  # 1.
+        while value in hints.values():
+            value += 1
+        hints[name] = value
+        source = ConstantSource(name)
+        symbol = env.create_symbol(value, source, DimDynamic.DYNAMIC, None)
+        node = env.create_symintnode(symbol, hint=value, source=source)
+        assert isinstance(node, torch.SymInt)
+        symbols[name] = node
+    names = {str(node.node.expr): name for name, node in symbols.items()}
+
+    def symbol_of(size: Size) -> int | torch.SymInt:
+        if not isinstance(size, Polynomial):
+            return size
+        return _computed(size, symbols)
+
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=False):
+        result = run_kernel(op, args, symbol_of)
+    for symbol, other in env.replacements.items():  # 3.
+        if str(symbol) in names:
+            found = names.get(str(other), str(other))
+            raise GraphError(f"{op} does not fit every {names[str(symbol)]}", found=found)
+
+    def type_(value: object) -> TensorType:
+        if not isinstance(value, torch.Tensor):
+            raise GraphError("results are not tensors", found=type(value).__name__)
+        try:
+            symbolic = (getattr(s, "node", None) for s in value.shape)
+            shape = [
+                size_of(node.expr, names) if node is not None else int(size)
+                for node, size in zip(symbolic, value.shape, strict=True)
+            ]
+        except ValueError as error:
+            message = f"{op} gives a size that a graph cannot express"
+            raise GraphError(message, found=str(error)) from None
+        return TensorType(tuple(shape), str(value.dtype).removeprefix("torch."))  # 2.
+
+    return tuple(map(type_, result)) if isinstance(result, Sequence) else type_(result)
+
+
+def _computed(size: Polynomial, symbols: Mapping[str, torch.SymInt]) -> torch.SymInt:
+    """Return a size as PyTorch's symbol."""
+    value = size.value(symbols)  # type: ignore[arg-type]  # symbols count as numbers
+    assert isinstance(value, torch.SymInt)
+    return value
