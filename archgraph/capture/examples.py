@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from archgraph.graph.values import BATCH_WORD
 
 ExampleInputs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # positional and named
 OpenAxes: TypeAlias = Sequence[Mapping[int, str]]  # of each tensor: names of open axes
+NONE_OPEN: Mapping[str, Mapping[int, str]] = MappingProxyType({})  # of what is stated by name
 T = TypeVar("T")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ from archgraph.errors import TraceError
 from archgraph.graph.sizes import OpenSize
 from archgraph.graph.values import BATCH_WORD
 
+_LONGEST = 512  # end of a range that is verified, unless the example is longer
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -77,6 +80,17 @@ class Captured:
             example = 1 if name == BATCH_WORD else self.example(name)
             known[name] = OpenSize(name, example, low, high, ())
         return known
+
+    def ends(self) -> Iterator[tuple[str, ExampleInputs]]:
+        """Yield the example's inputs at each end of the range of each open size but the batch.
+
+        A long end is left out: its results would take more memory than the model.
+        """
+        for name, size in self.sizes().items():
+            for value in {size.low, size.high} - {size.example, math.inf}:
+                if name != BATCH_WORD and value <= max(_LONGEST, 4 * size.example):
+                    inputs = resized(self.inputs, self.axes, name, int(value))
+                    yield f"{name} of {int(value)}", inputs
 
     def larger(self) -> ExampleInputs:
         """Return the example's inputs with one more of each open size, where the range allows."""

@@ -17,6 +17,7 @@ from archgraph.graph.ir import (
     Mode,
     Node,
     Param,
+    Record,
     Ref,
     TensorType,
     Value,
@@ -29,7 +30,7 @@ from archgraph.graph.passes import reachable
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, op_schema
 
-_ENDS = (("min", max), ("max", min))  # of a range of batch sizes: which of two holds for both
+_ENDS = {"min": max, "max": min}  # of a range of batch sizes: which of two holds for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
@@ -208,10 +209,8 @@ def _join(left: Value, right: Value) -> Value:
 def _joined(left: Node, right: Node) -> Node:
     """Return one operator that both modes have."""
     ours, theirs = dict(left.args), dict(right.args)
-    if left.op == "input":  # batch sizes for which both hold
-        limits = ((k, end, [v for n, v in (*left.args, *right.args) if n == k]) for k, end in _ENDS)
-        args = tuple((k, end(sizes)) for k, end, sizes in limits if sizes)  # type: ignore[type-var]  # integers
-        return dataclasses.replace(left, args=args)
+    if left.op == "input":
+        return dataclasses.replace(left, args=_both_hold(left.args, right.args))
     aten = left.op.startswith("aten.")
     defaults = {a.name: a.default for a in op_schema(left.op).args} if aten else {}
     together = {
@@ -220,6 +219,21 @@ def _joined(left: Node, right: Node) -> Node:
     }
     args = canonical_args(left.op, together) if aten else tuple(together.items())
     return dataclasses.replace(left, args=args)
+
+
+def _both_hold(
+    left: tuple[tuple[str, Value], ...], right: tuple[tuple[str, Value], ...]
+) -> tuple[tuple[str, Value], ...]:
+    """Return what an input says of open sizes for which both captures hold."""
+    said: dict[str, Value] = {}
+    for key, value in (*left, *right):
+        before = said.get(key, value)
+        if isinstance(before, Record) and isinstance(value, Record):
+            said[key] = Record(_both_hold(before.fields, value.fields))
+        else:
+            said[key] = _ENDS.get(key, min)(before, value)  # type: ignore[type-var]  # integers
+    order = [key for key in _ENDS if key in said]
+    return tuple((key, said[key]) for key in (*(k for k in said if k not in _ENDS), *order))
 
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
+from archgraph.capture.examples import ExampleInputs, OpenAxes, example_tensors
 from archgraph.capture.export import Captured
 from archgraph.capture.spell import OneMode
+from archgraph.errors import TraceError
 from archgraph.graph.ir import Leaf, Mode, Node, Polynomial, Record, Ref, Value, walk
-from archgraph.graph.sizes import OpenSize
+from archgraph.graph.sizes import OpenSize, is_size_name
+from archgraph.graph.values import BATCH_WORD
+from archgraph.hints import unknown
 from archgraph.ops.schema import to_value
 
 
@@ -72,6 +78,71 @@ def forward_arguments(
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs).arguments
     return dict(pair for k, v in bound.items() for pair in _spread(signature, k, v))
+
+
+def open_axes(
+    model: nn.Module, inputs: ExampleInputs, stated: Mapping[str, Mapping[int, str]]
+) -> OpenAxes:
+    """Return which axes of each tensor are open, from the names of inputs.
+
+    Args:
+        model: The model.
+        inputs: Its example inputs.
+        stated: Names of open axes, by input; one inside of another is reached by a path
+            (``images.0``, ``batch.mask``).
+
+    Raises:
+        TraceError: If there is no such input or axis, a name is not possible or stands for two
+            sizes, or the example of a size is one.
+    """
+    if not stated:
+        return ()
+    count = itertools.count()
+    args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
+    named = forward_arguments(model, args, kwargs)
+    indices: dict[str, int] = {}
+    for key, value in named.items():
+        for path, leaf in pytree.tree_leaves_with_path(value):
+            if isinstance(leaf, _Place):
+                indices[".".join((key, *map(_step, path)))] = leaf.index
+    tensors = example_tensors(inputs)
+    axes: list[dict[int, str]] = [{} for _ in tensors]
+    values: dict[str, int] = {}
+    for label, names in stated.items():
+        if label not in indices:
+            raise TraceError("open: no such input", **unknown(label, indices))
+        tensor, mine = tensors[indices[label]], axes[indices[label]]
+        for axis, name in names.items():
+            where = f"open: {label}, axis {axis}"
+            if not -tensor.dim() <= axis < tensor.dim():
+                shape = list(tensor.shape)
+                raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
+            if not is_size_name(name):
+                expected = "an identifier that is no reserved word"
+                raise TraceError("not a name", where=where, found=repr(name), expected=expected)
+            size = tensor.shape[axis]
+            if values.setdefault(name, size) != size:
+                message = f"{name} has two sizes in the example"
+                raise TraceError(message, where=where, found=size, expected=values[name])
+            if size < 2 and name != BATCH_WORD:
+                hint = "an axis of size one would be taken for one that is repeated"
+                message = f"the example's {name} must be at least 2"
+                raise TraceError(message, where=where, found=size, hint=hint)
+            mine[axis % tensor.dim()] = name
+    return axes
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Instead of a tensor among inputs: which of them it is."""
+
+    index: int
+
+
+def _step(key: pytree.KeyEntry) -> str:
+    """Return a step into a structure as paths write it."""
+    parts = (getattr(key, name, None) for name in ("key", "idx", "name"))
+    return str(next(part for part in parts if part is not None))
 
 
 def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[tuple[str, PyTree]]:

@@ -21,12 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archgraph.capture.examples import ExampleInputs, buffers_on_meta, example_tensors, on_device_of
+from archgraph.capture.examples import (
+    NONE_OPEN,
+    ExampleInputs,
+    OpenAxes,
+    buffers_on_meta,
+    example_tensors,
+    on_device_of,
+)
 from archgraph.capture.export import Captured, export_program
 from archgraph.capture.failures import UnknownType, suggesting, uncached
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
-from archgraph.capture.signature import with_signature
+from archgraph.capture.signature import open_axes, with_signature
 from archgraph.capture.spell import OneMode, canonical
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import (
@@ -94,11 +101,13 @@ def trace(
     strict: bool = True,
     verify: bool = True,
     name: str = "",
+    open: Mapping[str, Mapping[int, str]] = NONE_OPEN,
     **kwargs: object,
 ) -> Traced:
     """Capture a model as a graph and a state; unpacks as ``graph, state``.
 
-    The graph keeps every size of the example except the batch. Afterwards the model is as it was:
+    The graph keeps every size of the example except the batch and those that ``open`` names.
+    Afterwards the model is as it was:
     weights, buffers, gradients, attributes, mode and random numbers.
 
     Args:
@@ -116,6 +125,10 @@ def trace(
             note, for a model on the meta device or if memory is short. What only shows at a later
             call, or for other values, is not detected.
         name: Label of the graph. Default: the name of the model's class.
+        open: Names of axes whose size stays open, by input and dimension: ``{"ids": {1:
+            "length"}}``. Axes of one name have one size; ``batch`` is a name, too, for a batch that
+            is not dimension 0. An input inside of another is reached by a path: ``images.0``. (A
+            model's own input called ``open`` is passed by position.)
         **kwargs: Example inputs by name.
 
     Raises:
@@ -127,15 +140,26 @@ def trace(
         >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
         >>> print(graph.nodes[-1])
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
+        >>> net = torch.nn.Conv1d(3, 2, 5, stride=2)
+        >>> print(trace(net, torch.zeros(1, 3, 16), open={"input": {2: "length"}}).graph.nodes[-1])
+        %conv1d: float32[batch, 2, (length + 1) // 2 - 2] = \
+aten.conv1d(input=%input, weight=weight, bias=bias, stride=(2,))
     """
     with _explaining_tuples(args):
         _check_ready(model, args, kwargs)
+        axes = open_axes(model, (args, kwargs), open)
     differences = [note for check in _CHECKS for note in check(model)]
     unlike = _texts(differences, strict)
     # What is known to differ would only show again.
     compares = verify and not _differs(differences)
     capture = functools.partial(
-        _traced, model, (args, kwargs), name or type(model).__name__, train=train, verify=compares
+        _traced,
+        model,
+        (args, kwargs),
+        name or type(model).__name__,
+        train=train,
+        verify=compares,
+        axes=axes,
     )
     with uncollected(), _explaining_tuples(args), suggesting(model):
         try:
@@ -249,12 +273,13 @@ def _traced(
     train: bool = False,
     verify: bool = False,
     limit: float = math.inf,
+    axes: OpenAxes = (),
 ) -> tuple[Traced, list[Note]]:
     """Capture a model; ``limit``: bytes of all that folding may compute."""
     # Before the capture, which sets modes and, on the meta device, replaces buffers.
     flags, leaves = _flags(model), Leaves.of(model)
     with buffers_on_meta(model) as values:
-        work = _Capture(model, on_device_of(model, inputs), leaves, values, limit)
+        work = _Capture(model, on_device_of(model, inputs), leaves, values, limit, axes)
         draft, captured = work.both(train)
         buffers = dict(model.named_buffers(remove_duplicate=False)) | values
         graph, lost = _graph(draft, buffers, leaves, name)
@@ -285,6 +310,7 @@ class _Capture:
     Attributes:
         values: Values of buffers that are on the meta device for the capture.
         limit: Bytes of all that folding may compute.
+        axes: Those that are stated to be open, by tensor.
     """
 
     model: nn.Module
@@ -292,6 +318,7 @@ class _Capture:
     leaves: Leaves
     values: Mapping[str, Tensor]
     limit: float
+    axes: OpenAxes
 
     def both(self, train: bool) -> tuple[OneMode, Captured]:
         """Capture both modes as one, and evaluation by itself; the model's modes stay."""
@@ -316,7 +343,7 @@ class _Capture:
 
         ``fixed`` says why the batch has the example's size, where that is known.
         """
-        captured = export_program(self.model, *self.inputs, fixed)
+        captured = export_program(self.model, *self.inputs, fixed, self.axes)
         stored = captured.program.constants
         stored.update({name: self.values[name] for name in stored.keys() & self.values.keys()})
         owners = self.leaves.owner

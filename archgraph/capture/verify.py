@@ -86,12 +86,14 @@ class _Call:
     backward: bool
     second: bool = False
     cast: bool = False  # under autocast
+    sizes: str = ""  # at the end of a range
 
     @property
     def name(self) -> str:
         """How messages name the call."""
         which = "the second call in " if self.second else ""
-        return f"{which}{_mode(self.training)}{' under autocast' if self.cast else ''}"
+        more = f"{' under autocast' * self.cast}{' with ' * bool(self.sizes)}{self.sizes}"
+        return f"{which}{_mode(self.training)}{more}"
 
 
 def _mode(training: bool) -> str:
@@ -135,6 +137,8 @@ def verify(
             cast = bool(captured.observed.autocast) and not training
             backward = training or not train
             work.compare(_Call(other, training, backward, second=True, cast=cast), instead)
+        for sizes, ends in captured.ends():
+            work.compare(_Call(ends, training=False, backward=False, sizes=sizes), (inputs,))
         return work.notes
 
 

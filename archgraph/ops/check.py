@@ -328,10 +328,10 @@ def _check_inputs(graph: ArchGraph) -> None:
         with _at(name):
             _require(is_size_name(name), "cannot be the name of an open size")
             _require(name not in graph.param, "an open size and a leaf have one name")
-            first = graph.node[size.axes[0][0]]
-            said = name == BATCH_WORD or first.arg(name) is not None
-            message = "the first input with an open size says its example"
-            _require(said, message, first.name, f"{name}={{'example': …}}")
+            said = [at for at, _ in size.axes if graph.node[at].arg(name) is not None]
+            message = "one input with an open size says its example"
+            expected = f"{name}={{'example': …}}"
+            _require(name == BATCH_WORD or len({*said}) == 1, message, said or "none", expected)
 
 
 def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:

@@ -15,7 +15,7 @@ Dirt: TypeAlias = tuple[Layout, ...]
 # What would free an axis that an operator pins.
 PROJECT = "a linear layer or convolution between would free it"
 ORDER = "the order of its positions matters"
-StatedSizes: TypeAlias = "Layout | int | tuple[StatedSizes, ...] | None"
+StatedSizes: TypeAlias = "Layout | Size | tuple[StatedSizes, ...] | None"
 
 
 @dataclass

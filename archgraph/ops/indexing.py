@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from archgraph.graph.ir import Ref, Size, Value
+from archgraph.graph.ir import Polynomial, Ref, Size, Value
+from archgraph.graph.polynomial import as_size
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
 from archgraph.ops.backward import NOTHING, saves
@@ -77,10 +78,11 @@ def _slice_spelling(call: Spelling) -> Call:
     size = call.sizes["self"][dim]
     start, end = args.get("start"), args.get("end")
     if isinstance(size, int):
-        start = start if isinstance(start, int) else 0
-        end = end if isinstance(end, int) else size
-        args["start"] = min(start + size if start < 0 else start, size)
-        args["end"] = min(end + size if end < 0 else end, size)
+        for name, bound in (("start", 0 if start is None else start), ("end", end)):
+            if bound is None:
+                args[name] = size
+            elif isinstance(bound, int):  # one that is open lies within the dimension
+                args[name] = min(bound + size if bound < 0 else bound, size)
     elif start in (None, 0) and isinstance(end, int) and end >= 2**62:
         args["start"], args["end"] = 0, None
     return call.op, args
@@ -91,10 +93,13 @@ def _narrow_spelling(call: Spelling) -> Call:
     if call.op != "aten.narrow":
         return call.op, call.args
     start, length, dim = (call.args[name] for name in ("start", "length", "dim"))
-    assert isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)
+    assert isinstance(dim, int)
+    assert isinstance(start, int | Polynomial) and isinstance(length, int | Polynomial)
     size = call.sizes["self"][dim]
-    start += size if start < 0 and isinstance(size, int) else 0
-    args = {"self": call.args["self"], "dim": dim, "start": start, "end": start + length}
+    if isinstance(start, int) and start < 0 and isinstance(size, int):
+        start += size
+    end = as_size(start + length)
+    args = {"self": call.args["self"], "dim": dim, "start": start, "end": end}
     return "aten.slice.Tensor", args
 
 
@@ -347,12 +352,11 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
     """Make an axis both sides of a square that is zero off its diagonal."""
     x = eq.arg("self")
+    a, b = sorted(eq.dim(n, len(x) + 1, d) for n, d in (("dim1", -2), ("dim2", -1)))
+    side: Layout = x[-1]
     if eq.integer("offset"):
         eq.pin(x[-1:], "compared by position")
-        side: Layout = Fixed(max(s for s in eq.node.shape if isinstance(s, int)))
-    else:
-        side = x[-1]
-    a, b = sorted(eq.dim(n, len(x) + 1, d) for n, d in (("dim1", -2), ("dim2", -1)))
+        side = Fixed(eq.node.shape[a])
     out = list(x[:-1])
     out.insert(a, side)
     out.insert(b, side)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Node, Polynomial, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Node, Polynomial, Ref, Size, TensorType, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, fixed_size, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, Backward
@@ -469,20 +469,24 @@ _JOINED_AND_SPLIT = {
 def _pad_axes(eq: Equations) -> list[Dims]:
     """Add the terms of padding before and after; on channels they are axes like others."""
     x = eq.arg("self")
-    amounts = list(eq.ints("pad"))
+    value = eq.node.arg("pad")
+    listed = value if isinstance(value, tuple) else ()
+    amounts = [n for n in listed if isinstance(n, int | Polynomial)]
     if eq.node.arg("mode", "constant") != "constant":  # the new positions are copies of others
         padded = x[len(x) - len(amounts) // 2 :]
         eq.pin(padded, "padded with its own positions", PROJECT)
         return [[*x[: len(x) - len(padded)], *eq.fixed(eq.node.shape[-len(padded) :])]]
     out = list(x)
-    sizes: list[Layout | int] = []
+    sizes: list[Layout | Size] = []
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
     # Amounts come in pairs from the last dimension on.
     for dim, (before, after) in zip(range(len(x) - 1, -1, -1), pairs, strict=False):
         layout = x[dim]
         if before == after == 0:
             sizes += [0, 0]
-        elif isinstance(layout, Fixed) or before < 0 or after < 0:
+        elif isinstance(layout, Fixed) or not all(
+            isinstance(n, int) and n >= 0 for n in (before, after)
+        ):
             eq.pin([layout], "cropped", PROJECT)
             out[dim] = Fixed(eq.node.shape[dim])
             sizes += [before, after]
