@@ -12,6 +12,7 @@ from archgraph.analysis.side_branches import side_branches
 from archgraph.errors import AxisError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
+from archgraph.graph.polynomial import Polynomial
 from archgraph.hints import nearest, unknown
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, Var, concatenation, product
 from archgraph.ops.equations import Equations, StatedSizes
@@ -223,7 +224,7 @@ def _axes(eq: Equations) -> Axes:
     def show_sizes(sizes: StatedSizes) -> StatedSizes:
         if isinstance(sizes, tuple):
             return tuple(show_sizes(s) for s in sizes)
-        return sizes if isinstance(sizes, int) or sizes is None else show(sizes)
+        return sizes if isinstance(sizes, int | Polynomial) or sizes is None else show(sizes)
 
     return Axes(
         tuple(public.values()),

@@ -10,6 +10,7 @@ import numpy as np
 from archgraph.analysis.axes import Axes
 from archgraph.errors import AxisError
 from archgraph.graph.ir import Constant, Node, Param, Size, TensorType, Value
+from archgraph.graph.polynomial import Polynomial
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import canonical_args
@@ -37,7 +38,7 @@ def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
     """Return the value of an argument that states the sizes of layouts."""
     if isinstance(sizes, tuple):
         return tuple(sizes_after(s, selection) for s in sizes)
-    if sizes is None or isinstance(sizes, int):
+    if sizes is None or isinstance(sizes, int | Polynomial):
         return sizes
     return size_after(sizes, selection)
 

@@ -454,7 +454,9 @@ class _Record:
             name: sizes_of_layouts([layout], self.free, self.values)[0]
             for name, value in node.args
             if isinstance(value, int)
-            and not isinstance(layout := self.solved.attributes.get((node.name, name)), int)
+            and not isinstance(
+                layout := self.solved.attributes.get((node.name, name)), int | Polynomial
+            )
             and layout is not None
             and not isinstance(layout, tuple)
         }

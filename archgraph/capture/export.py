@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,14 @@ from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, ranges
 from archgraph.capture.restored import restored
-from archgraph.capture.surroundings import attributes_first, neutral, quiet, spelt_forward, watched
+from archgraph.capture.surroundings import (
+    attributes_first,
+    neutral,
+    noting_numbers,
+    quiet,
+    spelt_forward,
+    watched,
+)
 from archgraph.capture.tape import Note, Observed
 from archgraph.errors import TraceError
 from archgraph.graph.sizes import OpenSize
@@ -144,6 +152,7 @@ def export_program(
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
                 first = first or error
+                _refuse_numbers(model, inputs, axes, observed)
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
                 if observed.sizes:
                     asked = asked or "the values of what it makes of that size"
@@ -171,6 +180,31 @@ def export_program(
             return Captured(program, names, opened, inputs, fixed, ranges, notes_, observed)
     assert first is not None
     raise explained_failure(model, first) from first
+
+
+def _refuse_numbers(
+    model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, observed: Observed
+) -> None:
+    """Refuse an open size that forward needs to be a number.
+
+    Raises:
+        TraceError: Names it, the number, and the line that asks for it.
+    """
+    bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1]).arguments
+    labels = {
+        id(leaf): f"L[{key!r}]{pytree.keystr(path)}"
+        for key, value in bound.items()
+        for path, leaf in pytree.tree_leaves_with_path(value)
+    }
+    for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
+        for axis, name in mine.items():
+            number, where = observed.numbers.get(f"{labels[id(tensor)]}.size()[{axis}]", (None, ""))
+            if number is not None and name != BATCH_WORD:
+                raise TraceError(
+                    f"{name} cannot be open: forward needs it to be {number}",
+                    where=where,
+                    hint="leave it out of open, or change the code that asks for it",
+                )
 
 
 def _one_batch(
@@ -313,6 +347,7 @@ def _export(
                 restored(model),
                 _known(model),
                 watched(observed, where),
+                noting_numbers(observed),
                 *around,
             ):
                 stack.enter_context(context)

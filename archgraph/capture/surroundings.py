@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ParamSpec, TypeVar
 
 import numpy as np
+import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
 from archgraph.capture.examples import register_dataclasses
-from archgraph.capture.places import NO_GRAD, is_users
+from archgraph.capture.places import NO_GRAD, is_users, running
 from archgraph.capture.tape import Note, Observed
 from archgraph.errors import TraceError
 
@@ -247,3 +249,18 @@ def _drawing(notes: list[Note], where: str) -> Iterator[None]:
             "in the graph; draw with torch instead"
         )
         notes.append(TraceError(text, where=where))
+
+
+@contextlib.contextmanager
+def noting_numbers(observed: Observed) -> Iterator[None]:
+    """Note which sizes of inputs have to be a number, and the line of the user's that asks so."""
+    decide = ShapeEnv._set_replacement
+
+    def noted(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
+        if value.is_number:
+            for source in self.var_to_sources.get(symbol, ()):
+                observed.numbers.setdefault(source.name, (int(value), running()))
+        decide(self, symbol, value, message)
+
+    with replaced(((ShapeEnv, "_set_replacement", noted),)):
+        yield

@@ -36,12 +36,14 @@ class Observed:
         autocast: Functions by which the user's code asks for autocast.
         buffers: Names of buffers whose values decided a branch, each with the place of the code.
         sizes: Whether a branch depends on nothing but a size that is open.
+        numbers: Sizes of inputs, as guards write them, that had to be a number: it and the place.
     """
 
     notes: list[Note] = field(default_factory=list)
     autocast: set[str] = field(default_factory=set)
     buffers: dict[str, str] = field(default_factory=dict)
     sizes: bool = False
+    numbers: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget everything, for another export."""

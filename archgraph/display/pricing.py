@@ -12,7 +12,7 @@ from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph
-from archgraph.graph.polynomial import Monomial
+from archgraph.graph.polynomial import Monomial, Polynomial
 from archgraph.layout.layouts import Layout
 from archgraph.ops.equations import StatedSizes
 
@@ -139,5 +139,5 @@ def _layouts(sizes: StatedSizes) -> Iterator[Layout]:
     if isinstance(sizes, tuple):
         for item in sizes:
             yield from _layouts(item)
-    elif sizes is not None and not isinstance(sizes, int):
+    elif sizes is not None and not isinstance(sizes, int | Polynomial):
         yield sizes

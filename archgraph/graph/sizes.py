@@ -92,6 +92,16 @@ def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
     return {**values, BATCH_WORD: batch}
 
 
+def other_sizes(graph: ArchGraph) -> dict[str, int]:
+    """Return other values of the open sizes but the batch than the example's, where there are."""
+    others = {}
+    for name, size in open_sizes(graph).items():
+        longer, shorter = size.example + 1 + size.example // 3, size.example - 1
+        if name != BATCH_WORD:
+            others[name] = longer if longer <= size.high else max(shorter, size.low, 1)
+    return others
+
+
 def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
     """Return the graph with another example: the values at which its open sizes are counted.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import (
@@ -24,12 +25,16 @@ from archgraph.graph.ir import (
     Value,
 )
 from archgraph.graph.passes import prune, renumber
+from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.sizes import OpenSize
 from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer_call
 from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import canonical_args
+
+NO_SIZES: Mapping[str, OpenSize] = MappingProxyType({})
 
 
 @dataclass
@@ -40,15 +45,20 @@ class GraphDraft:
         nodes: By name, in order.
         leaves: By name, in order of creation.
         updates: Values that forward assigns to buffers.
+        sizes: Open sizes of its inputs but the batch, by name.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     leaves: dict[str, Param] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
+    sizes: dict[str, OpenSize] = field(default_factory=dict)
 
-    def input(self, name: str, type_: TensorType) -> Ref:
-        """Append an input of forward."""
-        self.nodes[name] = Node(name, "input", (), type_)
+    def input(self, name: str, type_: TensorType, sizes: Mapping[str, OpenSize] = NO_SIZES) -> Ref:
+        """Append an input of forward; ``sizes``: what is known of open ones."""
+        here = [size for size in sizes.values() if Polynomial.of(size.name) in type_.shape]
+        said = tuple(arg for s in here if s.name not in self.sizes for arg in s.argument())
+        self.sizes |= {size.name: size for size in here}
+        self.nodes[name] = Node(name, "input", said, type_)
         return Ref(name)
 
     def leaf(
@@ -130,7 +140,8 @@ class GraphDraft:
         results = {name: self.nodes[name].type for name in node.uses()}
         leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
-            return infer_call(node, results, leaves)
+            examples = {name: size.example for name, size in self.sizes.items()}
+            return infer_call(node, results, leaves, examples)
         except GraphError as error:
             # Without its place, the temporary name `new`: the caller knows the line of the file.
             raise GraphError(error.message, **error.facts) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import keyword
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version, bare
+from archgraph.graph.sizes import OpenSize, is_size_name
+from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import nearest
 from archgraph.language.expression import ParamValue, is_expression
 from archgraph.language.mistakes import abbreviate
@@ -170,16 +173,52 @@ class SectionSpec(Base):
         return {**stride, **self.first}
 
 
+def _size_name(value: str) -> str:
+    if is_size_name(value):
+        return value
+    raise Mistake("cannot be the name of a size", found=repr(value), expected="an identifier")
+
+
+SizeName = Annotated[str, pydantic.AfterValidator(_size_name)]
+
+
+class OpenSizeSpec(Base):
+    """A size of inputs that stays open."""
+
+    example: Annotated[int, Field(ge=2, le=MAX_SIZE)] = Field(
+        description="value at which the model is traced and its cost is counted"
+    )
+    least: Count = Field(default=1, alias="from", description="the least value")
+    to: Count | None = Field(
+        default=None, description="the largest value; default: any that the model takes"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _in_order(self) -> OpenSizeSpec:
+        if not self.least <= self.example <= (self.to or self.example):
+            found, expected = self.example, f"{self.least} to {self.to}"
+            raise Mistake("is out of its range", place=("example",), found=found, expected=expected)
+        return self
+
+    def size(self, name: str) -> OpenSize:
+        """Return what a graph says of it."""
+        high = math.inf if self.to is None else self.to
+        return OpenSize(name, self.example, self.least if self.least > 1 else 0, high, ())
+
+
 class InputSpec(Base):
     """A tensor that forward takes."""
 
-    shape: tuple[Count, ...] = Field(description="without the batch axis")
+    shape: tuple[Count | SizeName, ...] = Field(
+        description="without the batch axis; a name is a size that stays open (see open), and "
+        "'batch' the batch, where it is not the first axis"
+    )
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"] = Field(
         default="float32", description="type of its numbers"
     )
 
 
-Input = Annotated[InputSpec, bare("shape", tuple, tuple[Count, ...] | InputSpec)]
+Input = Annotated[InputSpec, bare("shape", tuple, tuple[Count | SizeName, ...] | InputSpec)]
 
 
 def _identifiers(value: dict[str, InputSpec]) -> dict[str, InputSpec]:
@@ -193,14 +232,41 @@ def _identifiers(value: dict[str, InputSpec]) -> dict[str, InputSpec]:
 
 
 Inputs = Annotated[dict[str, Input], pydantic.AfterValidator(_identifiers)]
+OpenSizes = dict[SizeName, Annotated[OpenSizeSpec, bare("example", int, int | OpenSizeSpec)]]
 
 
-class AuthoredModel(Base):
+class _WithInputs(Base):
+    """What says of inputs which of their sizes are open."""
+
+    inputs: Inputs = Field(
+        description="what forward takes: name of its argument → sizes without the batch"
+    )
+    open: OpenSizes = Field(
+        default={}, description="sizes that stay open, by the names that inputs give them"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _names_are_known(self) -> _WithInputs:
+        used = {s: n for n, i in self.inputs.items() for s in i.shape if isinstance(s, str)}
+        for size, name in used.items():
+            if size not in self.open and size != BATCH_WORD:
+                hint = f"open: {{{size}: {{example: 64}}}}"
+                raise Mistake("is no open size", place=("inputs", name), found=size, hint=hint)
+        for size in self.open.keys() - used.keys():
+            raise Mistake("is a size that no input has", place=("open", size))
+        return self
+
+    def shape(self, name: str) -> tuple[int | str, ...]:
+        """Return the shape of an input with the batch."""
+        shape = self.inputs[name].shape
+        return shape if BATCH_WORD in shape else (BATCH_WORD, *shape)
+
+
+class AuthoredModel(_WithInputs):
     """An architecture as a person writes it."""
 
     archgraph: Version
     name: str = Field(default="", description="for tables and pages")
-    inputs: Inputs = Field(description="what forward takes: name → sizes without the batch")
     params: dict[Name, ParamValue] = Field(default={}, description="values that $name stands for")
     blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
     sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)] = Field(
@@ -309,14 +375,11 @@ class PythonValue(Base):
     )
 
 
-class TracedModel(Base):
+class TracedModel(_WithInputs):
     """What is said of a model of Python code, however that is named."""
 
     archgraph: Version = 1
     name: str = Field(default="", description="for tables and pages")
-    inputs: Inputs = Field(
-        description="what forward takes: name of its argument → sizes without the batch"
-    )
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
     strict: bool = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -16,6 +18,8 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
+from archgraph.graph.sizes import open_sizes, with_open_sizes
+from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import import_cause, listed
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
@@ -56,22 +60,45 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             facts: ErrorFacts = {"found": type(model).__name__, "expected": "torch.nn.Module"}
             raise SpecError("does not return a model", where=where, **facts)
         inputs: dict[str, Any] = {}
+        axes: dict[str, dict[int, str]] = {}
         for name, input_spec in spec.inputs.items():
-            if (size := math.prod(input_spec.shape)) > LIMITS.example_elements:
+            # A batch of two: torch.export treats sizes of 0 and 1 as constants.
+            examples = {n: s.example for n, s in spec.open.items()} | {BATCH_WORD: 2}
+            names = spec.shape(name)
+            shape = [examples[s] if isinstance(s, str) else s for s in names]
+            axes[name] = {dim: s for dim, s in enumerate(names) if isinstance(s, str)}
+            if (size := math.prod(shape) // 2) > LIMITS.example_elements:
                 facts = {"found": f"{size:,}", "expected": f"at most {LIMITS.example_elements:,}"}
                 document.fail(("inputs", name), "is too large an example", **facts)
-            # A batch of two: torch.export treats sizes of 0 and 1 as constants.
-            shape, dtype = (2, *input_spec.shape), torch_dtype(input_spec.dtype)
-            inputs[name] = torch.zeros(shape, dtype=dtype)
+            inputs[name] = torch.zeros(shape, dtype=torch_dtype(input_spec.dtype))
         _fits(document, model, inputs)
         with document.locating("python"):
-            traced = trace(model, train=spec.train, strict=spec.strict, name=spec.name, **inputs)
+            # An axis of the batch that is the first one needs no word.
+            stated = {k: v for k, v in axes.items() if v != {0: BATCH_WORD}}
+            call = functools.partial(trace, model, train=spec.train, strict=spec.strict)
+            traced = call(name=spec.name, open=stated, **inputs)
+    graph = _limited(document, traced.graph, spec)
     if not spec.sections:
-        return traced.graph, traced.state
-    graph = traced.graph.replace(sections=tuple(spec.sections.items()))
+        return graph, traced.state
+    graph = graph.replace(sections=tuple(spec.sections.items()))
     with document.locating("sections"):
         structure(graph)  # for its errors: sections that the graph does not have
     return graph, traced.state
+
+
+def _limited(document: Document, graph: ArchGraph, spec: PythonModel) -> ArchGraph:
+    """Return a graph for the values of open sizes that the file states."""
+    sizes = dict(open_sizes(graph))
+    for name, stated in spec.open.items():
+        size, asked = sizes[name], stated.size(name)
+        low = max(asked.low, size.low)
+        for key, value in (("from", stated.least), ("to", stated.to)):
+            if key in stated.model_fields_set and not size.low <= (value or 0) <= size.high:
+                message = "is beyond the sizes for which the model holds"
+                document.fail(("open", name, key), message, found=value, expected=size.range)
+        high = min(asked.high, size.high)
+        sizes[name] = dataclasses.replace(size, low=low, high=high)
+    return with_open_sizes(graph, sizes) if spec.open else graph
 
 
 def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, object]) -> None:

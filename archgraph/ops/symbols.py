@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -86,7 +87,7 @@ def symbolic_type(
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     symbols: dict[str, torch.SymInt] = {}
     hints: dict[str, int] = {}
-    for name, value in (*sizes.items(), (BATCH_WORD, 3)):  # 1.
+    for name, value in (*sizes.items(), (BATCH_WORD, 1009)):  # 1.
         while value in hints.values():
             value += 1
         hints[name] = value
@@ -102,7 +103,8 @@ def symbolic_type(
             return size
         return _computed(size, symbols)
 
-    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=False):
+    # Composite operators run their decompositions in Python, which leave symbols as they are.
+    with enable_python_dispatcher(), FakeTensorMode(shape_env=env):
         result = run_kernel(op, args, symbol_of)
     for symbol, other in env.replacements.items():  # 3.
         if str(symbol) in names:

@@ -29,7 +29,7 @@ from archgraph.graph.ir import (
     replace,
     size_at,
 )
-from archgraph.graph.sizes import example_sizes
+from archgraph.graph.sizes import example_sizes, other_sizes
 from archgraph.module.build import build
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
@@ -313,7 +313,8 @@ def check_law(
     """Return the largest relative difference of a rewritten network from what its law states.
 
     1. No tensor of the rewritten network may be empty.
-    2. Random weights and inputs; the two networks are compared, in evaluation.
+    2. Random weights and inputs; the two networks are compared, in evaluation, at the example's
+       open sizes and at others.
     3. A result that stays the same for another input proves nothing, unless the original's does:
        once more with positive weights, so that no rectifier stops all signals, then refused.
 
@@ -332,13 +333,19 @@ def check_law(
     wide, narrow = in_float64(graph), in_float64(rewritten.graph)
     transfer, where = to_float64(rewritten.transfer), graph.name or "graph"
     inputs, others = random_inputs(wide, seed=seed), random_inputs(wide, seed=seed + 1)
+    sizes = other_sizes(wide)
+    resized = [random_inputs(wide, seed=seed, sizes=sizes)] if sizes else []
     gap, constant = 0.0, list[int]()
     for positive in (False, True):
         state = random_state(wide, seed, positive=positive)
         pulled = transfer.pull(state)
         results = evaluated(narrow, pulled, inputs)
         if reference is not None:  # 2
-            gap = max(gap, relative_difference(results, evaluated(*reference(wide, state), inputs)))
+            full = reference(wide, state)
+            gap = max(gap, relative_difference(results, evaluated(*full, inputs)))
+            for more in resized:
+                theirs = evaluated(*full, more)
+                gap = max(gap, relative_difference(evaluated(narrow, pulled, more), theirs))
         if not gap <= tolerance:
             difference = f"relative difference {gap:.3g}"
             most = f"≤ {tolerance:g}"

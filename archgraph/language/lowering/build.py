@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
-from archgraph.graph.ir import BATCH, ArchGraph, Record, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Record, Ref, TensorType, Value
+from archgraph.graph.polynomial import Polynomial
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
@@ -46,9 +47,10 @@ def lower(
     return _Lowering(reader).graph()
 
 
-def _unusual(name: str, shape: Sequence[int]) -> str | None:
+def _unusual(name: str, sizes: Sequence[int | str]) -> str | None:
     """Warn about sizes that look like those of a batch of images, or have channels last."""
-    match tuple(shape):
+    shape = [size for size in sizes if isinstance(size, int)]
+    match shape if len(shape) == len(sizes) else ():
         case (_, 1 | 3, height, width) if min(height, width) > 3:
             read, how = "channel, depth, height, width", "sizes come without the batch axis"
         case (height, width, 1 | 3) if min(height, width) > 3:
@@ -72,10 +74,11 @@ class _Lowering:
 
     def graph(self) -> ArchGraph:
         model = self.model
-        values = {
-            name: self.draft.input(name, TensorType((BATCH, *spec.shape), spec.dtype))
-            for name, spec in model.inputs.items()
-        }
+        sizes = {name: spec.size(name) for name, spec in model.open.items()}
+        values = {}
+        for name, spec in model.inputs.items():
+            shape = (Polynomial.of(s) if isinstance(s, str) else s for s in model.shape(name))
+            values[name] = self.draft.input(name, TensorType(tuple(shape), spec.dtype), sizes)
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
         # Known beforehand, so that an error tells "made later" from "unknown".
         later = frozenset(labels | {s.name for s in model.sections})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural
 from archgraph.graph.ir import Leaf, Ref, Size, Value
+from archgraph.graph.polynomial import sizes_in
+from archgraph.graph.values import size_at
 from archgraph.language.draft import GraphDraft
 
 CountOrPair = Count | tuple[Count, ...]
@@ -54,15 +57,25 @@ class Site:
         return self.draft.shape(value)
 
     def size(self, value: Value, dim: int) -> int:
-        """Return one size of a value, which must not depend on the batch."""
+        """Return one size of a value, which must be a number."""
         shape = self.shape(value)
         if not -len(shape) <= dim < len(shape):
             raise Mistake("has too few axes", found=shape_text(shape), expected=f"an axis {dim}")
         size = shape[dim]
         if not isinstance(size, int):
-            axis = f"axis {dim} of {shape_text(shape)}, the batch"
-            raise Mistake("needs another axis", found=axis)
+            axis = f"axis {dim} of {shape_text(shape)}, {size}"
+            raise Mistake("needs an axis whose size is a number", found=axis)
         return size
+
+    def largest(self, size: Size) -> int:
+        """Return the largest value of a size: that at the ends of the ranges of open ones."""
+        highs = {name: open_size.high for name, open_size in self.draft.sizes.items()}
+        unbounded = [name for name in sizes_in(size) if highs.get(name, math.inf) == math.inf]
+        if unbounded:
+            (name, *_) = sorted(unbounded)
+            hint = f"say it: open: {{{name}: {{example: …, to: …}}}}"
+            raise Mistake("needs the largest value of a size", found=name, hint=hint)
+        return size_at(size, {name: int(high) for name, high in highs.items()})
 
     def within(self, name: str) -> Site:
         """Return the same site one module deeper."""

@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Name
-from archgraph.graph.ir import BATCH, Mode, Ref
+from archgraph.graph.ir import BATCH, Mode, Ref, Value
+from archgraph.graph.polynomial import Polynomial
 from archgraph.language.steps.base import AxisNumber, Site, add_step, shape_text
 
 
@@ -47,9 +48,17 @@ def _embedding(
 
 @add_step("positional_embedding", "position", example="positional_embedding")
 def _positional_embedding(site: Site, x: Ref) -> Ref:
-    """Add a learned vector at each position of [batch, position, feature]."""
-    shape = [site.size(x, i) for i in range(1, len(site.shape(x)))]
-    return site.call("aten.add.Tensor", self=x, other=site.parameter("weight", shape))
+    """Add a learned vector at each position of [batch, position, feature].
+
+    Where the number of positions is open, there are as many vectors as its largest value.
+    """
+    shape = site.shape(x)[1:]
+    weight = site.parameter("weight", [site.largest(size) for size in shape])
+    vectors: Value = weight
+    for dim, size in enumerate(shape):
+        if isinstance(size, Polynomial):
+            vectors = site.call("aten.slice.Tensor", self=vectors, dim=dim, start=0, end=size)
+    return site.call("aten.add.Tensor", self=x, other=vectors)
 
 
 @add_step("class_token", example="class_token")
@@ -106,7 +115,7 @@ def _attention(
     inner = heads * width
 
     def by_heads(value: Ref) -> Ref:
-        shape = (BATCH, site.size(value, 1), heads, width)
+        shape = (BATCH, site.shape(value)[1], heads, width)
         split = site.call("aten.reshape", self=value, shape=shape)
         return site.call("aten.transpose.int", self=split, dim0=1, dim1=2)
 
@@ -123,7 +132,7 @@ def _attention(
         scale=1.0 / math.sqrt(width),
     )
     tokens = site.call("aten.transpose.int", self=mixed, dim0=1, dim1=2)
-    joined = site.call("aten.reshape", self=tokens, shape=(BATCH, site.size(x, 1), inner))
+    joined = site.call("aten.reshape", self=tokens, shape=(BATCH, site.shape(x)[1], inner))
     return _linear_map(site.within("out"), joined, out or features, bias)
 
 
