@@ -44,6 +44,7 @@ from archgraph.capture.unseen import (
     shared,
     unregistered,
 )
+from archgraph.capture.verify import down_to_one
 from archgraph.capture.verify import verify as verified
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -300,6 +301,8 @@ def _traced(
         traced = Traced(graph, leaves.state(model))
     if verify and not without_memory and not _differs(notes):
         notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
+        wider = down_to_one(model, graph, traced.state, captured)
+        traced = dataclasses.replace(traced, graph=wider)
     return traced, notes
 
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import PyTree
 
-from archgraph.capture.examples import ExampleInputs, redrawn
+from archgraph.capture.examples import ExampleInputs, redrawn, resized
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
 from archgraph.capture.places import definition_of, is_users
@@ -35,6 +35,8 @@ from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph
+from archgraph.graph.sizes import open_sizes, with_open_sizes
+from archgraph.graph.values import BATCH_WORD
 from archgraph.module.build import build
 from archgraph.states import State
 
@@ -140,6 +142,26 @@ def verify(
         for sizes, ends in captured.ends():
             work.compare(_Call(ends, training=False, backward=False, sizes=sizes), (inputs,))
         return work.notes
+
+
+def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
+    """Return the graph for open sizes of one, too, where it computes then what the model does.
+
+    ``torch.export`` takes a size of one for a constant, so that it says nothing of it.
+    """
+    for name, size in open_sizes(graph).items():
+        if name == BATCH_WORD or size.low != 2 or _too_large(state):
+            continue
+        sizes = {**open_sizes(graph), name: dataclasses.replace(size, low=0)}
+        wider = with_open_sizes(graph, sizes)
+        inputs = resized(captured.inputs, captured.axes, name, 1)
+        with restored(model) as changed, _plainly(model), quiet():
+            built = build(wider, state)
+            work = _Verification(model, built, wider, changed, (), captured.branches)
+            work.compare(_Call(inputs, training=False, backward=False))
+        if not work.failed and not work.notes:
+            graph = wider
+    return graph
 
 
 def _too_large(state: State) -> str:

@@ -188,7 +188,7 @@ def divide(a: Size, b: Size) -> Size | None:
         whole = b and all(factor % b == 0 for factor in a.terms.values())
         return Polynomial({m: c // b for m, c in a.terms.items()}) if whole else None
     if not isinstance(a, Polynomial):
-        return None
+        return None if a else 0
     lead, factor = max(b.terms.items(), key=_degree)  # 2.
     quotient, rest = Polynomial({}), a
     while rest.terms:

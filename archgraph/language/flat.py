@@ -26,6 +26,7 @@ from archgraph.errors import GraphError
 from archgraph.fields import Base, Place, Version
 from archgraph.graph import text as syntax
 from archgraph.graph.ir import ArchGraph, Value, show
+from archgraph.graph.sizes import with_size_words
 from archgraph.language.document import Document
 from archgraph.language.yaml import parse_document
 
@@ -165,7 +166,7 @@ def read_flat(document: Document) -> ArchGraph:
         SpecError: If a key or a line cannot be understood.
     """
     flat = document.validate(FlatModel)
-    return ArchGraph(
+    graph = ArchGraph(
         inputs=tuple((k, _value(document, ("inputs", k), v)) for k, v in flat.inputs.items()),
         params=_lines(document, "leaves", flat.leaves, syntax.parse_param),
         nodes=_lines(document, "nodes", flat.nodes, syntax.parse_node),
@@ -176,3 +177,4 @@ def read_flat(document: Document) -> ArchGraph:
         notes=flat.notes,
         flags=tuple((path, mode == "train") for path, mode in flat.modes.items()),
     )
+    return with_size_words(graph)

@@ -1,0 +1,281 @@
+"""Sizes that stay open: captured by name, held to their ranges, right wherever they are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archgraph as ag
+from archgraph.errors import GraphError, SpecError, TraceError
+from archgraph.graph.ir import BATCH
+from archgraph.graph.sizes import open_sizes, other_sizes
+from archgraph.graph.text import parse
+from archgraph.rewrites.laws import random_inputs, relative_difference
+
+
+class Tokens(nn.Module):
+    """A transformer layer over tokens with learned positions, of which there are 24."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(30, 16), nn.Embedding(24, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.head = nn.Linear(16, 5)
+        self.register_buffer("order", torch.arange(24))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.positions(self.order[: ids.shape[1]])
+        return self.head(self.layer(x).mean(1))
+
+
+class Pixels(nn.Module):
+    """Strided convolutions, whose maps become tokens with a class token before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 12, 3, 2, 1)
+        self.norm, self.token = nn.BatchNorm2d(8), nn.Parameter(torch.randn(1, 1, 12))
+        self.mix = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.down(self.norm(self.stem(image)).relu())
+        x = x.flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        return self.head(self.mix(x)[:, 0])
+
+
+class Words(nn.Module):
+    """A recurrent language model, sequence first, whose state is given and returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(20, 8), nn.LSTM(8, 16, 2)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, ids: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        x, state = self.lstm(self.embed(ids), state)
+        return self.head(x), state
+
+
+STATE = (torch.zeros(2, 3, 16), torch.zeros(2, 3, 16))
+CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, dict[int, str]]]] = {
+    "tokens": (Tokens, (torch.zeros(2, 11).long(),), {"ids": {1: "length"}}),
+    "pixels": (Pixels, (torch.zeros(2, 3, 19, 26),), {"image": {2: "height", 3: "width"}}),
+    "words": (
+        Words,
+        (torch.zeros(7, 3).long(), STATE),
+        {"ids": {0: "length", 1: "batch"}, "state.0": {1: "batch"}, "state.1": {1: "batch"}},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, ag.Traced]:
+    make, args, axes = CASES[request.param]
+    torch.manual_seed(0)
+    model = make()
+    return model, ag.trace(model, *args, open=axes)
+
+
+def values(graph: ag.ArchGraph) -> list[dict[str, int]]:
+    """Example, other and least values of the open sizes."""
+    sizes = {name: size for name, size in open_sizes(graph).items() if name != "batch"}
+    example = {name: size.example for name, size in sizes.items()}
+    return [example, other_sizes(graph), {name: max(size.low, 1) for name, size in sizes.items()}]
+
+
+def results(module: nn.Module, inputs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Results and gradients of all parameters, in order."""
+    module.zero_grad()
+    outputs = list(torch.utils._pytree.tree_leaves(module(**inputs)))
+    sum(o.square().mean() for o in outputs).backward()
+    return [o.detach() for o in outputs], [
+        p.grad for p in module.parameters() if p.grad is not None
+    ]
+
+
+def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, ag.Traced]) -> None:
+    model, (graph, state) = case
+    built = ag.build(graph, state).eval()
+    for sizes in values(graph):
+        inputs = random_inputs(graph, 4, sizes=sizes)
+        pairs = zip(results(built, inputs), results(model.eval(), inputs), strict=True)
+        for ours, theirs in pairs:
+            assert relative_difference(ours, theirs) <= 1e-6, sizes
+
+
+def test_the_graph_reads_back_and_is_saved(
+    case: tuple[nn.Module, ag.Traced], tmp_path: Path
+) -> None:
+    _, traced = case
+    assert parse(traced.graph.text()) == traced.graph
+    ag.save(traced, tmp_path / "net")
+    assert ag.load(tmp_path / "net").graph == traced.graph
+
+
+@pytest.mark.parametrize("name", ["tokens", "pixels"])
+def test_costs_are_those_of_the_model_traced_at_the_sizes(name: str) -> None:
+    make, args, axes = CASES[name]
+    graph = ag.trace(make(), *args, open=axes).graph
+    for sizes in values(graph)[:2]:
+        inputs = random_inputs(graph, 2, sizes=sizes)
+        fixed = ag.cost(ag.trace(make(), **inputs).graph)
+        ours = ag.cost(graph, sizes)
+        for measure in ("parameters", "macs", "bytes", "activations"):
+            assert getattr(ours, measure) == getattr(fixed, measure), (measure, sizes)
+        assert ours.polynomial.at().macs == fixed.macs
+        assert ours.training(4).total == fixed.training(4).total
+
+
+def test_axes_and_cuts_are_those_of_fixed_sizes(case: tuple[nn.Module, ag.Traced]) -> None:
+    model, (graph, _) = case
+    axes = {
+        node.name.replace("_", "."): {node.shape.index(BATCH): "batch"}
+        for node in graph.nodes
+        if node.op == "input"
+    }
+    fixed = ag.trace(model, **random_inputs(graph, 2), open=axes).graph
+    free = {axis.name: axis.size for axis in ag.axes(graph).free}
+    assert free and free == {axis.name: axis.size for axis in ag.axes(fixed).free}
+    cut = ag.take(graph, 0.5, verify=True)  # at the example's sizes and at others
+    assert open_sizes(cut.graph) == open_sizes(graph)
+    assert ag.cost(cut.graph).macs == ag.cost(ag.take(fixed, 0.5).graph).macs
+
+
+def test_a_size_of_a_capture_is_the_batch_where_it_is_said() -> None:
+    graph = ag.trace(Words(), *CASES["words"][1], open=CASES["words"][2]).graph
+    assert [str(n.type) for n in graph.nodes if n.op == "input"] == [
+        "int64[length, batch]", "float32[2, batch, 16]", "float32[2, batch, 16]",
+    ]  # fmt: skip
+    inputs = random_inputs(graph, 5, sizes={"length": 1})
+    assert [tuple(t.shape) for t in torch.utils._pytree.tree_leaves(inputs)] == [
+        (1, 5), (2, 5, 16), (2, 5, 16),
+    ]  # fmt: skip
+
+
+def test_what_is_out_of_range_or_unequal_is_refused() -> None:
+    graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
+    assert open_sizes(graph)["length"].range == "24 or less"
+    built = ag.build(graph, state)
+    with pytest.raises(GraphError, match="length; found 25; expected 24 or less"):
+        built(torch.zeros(2, 25).long())
+    with pytest.raises(GraphError, match="length: the graph does not hold for this size; found 25"):
+        ag.cost(graph, {"length": 25})
+    with pytest.raises(GraphError, match=r"no such open size.*did you mean 'length'"):
+        ag.cost(graph, {"lenght": 5})
+    net = ag.trace(
+        Add(), torch.zeros(2, 5, 4), torch.zeros(2, 5, 4), open={n: {1: "n"} for n in ("x", "y")}
+    )
+    with pytest.raises(GraphError, match="input y: has another n than input x; found 4"):
+        ag.build(*net)(torch.zeros(1, 3, 4), torch.zeros(1, 4, 4))
+
+
+class Add(nn.Module):
+    """A sum of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * self.scale + y
+
+
+class Fixed(nn.Module):
+    """A length that a linear map fixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+class Even(nn.Module):
+    """A length that has to be even."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), x.shape[1] // 2, 2).sum(2)
+
+
+X = torch.zeros(2, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "axes", "message"),
+    [
+        (
+            Fixed(),
+            (torch.zeros(2, 7),),
+            {"x": {1: "n"}},
+            r"sizes.py:\d+: n cannot be",
+        ),
+        (
+            Even(),
+            (torch.zeros(2, 6),),
+            {"x": {1: "n"}},
+            "n cannot be open: .* to be 6",
+        ),
+        (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot be open both"),
+        (Add(), (X, X), {"x": {1: "n"}, "y": {1: "n"}, "z": {1: "n"}}, "open: no such input"),
+        (Add(), (X, X), {"x": {3: "n"}}, "open: x, axis 3: no such axis"),
+        (Add(), (X, X), {"x": {1: "n", 2: "n"}}, "n has two sizes in the example; found 4"),
+        (Add(), (X, X), {"x": {1: "a b"}}, "not a name; found 'a b'"),
+        (Add(), (X, X), {"x": {1: "max"}}, "not a name; found 'max'"),
+        (Add(), (X[:, :1], X), {"x": {1: "n"}}, "the example's n must be at least 2"),
+    ],
+)
+def test_what_cannot_be_open_says_why(model: nn.Module, args: Any, axes: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        ag.trace(model, *args, open=axes)
+
+
+class Named(nn.Module):
+    """An input of the name that the option has, and nested ones."""
+
+    def forward(self, open: Tensor, more: dict[str, list[Tensor]]) -> Tensor:
+        return open + more["mask"][0]
+
+
+def test_inputs_are_reached_by_position_and_path() -> None:
+    axes = {"open": {1: "n"}, "more.mask.0": {1: "n"}}
+    graph = ag.trace(Named(), X, {"mask": [X]}, open=axes).graph
+    assert {str(n.type) for n in graph.nodes} == {"float32[batch, n, 4]"}
+
+
+SPEC = """
+archgraph: 1
+inputs: {ids: {shape: [length], dtype: int64}}
+open: {length: {example: 16, to: 64}}
+sections:
+  - name: body
+    steps:
+      - embedding: {count: 100, width: 32}
+      - positional_embedding
+      - attention: {heads: 4}
+      - mean: 1
+"""
+
+
+def test_sizes_are_open_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "net.yaml"
+    file.write_text(SPEC)
+    graph = ag.load(file)
+    assert open_sizes(graph)["length"].range == "64 or less"
+    ag.take(graph, 0.5, verify=True)
+    assert ag.cost(graph, {"length": 64}).macs > ag.cost(graph).macs
+    file.write_text(SPEC.replace(", to: 64", ""))
+    with pytest.raises(SpecError, match="needs the largest value of a size; found length"):
+        ag.load(file)
+    file.write_text(SPEC.replace("open: {length", "open: {long"))
+    with pytest.raises(SpecError, match="is no open size; found length"):
+        ag.load(file)
+    file.write_text(SPEC.replace("example: 16", "example: 65"))
+    with pytest.raises(SpecError, match="is out of its range; found 65; expected 1 to 64"):
+        ag.load(file)
