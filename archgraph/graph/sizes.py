@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Record, Value, per_graph, replace, walk
-from archgraph.graph.polynomial import Polynomial, Quotient
-from archgraph.graph.values import BATCH_WORD, RESERVED
+from archgraph.graph.polynomial import Polynomial, Quotient, Size
+from archgraph.graph.values import BATCH_WORD, RESERVED, TensorType
 from archgraph.hints import unknown
 
 
@@ -129,11 +130,50 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
     return with_open_sizes(graph, {**open_sizes(graph), **changed})
 
 
+@takes_graph
+def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchGraph:
+    """Return the graph with numbers for some of its open sizes; the batch stays open.
+
+    Args:
+        graph: The architecture, or what holds one.
+        sizes: Values by name. Default: all open sizes, as in the example that was traced.
+
+    Raises:
+        GraphError: If no size has such a name, or the graph does not hold for its value.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net, x = torch.nn.Linear(3, 2), torch.zeros(1, 7, 3)
+        >>> graph = trace(net, x, open={"input": {1: "length"}}).graph
+        >>> print(graph.nodes[-1].type, fix_sizes(graph, {"length": 5}).nodes[-1].type)
+        float32[batch, length, 2] float32[batch, 5, 2]
+    """
+    known = open_sizes(at_sizes(graph, sizes or {}))
+    named = known.keys() - {BATCH_WORD} if sizes is None else sizes
+    numbers: dict[str, Size] = {name: known[name].example for name in named}
+
+    def fixed(value: Value) -> Value:
+        return value.replaced(numbers) if isinstance(value, Polynomial) else value
+
+    def typed(type_: TensorType) -> TensorType:
+        return TensorType(tuple(fixed(s) for s in type_.shape), type_.dtype)  # type: ignore[misc]  # sizes stay sizes
+
+    nodes = []
+    for node in graph.mapped(fixed).nodes:
+        types = tuple(map(typed, node.types))
+        type_ = types if isinstance(node.type, tuple) else types[0]
+        nodes.append(dataclasses.replace(node, type=type_, args=node.args))
+    numbered = graph.mapped(fixed).replace(nodes=tuple(nodes))
+    left = {name: size for name, size in open_sizes(graph).items() if name not in numbers}
+    return with_open_sizes(numbered, left)
+
+
 def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGraph:
     """Return the graph with what its inputs say of open sizes."""
     said: dict[str, list[tuple[str, Value]]] = {}
-    for size in sizes.values():
-        said.setdefault(size.axes[0][0], []).extend(size.argument())
+    for name, known in open_sizes(graph).items():
+        said.setdefault(known.axes[0][0], []).extend(sizes[name].argument())
     nodes = (
         dataclasses.replace(n, args=tuple(said.get(n.name, ()))) if n.op == "input" else n
         for n in graph.nodes

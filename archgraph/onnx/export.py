@@ -162,6 +162,15 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
             reason = f"{node.op_type}, control flow, which would not be read again"
             raise GraphError("cannot be expressed in ONNX", where=where, found=reason)
     name_all(exported.model, graph, program.names)
+    dims = {
+        str(getattr(dim, "value", dim))
+        for value in exported.model.graph.inputs
+        for dim in value.shape or ()
+    }
+    for name in open_sizes(graph):
+        if name not in dims:  # PyTorch's exporter unrolls recurrent layers, say
+            hint = "give it a value first: ag.fix_sizes(graph)"
+            raise GraphError("cannot be exported with an open size", found=name, hint=hint)
     return exported.model
 
 

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
+from archgraph.graph.sizes import other_sizes
 from archgraph.module.build import ArchModule
 from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
@@ -98,8 +99,8 @@ def check_file(path: Path, module: ArchModule, name: str) -> float:
     """
     session, allowed = open_session(path, name), tolerance(module.arch)
     worst = 0.0
-    for batch in BATCHES:
-        inputs = random_inputs(module.arch, batch)
+    for batch, sizes in zip(BATCHES, ({}, other_sizes(module.arch)), strict=True):
+        inputs = random_inputs(module.arch, batch, sizes=sizes)
         tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
         expected = outputs(module, inputs)
         with _refusing(name):

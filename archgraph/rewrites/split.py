@@ -12,6 +12,8 @@ from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, Value, refs, replace, walk
 from archgraph.graph.passes import notes_of, renaming
+from archgraph.graph.polynomial import sizes_in
+from archgraph.graph.sizes import open_sizes, with_open_sizes
 from archgraph.ops.check import check
 from archgraph.rewrites.insert import fresh
 from archgraph.states import Entry, Rewritten, signature
@@ -183,6 +185,16 @@ class _Cut:
             where = ", ".join(f"%{name}" for name in arriving)
             types = ", ".join(str(graph.node[name].type) for name in arriving)
             raise RewriteError(problem, where=where, found=types, hint="cut at another block")
+        known, here = open_sizes(graph), open_sizes(part)
+        lost = sorted(known.keys() - here.keys() & _sizes_of(part))
+        if lost:
+            raise RewriteError(
+                f"nothing that crosses the cut tells {lost[0]}",
+                where=", ".join(f"%{name}" for name in arriving),
+                found=", ".join(str(graph.node[name].type) for name in arriving),
+                hint="fix the size first: ag.fix_sizes(graph)",
+            )
+        part = with_open_sizes(part, known)
         check(part)
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
 
@@ -193,6 +205,12 @@ class _Cut:
             return False
         modules = {leaf.rpartition(".")[0] for leaf in leaves}
         return k == self.last or param.name.rpartition(".")[0] in modules
+
+
+def _sizes_of(graph: ArchGraph) -> frozenset[str]:
+    """Return the open sizes on which the types of a graph depend."""
+    shapes = (type_.shape for node in graph.nodes for type_ in node.types)
+    return frozenset().union(*(sizes_in(size) for shape in shapes for size in shape))
 
 
 def _input(node: Node) -> Node:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
+from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, SpecError, TraceError
 from archgraph.graph.ir import BATCH
 from archgraph.graph.sizes import open_sizes, other_sizes
@@ -75,7 +76,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, dict[int, str]]]] = {
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
-def case(request: pytest.FixtureRequest) -> tuple[nn.Module, ag.Traced]:
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Traced]:
     make, args, axes = CASES[request.param]
     torch.manual_seed(0)
     model = make()
@@ -99,7 +100,7 @@ def results(module: nn.Module, inputs: dict[str, Any]) -> tuple[list[Tensor], li
     ]
 
 
-def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, ag.Traced]) -> None:
+def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, Traced]) -> None:
     model, (graph, state) = case
     built = ag.build(graph, state).eval()
     for sizes in values(graph):
@@ -110,7 +111,7 @@ def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, ag.Trace
 
 
 def test_the_graph_reads_back_and_is_saved(
-    case: tuple[nn.Module, ag.Traced], tmp_path: Path
+    case: tuple[nn.Module, Traced], tmp_path: Path
 ) -> None:
     _, traced = case
     assert parse(traced.graph.text()) == traced.graph
@@ -132,7 +133,7 @@ def test_costs_are_those_of_the_model_traced_at_the_sizes(name: str) -> None:
         assert ours.training(4).total == fixed.training(4).total
 
 
-def test_axes_and_cuts_are_those_of_fixed_sizes(case: tuple[nn.Module, ag.Traced]) -> None:
+def test_axes_and_cuts_are_those_of_fixed_sizes(case: tuple[nn.Module, Traced]) -> None:
     model, (graph, _) = case
     axes = {
         node.name.replace("_", "."): {node.shape.index(BATCH): "batch"}
