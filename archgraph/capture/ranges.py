@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import TypeAlias
 
 import torch
@@ -33,7 +33,12 @@ _USUAL = range(2, 130)
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
 _EXPORTS = 4  # of other sizes, at most
 
-_NAMES = {"__builtins__": {}, "min": min, "max": max, "Min": min, "Max": max, "abs": abs}
+_NAMES = {
+    "__builtins__": {},
+    **{"min": min, "max": max, "Min": min, "Max": max, "abs": abs},
+    "math": SimpleNamespace(ceil=math.ceil, floor=math.floor, trunc=math.trunc, sqrt=math.sqrt),
+    "torch": SimpleNamespace(sym_float=float),
+}
 
 Exported: TypeAlias = "tuple[torch.export.ExportedProgram, Mapping[str, str]]"
 ExportAt: TypeAlias = Callable[[int], "Exported | None"]
@@ -239,7 +244,7 @@ def _holds(test: str, sizes: Mapping[str, int]) -> bool:
     try:
         # torch wrote the text: arithmetic on the inputs' sizes
         return bool(eval(_code(test), dict(_NAMES), dict(sizes)))
-    except (NameError, SyntaxError, TypeError, ZeroDivisionError):
+    except (AttributeError, NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
 
 

@@ -46,9 +46,11 @@ from archgraph.capture.unseen import (
 )
 from archgraph.capture.verify import down_to_one
 from archgraph.capture.verify import verify as verified
-from archgraph.errors import TraceError, TraceWarning
+from archgraph.errors import GraphError, TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
+from archgraph.graph.sizes import open_sizes
+from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import listed
 from archgraph.limits import LIMITS
 from archgraph.machine import uncollected
@@ -175,7 +177,12 @@ aten.conv1d(input=%input, weight=weight, bias=bias, stride=(2,))
     return _with_notes(traced, (*unlike, *_texts(notes, strict), *skipped))
 
 
-def trace_own(model: nn.Module, kwargs: Mapping[str, Tensor], name: str) -> Traced:
+def trace_own(
+    model: nn.Module,
+    kwargs: Mapping[str, Tensor],
+    name: str,
+    open: Mapping[str, Mapping[int, str]] = NONE_OPEN,
+) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
     Its code is known, so no call has to show that the built module computes the same.
@@ -184,14 +191,16 @@ def trace_own(model: nn.Module, kwargs: Mapping[str, Tensor], name: str) -> Trac
         model: The module.
         kwargs: Example inputs by name.
         name: Label of the graph.
+        open: Names of axes whose size stays open, by input and dimension.
 
     Raises:
         TraceError: If it cannot be captured.
     """
     inputs: ExampleInputs = (), dict(kwargs)
     _check_ready(model, *inputs)
+    axes = open_axes(model, inputs, open)
     with uncollected():
-        traced, notes = _traced(model, inputs, name, limit=LIMITS.folded_bytes)
+        traced, notes = _traced(model, inputs, name, limit=LIMITS.folded_bytes, axes=axes)
     return _with_notes(traced, _texts(notes, strict=True))
 
 
@@ -297,13 +306,33 @@ def _traced(
         if isinstance(known, ArchGraph) and _bare(known) == _bare(graph):
             graph = known  # the same architecture: keep its module scopes and sections
         graph = graph.replace(flags=flags, shared=_shared(model))
-        check(graph)
+        _check(graph, axes)
         traced = Traced(graph, leaves.state(model))
     if verify and not without_memory and not _differs(notes):
         notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
         wider = down_to_one(model, graph, traced.state, captured)
         traced = dataclasses.replace(traced, graph=wider)
     return traced, notes
+
+
+def _check(graph: ArchGraph, axes: OpenAxes) -> None:
+    """Check a graph; what does not hold for all values of an open size is the example's fault.
+
+    Raises:
+        TraceError: If a size is what it is for the example's values alone.
+    """
+    try:
+        check(graph)
+    except GraphError as error:
+        if not any(axes):
+            raise
+        names = ", ".join(name for name in open_sizes(graph) if name != BATCH_WORD)
+        raise TraceError(
+            f"{names}: sizes that follow hold for the example alone",
+            where=error.where,
+            found=error.found,
+            hint="trace an example of larger sizes, or leave a size out of open",
+        ) from error
 
 
 @dataclass(frozen=True)

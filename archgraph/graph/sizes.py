@@ -33,6 +33,11 @@ class OpenSize:
     high: float
     axes: tuple[tuple[str, int], ...]
 
+    @property
+    def probe(self) -> int:
+        """A large value, at which sizes that follow are neither one nor equal by chance."""
+        return int(min(self.high, 16 * self.example + 7))
+
     def argument(self) -> tuple[tuple[str, Value], ...]:
         """Return what the first of its inputs says of it, as arguments of that operator."""
         bounds = (("min", self.low, self.low > 0), ("max", self.high, self.high < math.inf))
@@ -91,6 +96,12 @@ def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
     """Return the values of all open sizes in the example, of a number of examples."""
     values = {name: size.example for name, size in open_sizes(graph).items()}
     return {**values, BATCH_WORD: batch}
+
+
+@per_graph
+def probed_sizes(graph: ArchGraph) -> Mapping[str, int]:
+    """Return values of the open sizes but the batch at which types are computed."""
+    return {n: s.probe for n, s in open_sizes(graph).items() if n != BATCH_WORD}
 
 
 def other_sizes(graph: ArchGraph) -> dict[str, int]:

@@ -140,8 +140,8 @@ class GraphDraft:
         results = {name: self.nodes[name].type for name in node.uses()}
         leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
-            examples = {name: size.example for name, size in self.sizes.items()}
-            return infer_call(node, results, leaves, examples)
+            probes = {name: size.probe for name, size in self.sizes.items()}
+            return infer_call(node, results, leaves, probes)
         except GraphError as error:
             # Without its place, the temporary name `new`: the caller knows the line of the file.
             raise GraphError(error.message, **error.facts) from error

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Node, Ref
-from archgraph.graph.polynomial import Polynomial
-from archgraph.graph.values import TensorType, walk
+from archgraph.graph.polynomial import sizes_in
+from archgraph.graph.sizes import other_sizes
+from archgraph.graph.values import BATCH_WORD, TensorType, walk
 from archgraph.module.build import build
 from archgraph.onnx.memory import check_memory
 from archgraph.onnx.session import tolerance
@@ -74,6 +75,24 @@ def check_batches(
         )
 
 
+def check_sizes(graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str) -> None:
+    """Refuse a graph that computes something else than the file's nodes at other open sizes.
+
+    Raises:
+        SpecError: If it does.
+    """
+    if not (sizes := other_sizes(graph)):
+        return
+    inputs = random_inputs(graph, 2, sizes=sizes)
+    built = build(graph, state).eval()
+    check_memory(built, inputs, lambda: where)
+    expected = _computed_by_nodes(module, inputs, where)
+    if expected is None or not _all_close(_computed(built, inputs, where), expected, graph):
+        message = "computes something else where sizes are others than in the example"
+        hint = "say the sizes: " + ", ".join(f"{name}=N" for name in sizes)
+        raise SpecError(message, where=where, found=str(sizes), hint=hint)
+
+
 def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> list[Tensor]:
     """Compute the results of a graph.
 
@@ -132,7 +151,7 @@ def _inputs(graph: ArchGraph) -> list[Node]:
 
 def _batch_axes(type_: object) -> list[int]:
     shape = type_.shape if isinstance(type_, TensorType) else ()
-    return [axis for axis, size in enumerate(shape) if isinstance(size, Polynomial)]
+    return [axis for axis, size in enumerate(shape) if BATCH_WORD in sizes_in(size)]
 
 
 def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from archgraph.capture.trace import trace_own
+from archgraph.capture.trace import Traced, trace_own
 from archgraph.errors import SpecError, TraceError
 from archgraph.graph.ir import ArchGraph
+from archgraph.graph.sizes import is_size_name
 from archgraph.limits import LIMITS
-from archgraph.onnx.batches import check_batches
+from archgraph.onnx.batches import check_batches, check_sizes
 from archgraph.onnx.network import STEP, OnnxModule
 from archgraph.onnx.tensors import dtype_of
 
 if TYPE_CHECKING:
     import onnx
 
+OPEN_EXAMPLES = (24, 64, 224)  # values at which sizes that stay open are captured
 EXAMPLES = 2  # the batch of a capture: a size of 1 would be taken for one that broadcasts
 
 
@@ -53,19 +55,69 @@ def capture_file(
         if dim.dim_value < 0:  # so PaddlePaddle writes what is free
             dim.ClearField("dim_value")
     module.inputs = tuple(item.name for item in inputs)
-    free = _free_sizes(inputs, where, sizes)
     names = _argument_names(module.inputs)
-    examples = {name: _example(i, free, where) for name, i in zip(names, inputs, strict=True)}
-    try:
-        traced = trace_own(module, examples, proto.graph.name or "OnnxModule")
-    except TraceError as error:
-        raise _cause(error, module, where) from error
+    traced = _captured(proto, module, dict(zip(names, inputs, strict=True)), where, sizes)
     first = [*inputs[0].type.tensor_type.shape.dim] if inputs else []
     stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
     check_batches(traced.graph, traced.state, module, where, stated=stated)
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
     return traced.graph.replace(nodes=nodes), traced.state
+
+
+def _captured(
+    proto: onnx.ModelProto,
+    module: OnnxModule,
+    inputs: Mapping[str, onnx.ValueInfoProto],
+    where: str,
+    sizes: Mapping[str, int],
+) -> Traced:
+    """Capture the nodes of a file.
+
+    1. Dimensions that the file leaves open, beside the batch, stay open.
+    2. An example has to fit through all layers: the first value that does is one.
+    3. At other values, the graph computes what the nodes do.
+
+    Raises:
+        SpecError: If they cannot be captured; says why no dimension can stay open.
+    """
+    name, free = proto.graph.name or "OnnxModule", _free_sizes(inputs, sizes)
+    opened = {word for word, value in free.items() if value is None}
+    axes = {
+        label: {axis: word for axis, word in enumerate(_dims(label, item)) if word in opened}
+        for label, item in inputs.items()
+    }
+    refusal: SpecError | None = None
+    for value in OPEN_EXAMPLES if opened else OPEN_EXAMPLES[:1]:  # 2.
+        numbers = {word: value if size is None else size for word, size in free.items()}
+        examples = {k: _example(k, item, numbers, where) for k, item in inputs.items()}
+        try:
+            traced = trace_own(module, examples, name, open=axes if opened else {})
+        except TraceError as error:
+            refusal = refusal or _cause(error, module, where)
+            continue
+        check_sizes(traced.graph, traced.state, module, where)  # 3.
+        return traced
+    assert refusal is not None
+    if opened:
+        words = ", ".join(f"{word}=N" for word in sorted(opened))
+        refusal.hint = f"say sizes that the file leaves open: {words}"
+    raise refusal
+
+
+def _dims(label: str, item: onnx.ValueInfoProto) -> list[str]:
+    """Return the names of the dimensions that an input leaves open; empty for the others."""
+    return [
+        "" if dim.HasField("dim_value") else _word(dim.dim_param) or f"{label}_{axis}"
+        for axis, dim in enumerate(item.type.tensor_type.shape.dim)
+    ]
+
+
+def _word(text: str) -> str:
+    """Make an identifier of a dimension's name."""
+    word = re.sub(r"\W", "_", text)
+    word = f"_{word}" if word[:1].isdigit() else word
+    return word if not word or is_size_name(word) else f"{word}_"
 
 
 def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
@@ -127,26 +179,32 @@ def _argument_names(names: tuple[str, ...]) -> list[str]:
 
 
 def _free_sizes(
-    inputs: list[onnx.ValueInfoProto], where: str, sizes: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the sizes of the free dimensions, by name; the batch is the first input's first."""
+    inputs: Mapping[str, onnx.ValueInfoProto], sizes: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Return the sizes of the free dimensions, by name; None for those that stay open.
+
+    The batch is the first input's first; a first dimension without a name is the batch, too.
+    """
     free = [
-        (dim.dim_param or f"{item.name}.{axis}", axis)
-        for item in inputs
-        for axis, dim in enumerate(item.type.tensor_type.shape.dim)
-        if not dim.HasField("dim_value")
+        (word, axis, bool(dim.dim_param))
+        for label, item in inputs.items()
+        for axis, (word, dim) in enumerate(
+            zip(_dims(label, item), item.type.tensor_type.shape.dim, strict=True)
+        )
+        if word
     ]
-    batch = next((name for name, axis in free if axis == 0), "")
-    names = dict.fromkeys(name for name, _ in free)
-    # A first dimension without a name is the batch, too.
-    missing = [n for n in names if n != batch and n not in sizes and not n.endswith(".0")]
-    if missing:
-        hint = "say them: " + ", ".join(f"{name}=N" for name in missing)
-        raise SpecError("leaves sizes open beside the batch", where=where, hint=hint)
-    return dict.fromkeys(names, EXAMPLES) | dict(sizes)
+    stated = {_word(name): size for name, size in sizes.items()}
+    batch = next((word for word, axis, _ in free if axis == 0), "")
+    examples = {
+        word: EXAMPLES if word == batch or (axis == 0 and not named) else None
+        for word, axis, named in free[::-1]
+    }
+    return {word: stated.get(word, size) for word, size in examples.items()}
 
 
-def _example(item: onnx.ValueInfoProto, free: Mapping[str, int], where: str) -> torch.Tensor:
+def _example(
+    label: str, item: onnx.ValueInfoProto, free: Mapping[str, int], where: str
+) -> torch.Tensor:
     """Create an example input of the type that the file states."""
     where, kind = f"{where}: input {item.name}", item.type.tensor_type
     if item.type.WhichOneof("value") != "tensor_type":
@@ -156,8 +214,8 @@ def _example(item: onnx.ValueInfoProto, free: Mapping[str, int], where: str) -> 
     except SpecError as error:
         raise error.within(where) from error
     shape = [
-        dim.dim_value if dim.HasField("dim_value") else free[dim.dim_param or f"{item.name}.{i}"]
-        for i, dim in enumerate(kind.shape.dim)
+        free[word] if word else dim.dim_value
+        for word, dim in zip(_dims(label, item), kind.shape.dim, strict=True)
     ]
     elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:

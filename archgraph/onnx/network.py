@@ -24,7 +24,7 @@ from archgraph.limits import LIMITS
 from archgraph.module.plan import ancestors
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
-from archgraph.onnx.operators.known import FOLDS, known_tensor
+from archgraph.onnx.operators.known import FOLDS, SIZED_BY, known_tensor, symbolic
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxSetting
 from archgraph.onnx.patterns import as_array
 from archgraph.onnx.tensors import stored_tensor
@@ -245,9 +245,12 @@ class OnnxModule(OnnxPart):
         """Compute a step: fold what is known, else give its row the inputs as it takes them."""
         row, at = step.row, step.at(self.opset, self.training)
         types = row.types if row else ()
-        if step.kind in FOLDS and all(
+        is_known = all(
             v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)
-        ):
+        )
+        # An array whose size is open is a tensor.
+        sizes = values[slice(*SIZED_BY[step.kind])] if step.kind in SIZED_BY else ()
+        if step.kind in FOLDS and is_known and not any(map(symbolic, sizes)):
             return (np.asarray(FOLDS[step.kind](at, *values)),)
         assert row is not None  # operators without one are folded in full, or refused
         inputs = [self._input(step, row, i, value, values) for i, value in enumerate(values)]

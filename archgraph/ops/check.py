@@ -33,7 +33,7 @@ from archgraph.graph.ir import (
     walk,
 )
 from archgraph.graph.passes import specialise
-from archgraph.graph.sizes import example_sizes, is_size_name, open_sizes
+from archgraph.graph.sizes import example_sizes, is_size_name, open_sizes, probed_sizes
 from archgraph.limits import LIMITS
 from archgraph.ops.infer import call_type, pattern, shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
@@ -384,7 +384,7 @@ def _check_updates(
 # -- types ------------------------------------------------------------------------------------
 def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
-    sizes = example_sizes(graph)
+    sizes = probed_sizes(graph)
     runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
     for node in graph.nodes:
         if node.op in ("input", "getitem") or not computable(node.op):
@@ -395,7 +395,11 @@ def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> No
             if moded and node.name not in runs[training] and node.name in runs[not training]:
                 continue
             args = {k: pattern(in_mode(v, training), types) for k, v in node.args}
-            type_ = None if _walks(node.op, args, sizes) else call_type(node, args, sizes)
+            type_ = (
+                None
+                if _walks(node.op, args, {**sizes, BATCH_WORD: 1})
+                else call_type(node, args, sizes)
+            )
             with _at(f"%{node.name}"):
                 _same_type(node, node.type if type_ is None else type_)
 

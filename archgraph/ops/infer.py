@@ -33,7 +33,7 @@ from archgraph.graph.ir import (
     size_at,
 )
 from archgraph.graph.polynomial import as_size, sizes_in
-from archgraph.graph.sizes import example_sizes
+from archgraph.graph.sizes import probed_sizes
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import row
@@ -55,7 +55,7 @@ def infer(graph: ArchGraph) -> ArchGraph:
         GraphError: Names the operator whose arguments do not fit and their shapes.
     """
     types: dict[str, ResultType] = {}
-    leaves, sizes = {p.name: p.type for p in graph.params}, example_sizes(graph)
+    leaves, sizes = {p.name: p.type for p in graph.params}, probed_sizes(graph)
     for node in graph.nodes:
         known = node.op == "input"
         types[node.name] = node.type if known else infer_call(node, types, leaves, sizes)
@@ -75,7 +75,7 @@ def infer_call(
         node: The operator.
         results: Types of results that it may use.
         leaves: Types of leaves.
-        sizes: Values of open sizes in the example.
+        sizes: Values of open sizes but the batch, at which kernels run.
 
     Raises:
         GraphError: If its arguments do not fit.
@@ -100,14 +100,13 @@ def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | 
     Args:
         node: The operator.
         args: What :func:`pattern` makes of its arguments.
-        sizes: Values of open sizes in the example.
+        sizes: Values of open sizes but the batch, at which kernels run.
 
     Raises:
         GraphError: If they do not fit.
     """
     try:
-        others = tuple(item for item in sizes.items() if item[0] != BATCH_WORD)
-        return result_type(node.op, tuple(args.items()), others)
+        return result_type(node.op, tuple(args.items()), tuple(sizes.items()))
     except GraphError as error:
         raise error.within(place(node)) from error
 
@@ -160,7 +159,7 @@ def result_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
     Args:
         op: The operator.
         args: Its arguments by name, as :func:`pattern` makes them.
-        sizes: Values of open sizes other than the batch in the example.
+        sizes: Values of open sizes but the batch, at which kernels run.
 
     Raises:
         GraphError: If the arguments do not fit.

@@ -89,7 +89,7 @@ def symbolic_type(
     hints: dict[str, int] = {}
     for name, value in (*sizes.items(), (BATCH_WORD, 1009)):  # 1.
         while value in hints.values():
-            value += 1
+            value -= 1
         hints[name] = value
         source = ConstantSource(name)
         symbol = env.create_symbol(value, source, DimDynamic.DYNAMIC, None)

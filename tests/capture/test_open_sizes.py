@@ -26,6 +26,7 @@ class Tokens(nn.Module):
         self.embed, self.positions = nn.Embedding(30, 16), nn.Embedding(24, 16)
         self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
         self.head = nn.Linear(16, 5)
+        self.order: Tensor
         self.register_buffer("order", torch.arange(24))
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -65,8 +65,10 @@ def _sizes(
     for i, axis in enumerate(axes):
         size = x.shape[axis]
         if isinstance(size, torch.SymInt):
-            if shares and shares[i] != 1:
-                raise SpecError("resizes the batch", found=shares[i], expected=1)
+            factor = shares[i] if shares else 1.0
+            if factor != 1 and not (axis and float(factor).is_integer()):
+                raise SpecError("resizes an open size", found=factor, expected="a whole number")
+            targets[axis], factors[axis] = size * int(factor), factor
             continue
         # In the file's single precision: rounding decides between two sizes.
         targets[axis] = sizes[i] if sizes else int(size * np.float32(shares[i]))

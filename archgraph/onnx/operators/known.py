@@ -172,8 +172,12 @@ FOLDS: dict[str, Folding] = {
 }
 
 
+# Inputs, first and behind the last, that decide the size of what a fold gives.
+SIZED_BY = {"Slice": (1, None), "ConstantOfShape": (0, 1), "Range": (0, None), "Expand": (1, 2)}
+
+
 def symbolic(value: object) -> bool:
-    """Return whether a known value holds the size of a batch."""
+    """Return whether a known value holds an open size."""
     return isinstance(value, np.ndarray) and any(
         isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
     )

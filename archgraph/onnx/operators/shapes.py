@@ -211,7 +211,10 @@ def _range(at: Attributes, start: Known, limit: Known, delta: Known) -> Tensor:
     if start.dtype.kind == "f":
         dtype = torch.from_numpy(np.ravel(start)).dtype
         return torch.arange(start.item(), limit.item(), delta.item(), dtype=dtype)
-    return torch.arange(*integers(start), *integers(limit), *integers(delta))
+    first, last, step = (integers(value)[0] for value in (start, limit, delta))
+    if step == 1:  # in whole numbers: with a step, PyTorch divides, which fixes an open size
+        return torch.arange(last - first) + first
+    return torch.arange(first, last, step)
 
 
 def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Tensor:
