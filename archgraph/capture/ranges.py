@@ -35,7 +35,11 @@ _EXPORTS = 4  # of other sizes, at most
 
 _NAMES = {
     "__builtins__": {},
-    **{"min": min, "max": max, "Min": min, "Max": max, "abs": abs},
+    "min": min,
+    "max": max,
+    "Min": min,
+    "Max": max,
+    "abs": abs,
     "math": SimpleNamespace(ceil=math.ceil, floor=math.floor, trunc=math.trunc, sqrt=math.sqrt),
     "torch": SimpleNamespace(sym_float=float),
 }

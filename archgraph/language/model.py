@@ -238,6 +238,8 @@ OpenSizes = dict[SizeName, Annotated[OpenSizeSpec, bare("example", int, int | Op
 class _WithInputs(Base):
     """What says of inputs which of their sizes are open."""
 
+    archgraph: Version
+    name: str = Field(default="", description="for tables and pages")
     inputs: Inputs = Field(
         description="what forward takes: name of its argument → sizes without the batch"
     )
@@ -265,8 +267,6 @@ class _WithInputs(Base):
 class AuthoredModel(_WithInputs):
     """An architecture as a person writes it."""
 
-    archgraph: Version
-    name: str = Field(default="", description="for tables and pages")
     params: dict[Name, ParamValue] = Field(default={}, description="values that $name stands for")
     blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
     sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)] = Field(
@@ -379,7 +379,6 @@ class TracedModel(_WithInputs):
     """What is said of a model of Python code, however that is named."""
 
     archgraph: Version = 1
-    name: str = Field(default="", description="for tables and pages")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
     strict: bool = Field(

@@ -32,7 +32,7 @@ from archgraph.graph.ir import (
     in_mode,
     size_at,
 )
-from archgraph.graph.polynomial import as_size, sizes_in
+from archgraph.graph.polynomial import as_size
 from archgraph.graph.sizes import probed_sizes
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
@@ -41,7 +41,7 @@ from archgraph.ops.types import Args, ResultType, Scalar, Uncertain
 
 # Arguments by name as a key of a cache.
 _Key: TypeAlias = tuple[tuple[str, object], ...]
-_Sizes: TypeAlias = tuple[tuple[str, int], ...]
+_Values: TypeAlias = tuple[tuple[str, int], ...]
 # Two sizes tell a multiple of the batch from a constant; not 1, which broadcasts.
 _PROBES = (2, 3)
 _NONE: Mapping[str, int] = MappingProxyType({})  # of open sizes beside the batch
@@ -139,21 +139,19 @@ def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
             yield from tensor_types(value)
 
 
-def _names(values: Iterable[object]) -> frozenset[str]:
-    """Return the open sizes in patterns."""
-    names: set[str] = set()
+def _sizes(values: Iterable[object]) -> Iterator[Size]:
+    """Yield the sizes in patterns."""
     for value in values:
         if isinstance(value, TensorType):
-            names.update(*map(sizes_in, value.shape))
+            yield from value.shape
         elif isinstance(value, Polynomial):
-            names |= value.names
+            yield value
         elif isinstance(value, tuple) and not isinstance(value, Scalar):
-            names |= _names(value)
-    return frozenset(names)
+            yield from _sizes(value)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def result_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
+def result_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
     """Return the type of an operator's result; None where it cannot be computed without data.
 
     Args:
@@ -171,22 +169,29 @@ def result_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
     return kernel_type(op, args, sizes)
 
 
-def kernel_type(op: str, args: _Key, sizes: _Sizes = ()) -> ResultType | None:
+def kernel_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
     """Return the type of an operator's result, from its meta kernel.
 
-    1. Where nothing but the batch is open, at two batch sizes.
-    2. Else with symbols for sizes.
+    1. Where sizes are numbers and multiples of the batch, also those of the result: from two batch
+       sizes.
+    2. Else from symbols, which takes longer.
     """
     _check_count(op, dict(args))
     try:
-        if sizes and _names(v for _, v in args) - {BATCH_WORD}:  # 2.
-            from archgraph.ops.symbols import symbolic_type  # loads a computer algebra system
+        if all(map(_is_multiple, _sizes(v for _, v in args))):  # 1.
+            low, high = (_run(op, args, batch) for batch in _PROBES)
+            with contextlib.suppress(GraphError):
+                return _symbolic(low, high)
+        from archgraph.ops.symbols import symbolic_type  # loads a computer algebra system
 
-            return symbolic_type(op, args, dict(sizes))
-        low, high = (_run(op, args, batch) for batch in _PROBES)
+        return symbolic_type(op, args, dict(sizes))  # 2.
     except NotImplementedError:  # the operator has no meta kernel
         return None
-    return _symbolic(low, high)
+
+
+def _is_multiple(size: Size) -> bool:
+    """Return whether a size is a number, or a multiple of the batch."""
+    return isinstance(size, int) or (len(size.terms) == 1 and size.names == {BATCH_WORD})
 
 
 def shortened(text: str, limit: int = 60) -> str:

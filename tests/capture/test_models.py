@@ -638,10 +638,6 @@ def numpy(net, x):
     return net.layer(torch.from_numpy(x.detach().numpy()))
 
 
-def odd_batch(net, x):
-    return net.layer(torch.cat([x, x[:1]]))
-
-
 def batched_function(net, x):
     return torch.vmap(lambda v: v * 2)(net.layer(x))
 
@@ -654,7 +650,6 @@ def batched_function(net, x):
         (item, 1, r"a number depends on the values of a tensor.*leave out .item\(\)"),
         (picked_rows, 1, r"a size depends on the values of a tensor.*torch.where"),
         (numpy, 1, r"leaves torch for numpy.*found return net.layer.*write it with torch"),
-        (odd_batch, 1, r"a size depends on the batch size.*found batch \+ 1"),
         (batched_function, 1, r"torch.vmap"),
     ],
 )

@@ -111,9 +111,7 @@ def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, Traced])
             assert relative_difference(ours, theirs) <= 1e-6, sizes
 
 
-def test_the_graph_reads_back_and_is_saved(
-    case: tuple[nn.Module, Traced], tmp_path: Path
-) -> None:
+def test_the_graph_reads_back_and_is_saved(case: tuple[nn.Module, Traced], tmp_path: Path) -> None:
     _, traced = case
     assert parse(traced.graph.text()) == traced.graph
     ag.save(traced, tmp_path / "net")
@@ -158,6 +156,24 @@ def test_a_size_of_a_capture_is_the_batch_where_it_is_said() -> None:
     assert [tuple(t.shape) for t in torch.utils._pytree.tree_leaves(inputs)] == [
         (1, 5), (2, 5, 16), (2, 5, 16),
     ]  # fmt: skip
+
+
+class Longer(nn.Module):
+    """A batch with one more example than was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(torch.cat([x, x[:1]]))
+
+
+def test_a_size_may_be_a_sum() -> None:
+    graph, state = ag.trace(Longer(), torch.zeros(2, 4))
+    assert str(graph.nodes[-1].type) == "float32[batch + 1, 3]"
+    assert ag.build(graph, state)(torch.zeros(5, 4)).shape == (6, 3)
+    assert ag.take(graph, 1.0, allow_nothing=True).graph == graph
 
 
 def test_what_is_out_of_range_or_unequal_is_refused() -> None:

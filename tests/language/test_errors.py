@@ -52,7 +52,7 @@ def test_the_good_model_is_good() -> None:
             "name: m",
             "nmae: m",
             "m.yaml:2: nmae: is an unknown key; found 'nmae'; expected one of archgraph, name, "
-            "inputs, params, blocks, sections, outputs, choices; did you mean 'name'?",
+            "inputs, open, params, blocks, sections, outputs, choices; did you mean 'name'?",
         ),
         (
             "width: 4",
@@ -118,7 +118,7 @@ def test_the_good_model_is_good() -> None:
         (
             "[3, 8, 8]",
             "[3, eight, 8]",
-            "m.yaml:3: inputs.image[1]: has a wrong value; found 'eight'; expected an integer",
+            "m.yaml:3: inputs.image: is no open size; found eight; open: {eight: {example: 64}}",
         ),
         (
             "out: $width",
