@@ -13,14 +13,16 @@ import torch
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.errors import SpecError
-from archgraph.rewrites.laws import outputs, relative_difference
+from archgraph.graph.sizes import other_sizes
+from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 
 from archgraph.onnx.operators import ROWS  # noqa: E402 - after the packages are there
 from archgraph.onnx.session import open_session, run_session  # noqa: E402
+from tests.capture.test_open_sizes import CASES  # noqa: E402
 from tests.onnx.conformance import outcomes  # noqa: E402
 
 # Rows without a published case that is read: compared below.
@@ -251,14 +253,53 @@ def test_sequences_of_known_length_are_tensors(tmp_path: Path):
         ag.load(written(tmp_path, nodes[:2], rank=3, stored=stored))
 
 
-def test_sizes_that_a_file_leaves_open_are_given(tmp_path: Path):
+def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     path = written(tmp_path, [node("Relu", ["x"], ["y"])], shape=["n", "length", 4], rank=3)
-    with pytest.raises(SpecError, match="length=N"):
-        ag.load(path)
+    assert str(ag.load(path).graph.nodes[-1].type) == "float32[batch, length, 4]"
     with pytest.raises(SpecError, match=r"(?s)input x: has no size.*1 to 16,777,216 elements"):
         ag.load(path, {"length": 2**22})
     graph, _ = ag.load(path, {"length": 5})
     assert graph.nodes[0].type.shape[1:] == (5, 4)
+    two = written(tmp_path, [node("Relu", ["x"], ["y"])], shape=["n", None, None], rank=3)
+    assert str(ag.load(two).graph.nodes[-1].type) == "float32[batch, x_1, x_2]"
+    stored = [onnx.numpy_helper.from_array(np.ones((7, 3), np.float32), "w")]
+    fixed = written(
+        tmp_path, [node("MatMul", ["x", "w"], ["y"])], shape=["n", "width"], rank=2, stored=stored
+    )
+    with pytest.raises(SpecError, match="say sizes that the file leaves open: width=N"):
+        ag.load(fixed)
+    assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own
+@pytest.mark.parametrize("name", ["tokens", "pixels"])
+def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
+    make, args, axes = CASES[name]
+    torch.manual_seed(0)
+    opened = {0: torch.export.Dim.AUTO} | dict.fromkeys(*axes.values(), torch.export.Dim.AUTO)
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(
+        make().eval(), args, path, dynamic_shapes=(opened,), dynamo=True, verbose=False
+    )
+    graph, state = ag.load(path)
+    module, session = ag.build(graph, state).eval(), onnxruntime.InferenceSession(path)
+    (key,) = (item.name for item in session.get_inputs())
+    assert len(other_sizes(graph)) == len(opened) - 1
+    for sizes in ({}, other_sizes(graph)):
+        (x,) = random_inputs(graph, 3, sizes=sizes).values()
+        (theirs,) = session.run(None, {key: x.numpy()})
+        assert torch.allclose(module(x), torch.from_numpy(theirs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tokens", "pixels"])
+def test_open_sizes_are_written(name: str, tmp_path: Path):
+    make, args, axes = CASES[name]
+    graph, state = ag.trace(make(), *args, open=axes)
+    path = ag.export(graph, state, tmp_path / "net.onnx")  # compared at two sizes
+    (item,) = onnxruntime.InferenceSession(path).get_inputs()
+    names = [size if isinstance(size, int) else str(size) for size in graph.nodes[0].shape]
+    assert item.shape == names
+    assert ag.load(path).graph == graph
 
 
 def test_equal_values_are_chosen_in_order(tmp_path: Path):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
+from archgraph.onnx.operators.known import symbolic
 from archgraph.onnx.operators.row import (
     Attributes,
     Known,
@@ -208,13 +209,14 @@ def _filled(at: Attributes, shape: Known) -> Tensor:
 
 
 def _range(at: Attributes, start: Known, limit: Known, delta: Known) -> Tensor:
-    if start.dtype.kind == "f":
-        dtype = torch.from_numpy(np.ravel(start)).dtype
-        return torch.arange(start.item(), limit.item(), delta.item(), dtype=dtype)
+    dtype = torch.from_numpy(np.ravel(start)).dtype if start.dtype.kind == "f" else torch.int64
+    ends = start.item(), limit.item(), delta.item()
+    if dtype.is_floating_point and not (symbolic(limit) and all(e == int(e) for e in ends[::2])):
+        return torch.arange(*ends, dtype=dtype)
     first, last, step = (integers(value)[0] for value in (start, limit, delta))
     if step == 1:  # in whole numbers: with a step, PyTorch divides, which fixes an open size
-        return torch.arange(last - first) + first
-    return torch.arange(first, last, step)
+        return (torch.arange(last - first) + first).to(dtype)
+    return torch.arange(first, last, step, dtype=dtype)
 
 
 def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Tensor:
