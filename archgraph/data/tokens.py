@@ -259,7 +259,9 @@ def dataset_of_texts(
     train, test = divide(Records(inputs, values))
     data = dataset_of_rows(name, "text", train, test, labels=labels)
     notes = tuple(_unknown(tokenizer, train, name))
-    return dataclasses.replace(data, tokens=len(tokenizer.tokens), separate=True, notes=notes)
+    mask = data.inputs[1] if len(data.inputs) > 1 else ""
+    count = len(tokenizer.tokens)
+    return dataclasses.replace(data, tokens=count, separate=True, mask=mask, notes=notes)
 
 
 def _unknown(tokenizer: Tokenizer, rows: Records, name: str) -> Iterator[str]:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
+from archgraph.federation.shard import without_padding
 from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
@@ -48,6 +49,8 @@ class Split:
             text, and for numbers that models take as they are.
         std: Standard deviation of each channel likewise.
         beside: Further inputs by name, `[example, ...]`: an attention mask, say.
+        mask: Which of them is 0 where a text is padded: a batch ends with its longest text. Empty:
+            batches have all positions.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -61,6 +64,7 @@ class Split:
     mean: Tensor | None = None
     std: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
+    mask: str = ""
 
     def __post_init__(self) -> None:
         """Check that every input has a target."""
@@ -102,8 +106,11 @@ class Split:
             ((tensor([[2, 7, 0]]), tensor([[1, 1, 0]])), tensor([1]))
         """
         chosen = _as_index(indices)
-        inputs, targets = self.batch(chosen)
-        return (inputs, *(_widened(more[chosen]) for more in self.beside.values())), targets
+        first, targets = self.batch(chosen)
+        inputs = (first, *(_widened(more[chosen]) for more in self.beside.values()))
+        if not self.mask:
+            return inputs, targets
+        return without_padding(inputs, targets, 1 + list(self.beside).index(self.mask))
 
     def with_only(self, names: Collection[str]) -> Split:
         """Return the split with only these of the further inputs."""
@@ -131,6 +138,7 @@ class Dataset:
         notes: Warnings for the user of a run.
         tokens: Number of tokens that a text may have, those that do not occur among them; 0: those
             that occur.
+        mask: The input that is 0 where a text is padded; empty if there is none.
         separate: Whether texts are examples of their own, in any order, and not consecutive windows
             of one text.
 
@@ -153,6 +161,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     tokens: int = 0
     separate: bool = False
+    mask: str = ""
 
     def __post_init__(self) -> None:
         """Check that both splits have the same form, and targets the type that classes ask for."""

@@ -137,7 +137,10 @@ class Experiment:
         # `examples` makes tensors of its own, so no client sees another's data.
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram
-        return Shard(tuple(x.to(device) for x in inputs), targets.to(device), histogram)
+        train = self.data.train
+        mask = 1 + list(train.beside).index(train.mask) if train.mask else None
+        there = tuple(x.to(device) for x in inputs)
+        return Shard(there, targets.to(device), histogram, mask=mask)
 
     def work(
         self,

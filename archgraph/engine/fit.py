@@ -26,7 +26,9 @@ from archgraph.graph.ir import (
     size_at,
 )
 from archgraph.graph.passes import prune, specialise
-from archgraph.graph.sizes import example_sizes
+from archgraph.graph.polynomial import Polynomial, Size
+from archgraph.graph.sizes import example_sizes, open_sizes, single_name
+from archgraph.graph.values import BATCH_WORD
 from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
@@ -41,7 +43,7 @@ def matched(
     Of the inputs that the data offers by name those stay that some model asks for. Every model then
     takes them in the data's order; what it does not ask for itself, it does not use. So one
     minibatch suits all models of a client, and a model with one input is as it was where no other
-    model asks for more.
+    model asks for more. Where all models take texts of any length, a batch ends with its longest.
 
     Raises:
         RunError: If a model does not fit the data; see :func:`fits`.
@@ -53,12 +55,27 @@ def matched(
     adapted = {graph: fitted(graph, data) for graph in dict.fromkeys(graphs)}
     for graph in adapted.values():
         fits(graph, data, learning)
+    if data.mask in data.inputs and all(map(_is_open, adapted.values())):
+        splits = {
+            n: dataclasses.replace(getattr(data, n), mask=data.mask) for n in ("train", "test")
+        }
+        data = dataclasses.replace(data, **splits)
     members = tuple(
         dataclasses.replace(member, graph=adapted.get(member.graph, member.graph))
         for member in family.clients
     )
     graph = adapted.get(family.graph, family.graph)
     return dataclasses.replace(family, graph=graph, clients=members), data
+
+
+def _is_open(graph: ArchGraph) -> bool:
+    """Return whether a model takes inputs of any number of positions."""
+    return all(
+        isinstance(size, Polynomial)
+        for node in graph.nodes
+        if node.op == "input"
+        for size in node.shape[1:2]
+    )
 
 
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
@@ -130,7 +147,7 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
             inputs.append((key, values[key]))
             continue
         tensor = data.train.beside[name] if i else data.train.inputs
-        kind = TensorType((BATCH, *tensor.shape[1:]), _dtype(tensor))
+        kind = TensorType(_like_first(graph, data, tensor), _dtype(tensor))
         node = Node(fresh(names, name), "input", (), kind)
         nodes[node.name] = node
         inputs.append((name, Ref(node.name)))
@@ -138,6 +155,14 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     leading = [nodes[ref] for _, value in inputs for ref in refs(value)]
     rest = [node for node in graph.nodes if node.op != "input"]
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
+
+
+def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[Size, ...]:
+    """Return the shape of an input that a model does not ask for: open where the first one is."""
+    firsts = [n.shape for n in graph.nodes if n.op == "input"]
+    if firsts and tuple(tensor.shape[1:]) == data.shape and len(firsts[0]) == tensor.dim():
+        return firsts[0]
+    return (BATCH, *tensor.shape[1:])
 
 
 def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATION) -> None:
@@ -149,7 +174,7 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
     examples = _examples(data)
-    if len(inputs) != len(examples) or not all(map(_takes, inputs, examples)):
+    if len(inputs) != len(examples) or not _take(graph, inputs, examples):
         kinds = [TensorType(n.shape, n.dtype) for n in inputs]
         raise RunError(
             "the model does not take this data",
@@ -181,10 +206,26 @@ def _examples(data: Dataset) -> list[TensorType]:
     return [first, *(TensorType((BATCH, *x.shape[1:]), _dtype(x)) for x in others)]
 
 
-def _takes(node: Node, example: TensorType) -> bool:
-    """Return whether an input of a model is of this shape and kind."""
-    integers = node.dtype.startswith("int")
-    return node.shape == example.shape and integers == example.dtype.startswith("int")
+def _take(graph: ArchGraph, inputs: Sequence[Node], examples: Sequence[TensorType]) -> bool:
+    """Return whether the inputs of a model are of these shapes and kinds, at some open sizes."""
+    sizes, values = open_sizes(graph), dict[str, int]()
+    for node, example in zip(inputs, examples, strict=True):
+        if node.dtype.startswith("int") != example.dtype.startswith("int"):
+            return False
+        if len(node.shape) != len(example.shape):
+            return False
+        for size, actual in zip(node.shape, example.shape, strict=True):
+            name = single_name(size) if isinstance(size, Polynomial) else ""
+            if isinstance(actual, int) and name and name != BATCH_WORD:
+                known = sizes[name]
+                if (
+                    not known.low <= actual <= known.high
+                    or values.setdefault(name, actual) != actual
+                ):
+                    return False
+            elif size != actual:
+                return False
+    return True
 
 
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:

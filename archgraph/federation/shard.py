@@ -20,6 +20,8 @@ class Shard:
         targets: Classes ``[example]``, or tokens ``[example, position]``.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
+        mask: Which of the inputs is 0 where a text is padded: a batch ends with its longest text.
+            Default: batches have all positions.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -31,6 +33,7 @@ class Shard:
     targets: Tensor
     histogram: tuple[int, ...]
     ids: Tensor | None = None
+    mask: int | None = None
 
     @property
     def examples(self) -> int:
@@ -49,11 +52,35 @@ class Shard:
         # Copied to the data's device once: each copy waits for all work there.
         there = order.to(self.targets.device)
         for ids, at in zip(minibatches(order, size), minibatches(there, size), strict=True):
-            yield Examples(
-                tuple(x.index_select(0, at) for x in self.inputs),
-                self.targets.index_select(0, at),
-                ids if self.ids is None else self.ids[ids],
-            )
+            inputs = tuple(x.index_select(0, at) for x in self.inputs)
+            targets = self.targets.index_select(0, at)
+            if self.mask is not None:
+                inputs, targets = without_padding(inputs, targets, self.mask)
+            yield Examples(inputs, targets, ids if self.ids is None else self.ids[ids])
+
+
+def without_padding(
+    inputs: tuple[Tensor, ...], targets: Tensor, mask: int
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return texts without the last positions, at which all of them are padded.
+
+    Args:
+        inputs: Tensors ``[example, position, ...]``; those of other lengths stay as they are.
+        targets: Likewise.
+        mask: Which input is 0 where a text is padded.
+
+    Example:
+        >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
+        >>> without_padding((ids, mask), torch.tensor([1]), 1)
+        ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
+    """
+    filled = inputs[mask].ne(0).any(0).nonzero()
+    length = max(int(filled.max()) + 1, 2) if len(filled) else 2
+
+    def cut(x: Tensor) -> Tensor:
+        return x[:, :length] if x.dim() > 1 and x.shape[1] == inputs[mask].shape[1] else x
+
+    return tuple(map(cut, inputs)), cut(targets)
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -276,7 +276,7 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
 def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
     make, args, axes = CASES[name]
     torch.manual_seed(0)
-    opened = {0: torch.export.Dim.AUTO} | dict.fromkeys(*axes.values(), torch.export.Dim.AUTO)
+    opened = dict.fromkeys((0, *next(iter(axes.values()))), torch.export.Dim.AUTO)
     path = tmp_path / "net.onnx"
     torch.onnx.export(
         make().eval(), args, path, dynamic_shapes=(opened,), dynamo=True, verbose=False

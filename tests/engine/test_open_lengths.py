@@ -1,0 +1,115 @@
+"""Runs of models that take texts of any length: batches end with their longest text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archgraph as ag
+from archgraph.data import Dataset, Split
+from archgraph.data.values import Dataset as Values
+from archgraph.errors import RunError
+from archgraph.federation.shard import Shard, without_padding
+
+LENGTH = 24
+
+
+class Texts(nn.Module):
+    """Attention over tokens, without those that are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(30, 16), nn.Embedding(LENGTH, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids) + self.places.weight[: ids.shape[1]]
+        x = self.layer(x, src_key_padding_mask=mask == 0) * mask[..., None]
+        return self.head(x.sum(1) / mask.sum(1, keepdim=True))
+
+
+def texts(count: int, seed: int) -> Split:
+    """Texts of 2 to 15 tokens that are padded to 24: of a class, its own tokens are frequent."""
+    draw = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, 3, (count,), generator=draw)
+    lengths = torch.randint(2, 16, (count, 1), generator=draw)
+    mask = (torch.arange(LENGTH) < lengths).to(torch.int16)
+    ids = torch.randint(1, 10, (count, LENGTH), generator=draw) + 9 * targets[:, None]
+    return Split((ids * mask).to(torch.int16), targets, beside={"mask": mask})
+
+
+DATA = Dataset(
+    "texts", "text", 3, (LENGTH,), texts(90, 0), texts(60, 1), ("a", "b", "c"), ("ids", "mask"),
+    mask="mask",
+)  # fmt: skip
+
+
+def traced(**options: Any) -> Any:
+    torch.manual_seed(0)
+    ids, mask = torch.ones(2, LENGTH).long(), torch.ones(2, LENGTH).long()
+    return ag.trace(Texts(), ids, mask, **options)
+
+
+OPEN = {"ids": {1: "length"}, "mask": {1: "length"}}
+
+
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of all minibatches that clients draw."""
+    lengths: list[int] = []
+    draw = Shard.batches
+
+    def noted(self: Shard, *args: Any) -> Any:
+        for batch in draw(self, *args):
+            lengths.append(batch.inputs[0].shape[1])
+            yield batch
+
+    monkeypatch.setattr(Shard, "batches", noted)
+    return lengths
+
+
+def run(model: Any, data: Values, path: Any) -> Any:
+    spec = {
+        "name": "texts",
+        "family": {"model": model, "clients": [{"name": "all", "count": 3}]},
+        "strategy": {"fedavg": {}}, "rounds": 2, "seed": 0,
+        "local": {"epochs": 1, "batch": 10, "lr": 0.1},
+    }  # fmt: skip
+    return ag.run(spec, data=data, out=path, progress=False)
+
+
+def test_batches_end_with_their_longest_text(tmp_path: Any, monkeypatch: Any) -> None:
+    lengths = seen(monkeypatch)
+    fixed = run(traced(), DATA, tmp_path / "fixed")
+    assert set(lengths) == {LENGTH}
+    lengths.clear()
+    opened = run(traced(open=OPEN), DATA, tmp_path / "open")
+    assert max(lengths) <= 15 and len(set(lengths)) > 1
+    ours, theirs = (dict(run.models[0].state) for run in (opened, fixed))
+    for name, value in theirs.items():
+        assert torch.allclose(value, ours[name], rtol=0, atol=1e-5), name
+
+
+def test_padding_goes_and_nothing_else() -> None:
+    (ids, mask), targets = DATA.train.examples(slice(0, 5))
+    (cut, rest), same = without_padding((ids, mask), targets, 1)
+    length = int(mask.sum(1).max())
+    assert cut.shape == rest.shape == (5, length) and same is targets
+    assert not ids[:, length:].any() and torch.equal(cut, ids[:, :length])
+    words = torch.arange(5 * LENGTH).view(5, LENGTH)
+    assert torch.equal(without_padding((ids, mask), words, 1)[1], words[:, :length])
+    nothing = torch.zeros(2, 4)
+    assert without_padding((nothing, nothing), targets[:2], 1)[0][0].shape == (2, 2)
+
+
+def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
+    split = Split(
+        torch.ones(6, 30).short(), torch.arange(6) % 3, beside={"mask": torch.ones(6, 30)}
+    )
+    names = ("ids", "mask")
+    data = Dataset("long", "text", 3, (30,), split, split, ("a", "b", "c"), names)
+    with pytest.raises(RunError, match="the model does not take this data"):
+        run(traced(open=OPEN), data, tmp_path / "r")
