@@ -38,6 +38,7 @@ from .foreign.transformers_folder import to_transformers as to_transformers
 from .graph.ir import ArchGraph as ArchGraph
 from .graph.ir import Node as Node
 from .graph.ir import Param as Param
+from .graph.sizes import fix_sizes as fix_sizes
 from .graph.text import parse as parse
 from .language import export as export
 from .language import load_experiment as load_experiment

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.capture.examples import resized
+from archgraph.capture.examples import at_size
 from archgraph.capture.signature import forward_arguments, open_axes
 from archgraph.capture.verify import _named_tensors
 from archgraph.errors import ArchGraphError
@@ -60,7 +60,7 @@ def compared(foreign: Foreign, traced: ag.Traced, axes: Axes) -> list[dict[str, 
     for values in (example, other_sizes(traced.graph), least):
         changed = inputs
         for name, value in values.items():
-            changed = resized(changed, open_axes(model, inputs, axes), name, value)
+            changed = at_size(changed, open_axes(model, inputs, axes), name, value)
         results = []
         for module, call in ((model, changed), (built, _by_name(foreign, changed, traced))):
             for parameter in module.parameters():
@@ -100,13 +100,20 @@ def _far(a: Tensor, b: Tensor) -> float:
 def line(model: Entry) -> dict[str, Any]:
     """Measure a model."""
     foreign = model.make()
-    axes = stated(foreign)
+    first = stated(foreign)
     start = time.process_time()
-    record: dict[str, Any] = {"model": f"{model.group}/{model.name}", "open": len(axes)}
-    try:
-        traced = ag.trace(foreign.model, *foreign.args, open=axes, **foreign.kwargs)
-    except ArchGraphError as error:
-        return record | {"refused": str(error)[:400]}
+    record: dict[str, Any] = {"model": f"{model.group}/{model.name}", "open": len(first)}
+    traced, refusal = None, ""
+    # Where height and width have to be equal, they are one size.
+    square = {k: {d: "side" if len(v) > 1 else n for d, n in v.items()} for k, v in first.items()}
+    for axes in (first, square):
+        try:
+            traced = ag.trace(foreign.model, *foreign.args, open=axes, **foreign.kwargs)
+            break
+        except ArchGraphError as error:
+            refusal = refusal or str(error)[:400]
+    if traced is None:
+        return record | {"refused": refusal}
     record["ranges"] = {n: s.range for n, s in open_sizes(traced.graph).items() if n != "batch"}
     record["seconds"] = round(time.process_time() - start, 2)
     record["calls"] = compared(foreign, traced, axes)

@@ -44,7 +44,7 @@ TASKS = {
     "Read and write models": "trace load build state_of state_dict load_state initial_state save"
     " export from_transformers to_transformers to_timm from_peft to_peft",
     "Inspect a graph": "ArchGraph Node Param parse check structure axes layers Layer exits frozen"
-    " label_rows layer_weights with_features",
+    " label_rows layer_weights with_features fix_sizes",
     "Cut": "take narrow skip shorten ends_after split chain rank nested widths",
     "Cut to a budget": "fit cost profile DeviceProfile importance Importance sensitivity",
     "Grow": "widen deepen graft add_adapters add_lora add_exits add_step_sizes add_scaler",

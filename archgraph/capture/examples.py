@@ -63,7 +63,7 @@ def grow(inputs: T, axes: OpenAxes) -> T:
     return pytree.tree_map_only(Tensor, grown, inputs)
 
 
-def resized(inputs: T, axes: OpenAxes, name: str, size: int) -> T:
+def at_size(inputs: T, axes: OpenAxes, name: str, size: int) -> T:
     """Return the inputs at another value of an open size: repeated from the start, or cut."""
     which = iter(axes)
 

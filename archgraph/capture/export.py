@@ -20,12 +20,12 @@ from archgraph.capture.examples import (
     ExampleInputs,
     OpenAxes,
     all_axes,
+    at_size,
     axis_of,
     example_tensors,
     grow,
     leading,
     register_dataclasses,
-    resized,
     shapes,
 )
 from archgraph.capture.failures import (
@@ -97,7 +97,7 @@ class Captured:
         for name, size in self.sizes().items():
             for value in {size.low, size.high} - {size.example, math.inf}:
                 if name != BATCH_WORD and value <= max(_LONGEST, 4 * size.example):
-                    inputs = resized(self.inputs, self.axes, name, int(value))
+                    inputs = at_size(self.inputs, self.axes, name, int(value))
                     yield f"{name} of {int(value)}", inputs
 
     def larger(self) -> ExampleInputs:
@@ -105,7 +105,7 @@ class Captured:
         inputs = self.inputs
         for name, size in self.sizes().items():
             if (more := self.example(name) + 1) <= size.high:
-                inputs = resized(inputs, self.axes, name, more)
+                inputs = at_size(inputs, self.axes, name, more)
         return inputs
 
 
@@ -284,7 +284,7 @@ def _export_at(
     """Export at another batch size; return None where that fails."""
     dims = _dims(axes, torch.export.Dim.AUTO)
     try:
-        program = _export(model, resized(inputs, axes, BATCH_WORD, size), dims, Observed())
+        program = _export(model, at_size(inputs, axes, BATCH_WORD, size), dims, Observed())
         return program, _names(program, axes)
     except Exception:  # whatever forward raises for this size
         return None

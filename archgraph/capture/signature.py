@@ -99,9 +99,9 @@ def open_axes(
         return ()
     count = itertools.count()
     args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
-    named = forward_arguments(model, args, kwargs)
+    by_name = forward_arguments(model, args, kwargs)
     indices: dict[str, int] = {}
-    for key, value in named.items():
+    for key, value in by_name.items():
         for path, leaf in pytree.tree_leaves_with_path(value):
             if isinstance(leaf, _Place):
                 indices[".".join((key, *map(_step, path)))] = leaf.index

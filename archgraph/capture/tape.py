@@ -140,13 +140,13 @@ class CapturedSizes:
         try:
             return size_of(expr, self.names)
         except ValueError as error:
-            found = str(error)
+            text = str(error)
             for symbol, name in self.names.items():
-                found = found.replace(symbol, name)
+                text = text.replace(symbol, name)
             raise TraceError(
                 "a size depends on an open one in a way that a graph cannot express",
                 where=where or None,
-                found=found,
+                found=text,
                 hint="express it by sums, products and // of sizes",
             ) from None
 

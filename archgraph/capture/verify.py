@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import PyTree
 
-from archgraph.capture.examples import ExampleInputs, redrawn, resized
+from archgraph.capture.examples import ExampleInputs, at_size, redrawn
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
 from archgraph.capture.places import definition_of, is_users
@@ -154,7 +154,7 @@ def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Capt
             continue
         sizes = {**open_sizes(graph), name: dataclasses.replace(size, low=0)}
         wider = with_open_sizes(graph, sizes)
-        inputs = resized(captured.inputs, captured.axes, name, 1)
+        inputs = at_size(captured.inputs, captured.axes, name, 1)
         with restored(model) as changed, _plainly(model), quiet():
             built = build(wider, state)
             work = _Verification(model, built, wider, changed, (), captured.branches)

@@ -185,8 +185,8 @@ def divide(a: Size, b: Size) -> Size | None:
     if isinstance(b, int):  # 1.
         if not isinstance(a, Polynomial):
             return a // b if b and a % b == 0 else None
-        whole = b and all(factor % b == 0 for factor in a.terms.values())
-        return Polynomial({m: c // b for m, c in a.terms.items()}) if whole else None
+        divides = b and all(factor % b == 0 for factor in a.terms.values())
+        return Polynomial({m: c // b for m, c in a.terms.items()}) if divides else None
     if not isinstance(a, Polynomial):
         return None if a else 0
     lead, factor = max(b.terms.items(), key=_degree)  # 2.

@@ -50,7 +50,7 @@ class OpenSize:
     def range(self) -> str:
         """Its values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
         if self.high == math.inf:
-            return f"{self.low} or more"
+            return f"{max(self.low, 1)} or more"
         return f"{self.low} to {self.high}" if self.low else f"{self.high} or less"
 
 
@@ -161,8 +161,8 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
         float32[batch, length, 2] float32[batch, 5, 2]
     """
     known = open_sizes(at_sizes(graph, sizes or {}))
-    named = known.keys() - {BATCH_WORD} if sizes is None else sizes
-    numbers: dict[str, Size] = {name: known[name].example for name in named}
+    names = known.keys() - {BATCH_WORD} if sizes is None else sizes
+    numbers: dict[str, Size] = {name: known[name].example for name in names}
 
     def fixed(value: Value) -> Value:
         return value.replaced(numbers) if isinstance(value, Polynomial) else value

@@ -196,8 +196,10 @@ class OpenSizeSpec(Base):
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> OpenSizeSpec:
         if not self.least <= self.example <= (self.to or self.example):
-            found, expected = self.example, f"{self.least} to {self.to}"
-            raise Mistake("is out of its range", place=("example",), found=found, expected=expected)
+            expected = f"{self.least} to {self.to}"
+            raise Mistake(
+                "is out of its range", place=("example",), found=self.example, expected=expected
+            )
         return self
 
     def size(self, name: str) -> OpenSize:

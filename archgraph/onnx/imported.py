@@ -196,8 +196,8 @@ def _free_sizes(
     stated = {_word(name): size for name, size in sizes.items()}
     batch = next((word for word, axis, _ in free if axis == 0), "")
     examples = {
-        word: EXAMPLES if word == batch or (axis == 0 and not named) else None
-        for word, axis, named in free[::-1]
+        word: EXAMPLES if word == batch or (axis == 0 and not has_name) else None
+        for word, axis, has_name in free[::-1]
     }
     return {word: stated.get(word, size) for word, size in examples.items()}
 

@@ -71,8 +71,8 @@ def _sizes(model: onnx_ir.Model, names: Mapping[str, str]) -> None:
         if isinstance(dim, int):
             return dim
         text = str(dim.value)
-        named = re.sub(r"\w+", lambda word: names.get(word.group(), word.group()), text)
-        return int(text) if text.isdecimal() else named
+        words = re.sub(r"\w+", lambda word: names.get(word.group(), word.group()), text)
+        return int(text) if text.isdecimal() else words
 
     for value in [*model.graph.inputs, *(v for n in model.graph.all_nodes() for v in n.outputs)]:
         if value.shape is not None:

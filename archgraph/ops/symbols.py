@@ -108,8 +108,8 @@ def symbolic_type(
         result = run_kernel(op, args, symbol_of)
     for symbol, other in env.replacements.items():  # 3.
         if str(symbol) in names:
-            found = names.get(str(other), str(other))
-            raise GraphError(f"{op} does not fit every {names[str(symbol)]}", found=found)
+            other_name = names.get(str(other), str(other))
+            raise GraphError(f"{op} does not fit every {names[str(symbol)]}", found=other_name)
 
     def type_(value: object) -> TensorType:
         if not isinstance(value, torch.Tensor):

@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "ends_after": ("stage1", 3),
     "exits": (),
     "explain": (),
+    "fix_sizes": (),
     "frozen": (),
     "graft": ({"stage2": 3},),
     "initial_state": (),
