@@ -118,7 +118,10 @@ def ranges(
         known[name] = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
         if known[name].single:
             raise TraceError(
-                f"{name} cannot be open: forward needs it to be {example[name]}", found=asked
+                f"{name} cannot be open: forward needs it to be {example[name]}",
+                found=min(
+                    (test for test in mine.values() if _differs(test, name, example)), key=len
+                ),
             )
     others = [name for name in known if name != BATCH_WORD]  # 2.
     ends = [
@@ -133,6 +136,12 @@ def ranges(
                 found=broken[0],
             )
     return known
+
+
+def _differs(test: str, name: str, example: Mapping[str, int]) -> bool:
+    """Return whether a guard does not hold for the next value of a size, or for the one before."""
+    values = (example[name] + step for step in (-1, 1))
+    return not all(_holds(test, {**example, name: value}) for value in values)
 
 
 def _batches(

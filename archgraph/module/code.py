@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import Atom, Leaf, Mode, Node, Polynomial, Record, Ref, Value, in_mode, refs
-from archgraph.graph.polynomial import Quotient
+from archgraph.graph.polynomial import Quotient, as_size
 from archgraph.module.plan import (
     DEVICE,
     ModulePlan,
@@ -465,7 +465,7 @@ class _Body:
     def open_size(self, name: str) -> torch.fx.Node:
         """Compute a quotient, or read an open size off the first argument that tells it."""
         if isinstance(name, Quotient):
-            sides = (self.lower(name.dividend), self.lower(name.divisor))
+            sides = (self.lower(as_size(name.dividend)), self.lower(name.divisor))
             return self.fx.call_function(operator.floordiv, sides)
         for result, argument in self.tensors():
             if (at := self.plan.telling(result, name)) is not None:
