@@ -8,6 +8,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import Block, structure
 from archgraph.display.labels import count_parameters, dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
+from archgraph.graph.sizes import counted_at
 from archgraph.tables import Table, count, plural
 
 
@@ -83,6 +84,7 @@ def summary_table(graph: ArchGraph) -> Table:
     ends = [graph.node[name] for name in graph.output_refs()]
     result = shape_label(ends[0].types[0]) if ends else ""
     rows.append(("total", "", result, count(spent.parameters), count(spent.macs), ""))
+    at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
     inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
     return Table(
         title=graph.name or "architecture",
@@ -90,5 +92,5 @@ def summary_table(graph: ArchGraph) -> Table:
         rows=tuple(rows),
         right=frozenset({3, 4}),
         strong=frozenset(strong),
-        note=f"inputs: {inputs}; shapes without the batch axis; MACs per example",
+        note=f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}",
     )

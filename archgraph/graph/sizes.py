@@ -98,6 +98,18 @@ def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
     return {**values, BATCH_WORD: batch}
 
 
+def counted_at(graph: ArchGraph) -> str:
+    r"""Return at which open sizes costs are counted, in words; empty if none but the batch is open.
+
+    >>> from archgraph.graph.text import parse
+    >>> text = "%x: float32[batch, n] = input(n={'example': 7})\nforward x = %x\nreturn %x"
+    >>> counted_at(parse(text))
+    'n 7'
+    """
+    sizes = (size for name, size in open_sizes(graph).items() if name != BATCH_WORD)
+    return ", ".join(f"{size.name} {size.example}" for size in sizes)
+
+
 @per_graph
 def probed_sizes(graph: ArchGraph) -> Mapping[str, int]:
     """Return values of the open sizes but the batch at which types are computed."""

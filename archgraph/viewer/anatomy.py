@@ -18,6 +18,7 @@ from archgraph.display.labels import node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
+from archgraph.graph.sizes import counted_at
 from archgraph.graph.values import refs
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
@@ -81,6 +82,7 @@ def described(parts: Anatomy) -> dict[str, Json]:
             "macs": spent.macs,
             "bytes": spent.bytes,
             "activations": spent.activations,
+            "at": counted_at(graph),
             "operators": len(graph.nodes),
             "reach": about.reach,
         },

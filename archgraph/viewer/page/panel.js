@@ -92,7 +92,7 @@ class Panel {
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
         ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`],
-        ...this.told(canvas.model, canvas.model.root)]),
+        ["counted at", t.at], ...this.told(canvas.model, canvas.model.root)]),
       this.changed(canvas.model, canvas.model.root),
       this.app.comparison && this.app.comparison.table(this.app),
       clientMap(this.app, canvas),
