@@ -46,7 +46,8 @@ def test_mutations_reach_both_ends(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_says_one_thing(tmp_path: Path) -> None:
+def test_the_command_line_says_one_thing(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # a reason is a line
     runner = CliRunner()
     codes = []
     for number in range(20):
