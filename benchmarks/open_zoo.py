@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,7 +112,8 @@ def line(model: Entry) -> dict[str, Any]:
             traced = ag.trace(foreign.model, *foreign.args, open=axes, **foreign.kwargs)
             break
         except ArchGraphError as error:
-            refusal = refusal or str(error)[:400]
+            # Without the folder where packages lie here.
+            refusal = refusal or re.sub(r"\S*site-packages/", "", str(error))[:400]
     if traced is None:
         return record | {"refused": refusal}
     record["ranges"] = {n: s.range for n, s in open_sizes(traced.graph).items() if n != "batch"}

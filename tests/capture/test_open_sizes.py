@@ -176,6 +176,43 @@ def test_a_size_may_be_a_sum() -> None:
     assert ag.take(graph, 1.0, allow_nothing=True).graph == graph
 
 
+class Sequences(nn.Module):
+    """A recurrent layer in PyTorch's default order, and a linear map of each of its results."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+        width = layer.proj_size or layer.hidden_size
+        self.head = nn.Linear(width * (1 + layer.bidirectional), 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0])
+
+
+RECURRENT = {
+    "rnn": lambda: nn.RNN(4, 6),
+    "relu": lambda: nn.RNN(4, 6, 2, "relu"),
+    "gru": lambda: nn.GRU(4, 6, 2),
+    "gru both ways": lambda: nn.GRU(4, 6, bidirectional=True),
+    "lstm both ways": lambda: nn.LSTM(4, 6, 2, bidirectional=True),
+    "lstm projected": lambda: nn.LSTM(4, 6, proj_size=3),
+}
+
+
+@pytest.mark.parametrize("layer", RECURRENT)
+def test_recurrent_layers_take_sequences_first(layer: str) -> None:
+    torch.manual_seed(0)
+    net = Sequences(RECURRENT[layer]())
+    graph, state = ag.trace(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
+    assert str(graph.node["x"].type) == "float32[length, batch, 4]"
+    built = ag.build(graph, state)
+    for length, batch in ((5, 3), (9, 2), (1, 1)):
+        inputs = {"x": torch.randn(length, batch, 4)}
+        for ours, theirs in zip(results(built, inputs), results(net, inputs), strict=True):
+            assert relative_difference(ours, theirs) <= 1e-6
+    ag.take(graph, 0.5, verify=True)
+
+
 def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
     assert open_sizes(graph)["length"].range == "24 or less"
