@@ -93,7 +93,9 @@ def pair_dataset(
         return Split(arrays.pop(first), targets, beside=arrays)
 
     train, test = (split(pairs[:limit]) for pairs in parts)
-    return Dataset(source.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS)
+    return Dataset(
+        source.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS, mask=INPUTS[1]
+    )
 
 
 def read_pairs(content: bytes, where: str) -> list[SentencePair]:
