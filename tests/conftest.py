@@ -98,3 +98,8 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip("no real data: set ARCHGRAPH_DATA to a folder that holds fashion-mnist/ etc.")
     return root
+
+
+def pytest_runtest_setup() -> None:
+    """Forget how wide a terminal another test or a package has said that there is."""
+    os.environ.pop("COLUMNS", None)

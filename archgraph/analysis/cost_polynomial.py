@@ -75,7 +75,7 @@ class CostPolynomial:
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> costs = cost_polynomial(trace(net, torch.zeros(1, 3)).graph)
         >>> print(costs.polynomial("parameters"))
-        6·0.out + 2
+        6*0.out + 2
         >>> costs.at({"0.out": 4}).parameters, costs.at().macs
         (26, 40)
     """

@@ -128,7 +128,7 @@ MISTAKES = {
         model("sections:", "section:"),
         "show model.yaml",
         "model.yaml:10: section: is an unknown key; found 'section'; expected one of "
-        "archgraph, name, inputs, params, blocks, sections, outputs, choices; did you mean "
+        "archgraph, name, inputs, open, params, blocks, sections, outputs, choices; did you mean "
         "'sections'?",
     ),
     "a misspelt parameter of a block": Mistake(

@@ -173,7 +173,7 @@ def test_frozen_parameters_need_not_come_back():
     net[0].requires_grad_(False)
     traffic = ag.cost(ag.trace(net, torch.rand(1, 3)).graph).traffic(trained=True)
     assert (traffic.down, traffic.up) == (200, 72)
-    assert str(traffic.polynomial.polynomial("up")) == "8·0.out + 8"
+    assert str(traffic.polynomial.polynomial("up")) == "8*0.out + 8"
 
 
 @pytest.mark.full
