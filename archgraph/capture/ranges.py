@@ -6,6 +6,7 @@ are exported, too: where the programs are the same, nothing depends on the branc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from types import CodeType, SimpleNamespace
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,12 +27,14 @@ from archgraph.graph.passes import prune, renumber
 from archgraph.graph.values import BATCH_WORD
 
 # A size of an input, which may be an item or an attribute of an argument.
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\]|\.\w+)*\.size\(\)\[\d+\]")
+_KEY = r"\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"]*)\]"
+_SIZE = re.compile(rf"L{_KEY}(?:{_KEY}|\.\w+)*\.size\(\)\[\d+\]")
 _CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # of an axis that is not open
 # Values for which guards are tried, besides those that they name: batches of up to 128, as people
 # train.
 _USUAL = range(2, 130)
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
+_DENSE = 4096  # below which each value of an open size is tried
 _EXPORTS = 4  # of other sizes, at most
 
 _NAMES = {
@@ -86,7 +90,7 @@ def ranges(
 
     1. Of each size by itself, the others being the example's. Of the batch, guards that decide
        nothing are seen through by exports.
-    2. Guards of several sizes have to hold at all corners, too.
+    2. Guards of several sizes have to hold on a grid, too.
 
     Args:
         model: What was exported.
@@ -107,13 +111,11 @@ def ranges(
             known[name] = _batches(model, program, names, example[name], rest, export_at)
             continue
         mine = {guard: test for guard, test in tests.items() if name in test}
-        tried = {*_USUAL, example[name], *_all_boundaries(mine.values(), name, rest)}
-        holding = {n for n in tried if _all_hold(mine.values(), {**rest, name: n})}
-        asked = ", ".join(
-            guard
-            for guard, test in mine.items()
-            if not all(_holds(test, {**rest, name: n}) for n in tried)
-        )
+        dense = range(2, max(_DENSE, 2 * example[name]))
+        tried = {*dense, example[name], *_all_boundaries(mine.values(), name, rest)}
+        failing = {guard: _failing(test, name, tried, rest) for guard, test in mine.items()}
+        holding = tried.difference(*failing.values())
+        asked = ", ".join(guard for guard, values in failing.items() if values)
         low, high = _around(example[name], tried, holding | {example[name]})
         known[name] = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
         if known[name].single:
@@ -123,19 +125,44 @@ def ranges(
                     (test for test in mine.values() if _differs(test, name, example)), key=len
                 ),
             )
-    others = [name for name in known if name != BATCH_WORD]  # 2.
-    ends = [
-        {n for n in (known[name].low, known[name].high) if n} | {example[name]} for name in others
-    ]
-    for values in itertools.product(*ends):
-        at = {**example, **dict(zip(others, values, strict=True))}
-        broken = [guard for guard, test in tests.items() if not _holds(test, at)]
-        if broken and len(others) > 1:
+    joint = {
+        guard: test
+        for guard, test in tests.items()
+        if len(set(re.findall(r"\w+", test)) & known.keys()) > 1
+    }
+    grid = [sorted(_sample(known[name], example[name])) for name in known]  # 2.
+    for values in itertools.product(*grid) if joint else ():
+        at = dict(zip(known, values, strict=True))
+        broken = [test for test in joint.values() if not _holds(test, at)]
+        if broken:
+            words = set(re.findall(r"\w+", broken[0])) & known.keys()
             raise TraceError(
-                f"{' and '.join(others)} depend on each other; leave one of them fixed",
+                f"{' and '.join(sorted(words))} depend on each other; leave one of them fixed",
                 found=broken[0],
             )
     return known
+
+
+def _sample(range_: Range, example: int) -> set[int]:
+    """Return values of a range at which guards of several sizes are tried together."""
+    low, high = range_.ends
+    low = max(low, 2)
+    values = {*range(low, low + 12), *range(example - 2, example + 3), 1000, 1001, _PROBES[-4]}
+    return {n for n in values | {low} if low <= n <= high} | (
+        {int(high)} if high < math.inf else set()
+    )
+
+
+def _failing(test: str, name: str, values: Iterable[int], rest: Mapping[str, int]) -> set[int]:
+    """Return the values of a size at which a guard does not hold: all at once where it can be."""
+    numbers = np.array(sorted(values))
+    with (
+        contextlib.suppress(AttributeError, TypeError, ValueError, ZeroDivisionError),
+        np.errstate(all="ignore"),
+    ):
+        result = eval(_code(test), dict(_NAMES), {**rest, name: numbers})  # as in `_holds`
+        return set(numbers[~np.broadcast_to(np.asarray(result, bool), numbers.shape)].tolist())
+    return {n for n in numbers.tolist() if not _holds(test, {**rest, name: n})}
 
 
 def _differs(test: str, name: str, example: Mapping[str, int]) -> bool:

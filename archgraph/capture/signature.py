@@ -95,6 +95,9 @@ def open_axes(
         TraceError: If there is no such input or axis, a name is not possible or stands for two
             sizes, or the example of a size is one.
     """
+    if not isinstance(stated, Mapping):
+        expected = "{input: {dimension: name}}"
+        raise TraceError("open: not names of inputs", found=stated, expected=expected)
     if not stated:
         return ()
     count = itertools.count()
@@ -112,12 +115,17 @@ def open_axes(
         if label not in indices:
             raise TraceError("open: no such input", **unknown(label, indices))
         tensor, mine = tensors[indices[label]], axes[indices[label]]
+        if not isinstance(names, Mapping) or not all(type(axis) is int for axis in names):
+            expected = "{dimension: name}, as {1: 'length'}"
+            raise TraceError(
+                "not names of dimensions", where=f"open: {label}", found=names, expected=expected
+            )
         for axis, name in names.items():
             where = f"open: {label}, axis {axis}"
             if not -tensor.dim() <= axis < tensor.dim():
                 shape = list(tensor.shape)
                 raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
-            if not is_size_name(name):
+            if not isinstance(name, str) or not is_size_name(name):
                 expected = "an identifier that is no reserved word"
                 raise TraceError("not a name", where=where, found=repr(name), expected=expected)
             size = tensor.shape[axis]
@@ -128,7 +136,8 @@ def open_axes(
                 hint = "an axis of size one would be taken for one that is repeated"
                 message = f"the example's {name} must be at least 2"
                 raise TraceError(message, where=where, found=size, hint=hint)
-            mine[axis % tensor.dim()] = name
+            if mine.setdefault(axis % tensor.dim(), name) != name:
+                raise TraceError("an axis has two names", where=where, found=name)
     return axes
 
 
@@ -162,7 +171,7 @@ def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[t
 
 def tree(value: PyTree) -> Value:
     """Convert a Python structure of values: dicts become records, lists tuples."""
-    if isinstance(value, (Ref, Leaf, Mode)) or value is None:
+    if isinstance(value, (Ref, Leaf, Mode, Polynomial)) or value is None:
         return value
     if isinstance(value, Mapping):
         return Record(tuple((str(k), tree(v)) for k, v in value.items() if v is not None))

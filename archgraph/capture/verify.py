@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -149,18 +150,26 @@ def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Capt
 
     ``torch.export`` takes a size of one for a constant, so that it says nothing of it.
     """
+    widened = captured.inputs  # with each size at one of which the graph holds for one
     for name, size in open_sizes(graph).items():
         if name == BATCH_WORD or size.low != 2 or _too_large(state):
             continue
         sizes = {**open_sizes(graph), name: dataclasses.replace(size, low=0)}
         wider = with_open_sizes(graph, sizes)
-        inputs = at_size(captured.inputs, captured.axes, name, 1)
+        alone, together = (
+            at_size(inputs, captured.axes, name, 1) for inputs in (captured.inputs, widened)
+        )
         with restored(model) as changed, _plainly(model), quiet():
             built = build(wider, state)
-            work = _Verification(model, built, wider, changed, (), captured.branches)
-            work.compare(_Call(inputs, training=False, backward=False))
-        if not work.failed and not work.notes:
-            graph = wider
+            agree = []
+            for inputs, training in itertools.product((alone, together), (False, True)):
+                work = _Verification(model, built, wider, changed, (), captured.branches)
+                work.compare(_Call(inputs, training, backward=False))
+                differs = any(isinstance(note, TraceError) for note in work.notes)
+                # What the model refuses in training (one value for batch statistics) it may.
+                agree.append(not differs and (training or not work.failed))
+        if all(agree):
+            graph, widened = wider, together
     return graph
 
 

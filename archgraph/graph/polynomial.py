@@ -141,8 +141,10 @@ class Polynomial:
         text = ""
         for monomial, factor in sorted(self.terms.items(), key=lambda item: (-len(item[0]), item)):
             sign = "-" if factor < 0 else "+"
-            text += f" {sign} " if text else sign.strip("+")
-            text += _product(monomial, abs(factor))
+            # `-n // 2` would be the quotient of -n, and `-n` alone the name of a leaf.
+            text += (
+                f" {sign} {_product(monomial, abs(factor))}" if text else _product(monomial, factor)
+            )
         return text or "0"
 
     __repr__ = __str__

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import keyword
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -142,14 +145,17 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
         if name not in known:
             raise GraphError("no such open size", **unknown(name, known))
         size = known[name]
-        if not size.low <= value <= size.high:
+        number = -1
+        with contextlib.suppress(TypeError):
+            number = -1 if isinstance(value, bool) else operator.index(value)
+        if not max(size.low, 1) <= number <= size.high:
             raise GraphError(
                 "the graph does not hold for this size",
                 where=name,
                 found=value,
                 expected=size.range,
             )
-        changed[name] = dataclasses.replace(size, example=value)
+        changed[name] = dataclasses.replace(size, example=number)
     return with_open_sizes(graph, {**open_sizes(graph), **changed})
 
 
@@ -204,13 +210,17 @@ def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGrap
     return graph.replace(nodes=tuple(nodes))
 
 
+_GUARD_WORDS = frozenset({"min", "max", "Min", "Max", "abs", "math", "torch"})  # of guards
+
+
 def is_size_name(name: str) -> bool:
     """Return whether an open size may have a name: an identifier that nothing else is called.
 
     >>> is_size_name("length"), is_size_name("2d"), is_size_name("max")
     (True, False, False)
     """
-    return name.isidentifier() and (name == BATCH_WORD or name not in RESERVED | {"min", "max"})
+    possible = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    return possible and (name == BATCH_WORD or name not in RESERVED | _GUARD_WORDS)
 
 
 def with_size_words(graph: ArchGraph) -> ArchGraph:

@@ -185,7 +185,8 @@ class InputTypes:
                 expected=before,
             )
         size = self.sizes[name]
-        if not size.low <= value <= size.high:
+        least = size.low if name == BATCH_WORD else max(size.low, 1)
+        if not least <= value <= size.high:
             fix = "split the batch, or trace" if name == BATCH_WORD else "trace"
             raise GraphError(
                 f"the graph does not hold for this {word}",

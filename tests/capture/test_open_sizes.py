@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -334,3 +336,111 @@ def test_sizes_are_open_in_yaml(tmp_path: Path) -> None:
     file.write_text(SPEC.replace("example: 16", "example: 65"))
     with pytest.raises(SpecError, match="is out of its range; found 65; expected 1 to 64"):
         ag.load(file)
+
+
+def scaled(net: Any, doubled: bool) -> Tensor:
+    return net * 2.0 if doubled else net
+
+
+class Branch(nn.Module):
+    """A map whose result is doubled where its sizes say so."""
+
+    def __init__(self, doubles: Any) -> None:
+        super().__init__()
+        self.map, self.doubles = nn.Linear(4, 4), doubles
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.map(x)
+        return y * 2.0 if self.doubles(*x.shape[:-1]) else y
+
+
+@pytest.mark.parametrize(
+    ("doubles", "shape"),
+    [
+        (lambda b, h, w: h == w, (2, 10, 20)),
+        (lambda b, h, w: h * w % 6 == 0, (2, 5, 7)),
+        (lambda b, h, w: b == h, (2, 7, 9)),
+        (lambda b, h, w: b < h, (2, 7, 9)),
+        (lambda b, h, w: h * w == 1, (2, 5, 6)),
+        (lambda b, h, w: h % 3 == 0, (2, 1000, 5)),
+        (lambda b, h, w: h // 2 == 500, (2, 600, 5)),
+    ],
+)
+def test_a_branch_is_refused_or_outside_of_the_range(doubles: Any, shape: Any) -> None:
+    net = Branch(doubles)
+    try:
+        graph, state = ag.trace(net, torch.zeros(*shape, 4), open={"x": {1: "h", 2: "w"}})
+    except TraceError:
+        return
+    built, sizes = ag.build(graph, state), open_sizes(graph)
+    right = 0
+    for h, w, b in itertools.product(
+        (1, 2, 3, 7, 9, 12, 600, 1000, 1002), (1, 2, 5, 9, 12), (2, 7)
+    ):
+        holds = all(
+            sizes[n].low <= v <= sizes[n].high for n, v in (("h", h), ("w", w), ("batch", b))
+        )
+        if holds:
+            x = torch.randn(b, h, w, 4)
+            assert torch.equal(built(x), net(x)), (b, h, w)
+            right += 1
+    assert right
+
+
+def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(4, 4)
+
+        def forward(self, x: dict[str, Tensor]) -> Tensor:
+            y = x["a[0]"]
+            return scaled(self.map(y), y.shape[1] > 10)
+
+    graph = ag.trace(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
+    assert open_sizes(graph)["n"].range == "10 or less"
+
+
+class Half(nn.Module):
+    """Results whose sizes are differences, and a size among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.map(x)
+        return y.roll(-(x.shape[1] // 2), 1), y.chunk(2, 1)[1], y.roll(-x.shape[1], 1), x.shape[1]
+
+
+def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
+    net = Half()
+    traced = ag.trace(net, torch.zeros(2, 5, 4), open={"x": {1: "n"}})
+    assert parse(traced.graph.text()) == traced.graph
+    ag.save(traced, tmp_path / "net")
+    assert ag.load(tmp_path / "net").graph == traced.graph
+    x = torch.randn(3, 9, 4)
+    for ours, theirs in zip(ag.build(*traced)(x), net(x), strict=True):
+        assert torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs == 9
+
+
+def test_values_that_no_size_has_are_refused() -> None:
+    graph = ag.trace(Add(), X, X, open={n: {1: "n"} for n in ("x", "y")}).graph
+    assert (
+        ag.cost(graph, {"n": np.int64(512)}).activations == ag.cost(graph, {"n": 512}).activations
+    )
+    for value in (0, 2.5, True, "5", None):
+        with pytest.raises(GraphError, match="does not hold for this size"):
+            ag.cost(graph, {"n": value})  # type: ignore[dict-item]  # the mistakes that are tested
+    wrong: Any
+    for wrong in (
+        {"x": {"1": "n"}},
+        {"x": "n"},
+        {"x": ["n"]},
+        ["n"],
+        {"x": {1: 5}},
+        {"x": {1: "lambda"}},
+        {"x": {1: "a", -2: "b"}},
+    ):
+        with pytest.raises(TraceError, match="open: "):
+            ag.trace(Add(), X, X, open=wrong)

@@ -77,7 +77,9 @@ def test_sizes_can_be_pickled(a: Size) -> None:
         (lambda h: (h // 7) * (h // 7), "(height // 7)**2"),
         (lambda h: (2 * h) // h, "2"),
         (lambda h: h // (h // 2), "height // (height // 2)"),
-        (lambda h: 9 - h, "-height + 9"),
+        (lambda h: 9 - h, "-1*height + 9"),
+        (lambda h: 0 - h // 3, "-1*(height // 3)"),
+        (lambda h: h - h // 3, "height - height // 3"),
     ],
 )
 def test_one_form(size, text: str) -> None:
