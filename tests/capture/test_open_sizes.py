@@ -426,9 +426,9 @@ def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
 
 def test_values_that_no_size_has_are_refused() -> None:
     graph = ag.trace(Add(), X, X, open={n: {1: "n"} for n in ("x", "y")}).graph
-    assert (
-        ag.cost(graph, {"n": np.int64(512)}).activations == ag.cost(graph, {"n": 512}).activations
-    )
+    number: Any = np.int64(512)
+    ours, theirs = (ag.cost(graph, {"n": value}) for value in (number, 512))
+    assert ours.activations == theirs.activations
     for value in (0, 2.5, True, "5", None):
         with pytest.raises(GraphError, match="does not hold for this size"):
             ag.cost(graph, {"n": value})  # type: ignore[dict-item]  # the mistakes that are tested
