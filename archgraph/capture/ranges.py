@@ -29,6 +29,7 @@ from archgraph.graph.values import BATCH_WORD
 # A size of an input, which may be an item or an attribute of an argument.
 _KEY = r"\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"]*)\]"
 _SIZE = re.compile(rf"L{_KEY}(?:{_KEY}|\.\w+)*\.size\(\)\[\d+\]")
+_NUMBER = re.compile(rf"({_SIZE.pattern}) == (\d+)")
 _CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # of an axis that is not open
 # Values for which guards are tried, besides those that they name: batches of up to 128, as people
 # train.
@@ -119,8 +120,12 @@ def ranges(
         low, high = _around(example[name], tried, holding | {example[name]})
         known[name] = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
         if known[name].single:
+            others = sorted(holding - {example[name]}, key=lambda n: abs(n - example[name]))[:3]
+            reason = f"forward needs it to be {example[name]}"
+            if others:
+                reason = f"forward takes {', '.join(map(str, sorted(others)))}, not all between"
             raise TraceError(
-                f"{name} cannot be open: forward needs it to be {example[name]}",
+                f"{name} cannot be open: {reason}",
                 found=min(
                     (test for test in mine.values() if _differs(test, name, example)), key=len
                 ),
@@ -228,11 +233,14 @@ def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> d
 
     A size that has to be a certain number belongs to an input without open ones.
     """
+    guards = getattr(program, "_guards_code", None) or []
     sources = _sources(program, names)
+    # Sizes that are not open are numbers.
+    known = {m[1]: m[2] for m in map(_NUMBER.fullmatch, guards) if m} | sources
     tests = {}
-    for guard in getattr(program, "_guards_code", None) or []:
+    for guard in guards:
         read = set(_SIZE.findall(guard)) & sources.keys()
-        test = _SIZE.sub(lambda match: sources.get(match.group(), match.group()), guard)
+        test = _SIZE.sub(lambda match: known.get(match[0], match[0]), guard)
         if read and not _CONSTANT.fullmatch(test):
             tests[guard] = test
     return tests

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Argument
 
 from archgraph.capture import calls
@@ -192,6 +193,14 @@ class _Spelling:
             return self.tape.sizes.size(val, calls.where(node))
         if isinstance(val, (float, bool)):
             return val
+        if isinstance(val, torch.SymFloat) and not free_unbacked_symbols(val):
+            raise Inexpressible(
+                "a number depends on an open size in a way that a graph cannot express",
+                where=calls.where(node),
+                found=str(val),
+                hint="graphs have sums, products and // of sizes: leave the size out of open, or "
+                "compute with it as a tensor",
+            )
         raise Inexpressible(
             "a number depends on the values of a tensor; leave out .item(), int() and float()",
             where=calls.where(node),

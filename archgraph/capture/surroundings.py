@@ -18,7 +18,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import sympy  # type: ignore[import-untyped]  # no stubs exist
@@ -36,6 +36,7 @@ from archgraph.errors import TraceError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MAX_POOL1D = torch.max_pool1d
 _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
@@ -133,6 +134,7 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
         (inference, "__exit__", _leave_inference),
         (nn.Module, "_apply", _converted),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
+        (torch, "max_pool1d", _max_pool1d),
         *((torch, name, _noting(getattr(torch, name), observed)) for name in _AUTOCAST),
     )
     with replaced(attributes), _drawing(observed.notes, where):
@@ -155,6 +157,14 @@ def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]
                 delattr(holder, name)
             else:
                 setattr(holder, name, old)
+
+
+def _max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Compute torch's max_pool1d; an open length stays open, which torch's makes a number."""
+    if not isinstance(input.shape[-1], torch.SymInt):
+        return MAX_POOL1D(input, *args, **kwargs)
+    result, _ = torch.max_pool1d_with_indices(input, *args, **kwargs)
+    return result
 
 
 class _Functions:

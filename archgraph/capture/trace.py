@@ -182,6 +182,7 @@ def trace_own(
     kwargs: Mapping[str, Tensor],
     name: str,
     open: Mapping[str, Mapping[int, str]] = NONE_OPEN,
+    fixed: str = "",
 ) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
@@ -192,6 +193,7 @@ def trace_own(
         kwargs: Example inputs by name.
         name: Label of the graph.
         open: Names of axes whose size stays open, by input and dimension.
+        fixed: Why the batch has the size of the example; empty where it is open.
 
     Raises:
         TraceError: If it cannot be captured.
@@ -200,7 +202,9 @@ def trace_own(
     _check_ready(model, *inputs)
     axes = open_axes(model, inputs, open)
     with uncollected():
-        traced, notes = _traced(model, inputs, name, limit=LIMITS.folded_bytes, axes=axes)
+        traced, notes = _traced(
+            model, inputs, name, limit=LIMITS.folded_bytes, axes=axes, fixed=fixed
+        )
     return _with_notes(traced, _texts(notes, strict=True))
 
 
@@ -284,12 +288,13 @@ def _traced(
     verify: bool = False,
     limit: float = math.inf,
     axes: OpenAxes = (),
+    fixed: str = "",
 ) -> tuple[Traced, list[Note]]:
     """Capture a model; ``limit``: bytes of all that folding may compute."""
     # Before the capture, which sets modes and, on the meta device, replaces buffers.
     flags, leaves = _flags(model), Leaves.of(model)
     with buffers_on_meta(model) as values:
-        work = _Capture(model, on_device_of(model, inputs), leaves, values, limit, axes)
+        work = _Capture(model, on_device_of(model, inputs), leaves, values, limit, axes, fixed)
         draft, captured = work.both(train)
         buffers = dict(model.named_buffers(remove_duplicate=False)) | values
         graph, lost = _graph(draft, buffers, leaves, name)
@@ -343,6 +348,7 @@ class _Capture:
         values: Values of buffers that are on the meta device for the capture.
         limit: Bytes of all that folding may compute.
         axes: Those that are stated to be open, by tensor.
+        fixed: Why the batch has the example's size, where that is known before the capture.
     """
 
     model: nn.Module
@@ -351,6 +357,7 @@ class _Capture:
     values: Mapping[str, Tensor]
     limit: float
     axes: OpenAxes
+    fixed: str
 
     def both(self, train: bool) -> tuple[OneMode, Captured]:
         """Capture both modes as one, and evaluation by itself; the model's modes stay."""
@@ -375,7 +382,7 @@ class _Capture:
 
         ``fixed`` says why the batch has the example's size, where that is known.
         """
-        captured = export_program(self.model, *self.inputs, fixed, self.axes)
+        captured = export_program(self.model, *self.inputs, fixed or self.fixed, self.axes)
         stored = captured.program.constants
         stored.update({name: self.values[name] for name in stored.keys() & self.values.keys()})
         owners = self.leaves.owner

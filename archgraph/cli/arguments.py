@@ -37,7 +37,11 @@ ModelOrFamily = Annotated[
 
 Choose = Annotated[
     Words,
-    typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
+    typer.Option(
+        metavar="KEY=N",
+        help="A choice of the model, e.g. stage1.depth=4; of an ONNX file the size of a dimension, "
+        "or batch=open. Repeatable.",
+    ),
 ]
 
 Settings = Annotated[
@@ -79,7 +83,7 @@ def read_graph(
     if family is None:
         if member is not None:
             raise SpecError("is not a family", where=str(file), found=f"--member {member}")
-        return load_graph(file, numbers(choose or ()) or None)
+        return load_graph(file, choices_of(choose) or None)
     if choose:
         raise SpecError("is a family; --choose applies to a single model", where=str(file))
     models = family.models
@@ -213,13 +217,13 @@ def by_key(texts: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def numbers(texts: Iterable[str]) -> dict[str, int]:
-    """Parse `key=N`s as numbers by key."""
-    values = {}
-    for key, value in by_key(texts).items():
-        if not value.isdecimal():
+def choices_of(texts: Sequence[str] | None) -> dict[str, int | str]:
+    """Parse `key=N`s, and `key=open`s of an ONNX file."""
+    values: dict[str, int | str] = {}
+    for key, value in by_key(texts or ()).items():
+        if not value.isdecimal() and value != "open":
             raise SpecError("is not a number", where=repr(f"{key}={value}"), expected=f"{key}=N")
-        values[key] = int(value)
+        values[key] = value if value == "open" else int(value)
     return values
 
 

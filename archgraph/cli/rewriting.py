@@ -19,7 +19,7 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     Words,
-    numbers,
+    choices_of,
     read_graph,
     settings_of,
     typed,
@@ -244,7 +244,7 @@ def _with_state(
             raise SpecError("needs --weights", where="--state")
         return read_graph(file, choose), None
     check_weights_file(weights, "--weights")
-    graph, full = load_model(read_document(file), numbers(choose or ()) or None)
+    graph, full = load_model(read_document(file), choices_of(choose) or None)
     if state is not None:
         return graph, read_weights(graph, state)
     if full is None:

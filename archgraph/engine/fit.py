@@ -244,6 +244,11 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
     if len(inputs) != 1 or len(examples) != 1:
         return None
     takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
+    if takes == gives and BATCH not in inputs[0].shape:
+        return (
+            "the model is for one batch size: trace it with an example that it takes in batches of "
+            "any size, and open an ONNX file by {onnx: FILE, sizes: {batch: open}}"
+        )
     if takes == gives:
         integers = examples[0].dtype.startswith("int")
         return "begin with an embedding, and say dtype: int64 in `inputs`" if integers else None

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from archgraph.errors import SpecError
 from archgraph.hints import unknown
 from archgraph.language import allowed, load_model
-from archgraph.language.loading import load_folder
+from archgraph.language.loading import Choices, load_folder
 from archgraph.language.saved import is_saved, is_transformers
 from archgraph.language.yaml import is_onnx, read_document
 
 
 def load(
-    path: str | os.PathLike[str], choices: Mapping[str, int] | None = None, *, python: bool = False
+    path: str | os.PathLike[str], choices: Choices | None = None, *, python: bool = False
 ) -> Any:  # not a union, of which each caller would have to exclude the rest
     """Read a model file of any form, a saved folder, one of transformers, or a run's models.
 
@@ -25,6 +24,8 @@ def load(
             transformers, ``RUN:NAME`` for a model of a run (a name of :func:`archgraph.run`'s
             table: ``global``, a kind of client), or a run folder for all of them.
         choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
+            Of an ONNX file, numbers for dimensions that it leaves open, and ``"open"`` for those
+            that it does not: ``{"batch": "open", "length": 128}``.
         python: Consent to run the Python code that the file, or the run's files, name.
 
     Returns:

@@ -97,6 +97,8 @@ def _in_place(model: str | dict[str, Json] | None) -> str | dict[str, Json] | No
     Raises:
         RunError: If it is an ONNX file.
     """
+    if isinstance(model, dict) and "onnx" in model:
+        model = str(model["onnx"])
     if not isinstance(model, str) or model == "join":
         return model
     if is_onnx(model):

@@ -8,11 +8,17 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from archgraph.language.flat import FlatModel
 from archgraph.language.kinds import JsonSchema
 from archgraph.language.lowering import BlockOptions
-from archgraph.language.model import AuthoredModel, PythonModel, TimmModel, TransformersModel
+from archgraph.language.model import (
+    AuthoredModel,
+    OnnxModel,
+    PythonModel,
+    TimmModel,
+    TransformersModel,
+)
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 from archgraph.plain import Json
 
-FORMS = AuthoredModel | FlatModel | PythonModel | TransformersModel | TimmModel
+FORMS = AuthoredModel | FlatModel | PythonModel | TransformersModel | TimmModel | OnnxModel
 
 
 def model_schema() -> JsonSchema:

@@ -148,6 +148,7 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "python": model.PythonModel,
         "transformers": model.TransformersModel,
         "timm": model.TimmModel,
+        "onnx": model.OnnxModel,
     }
 
 
@@ -165,7 +166,7 @@ def _check(path: Path, cache: Cache) -> str:
 MODEL = FileKind(
     "model",
     5,
-    frozenset({"sections", "nodes", "python", "inputs", "transformers", "timm"}),
+    frozenset({"sections", "nodes", "python", "inputs", "transformers", "timm", "onnx"}),
     _schema,
     _mappings,
     _check,

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
@@ -16,7 +16,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
-from archgraph.language.model import AuthoredModel, PythonModel
+from archgraph.language.model import AuthoredModel, OnnxModel, PythonModel, absolute_path
 from archgraph.language.saved import (
     is_saved,
     is_transformers,
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 # Hears the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
+
+# Values of a model's choices by name; of an ONNX file, sizes of its dimensions or "open".
+Choices: TypeAlias = Mapping[str, int | str]
 
 # Endings of files that hold weights.
 WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
@@ -94,7 +97,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
         raise SpecError(message, where=str(path), expected="a .yaml file", hint=hint)
 
 
-def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
+def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> ArchGraph:
     """Return the architecture in a model file of any form, or of a folder of transformers.
 
     Raises:
@@ -125,7 +128,7 @@ def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
 
 
 def load_model(
-    document: Document, choices: Mapping[str, int] | None = None
+    document: Document, choices: Choices | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
     """Return the graph of a model file, and its weights if it has any.
 
@@ -146,7 +149,7 @@ def _say_notes(graph: ArchGraph, file: str) -> None:
 
 
 def _read(
-    document: Document, choices: Mapping[str, int] | None
+    document: Document, choices: Choices | None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
     document = written_out(document)
     data = document.data
@@ -157,6 +160,12 @@ def _read(
         from archgraph.onnx.read import read_onnx
 
         return read_onnx(document.file, choices)
+    if "onnx" in data:
+        from archgraph.onnx.read import read_onnx
+
+        model = document.validate(OnnxModel)
+        file = absolute_path(model.onnx, Path(document.file).parent)
+        return read_onnx(file, {**model.sizes, **(choices or {})})
     # The other two forms have `sections`, too: lists of the names of blocks.
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
@@ -186,5 +195,5 @@ def _read(
 # A family names its model once for each client, many experiments name one family, and a check reads
 # many families: what was computed of a graph stays with it.
 @functools.lru_cache(maxsize=512)
-def _lowered(document: Document, choices: tuple[tuple[str, int], ...]) -> ArchGraph:
+def _lowered(document: Document, choices: tuple[tuple[str, int | str], ...]) -> ArchGraph:
     return lower(document, document.validate(AuthoredModel), dict(choices))

@@ -357,6 +357,8 @@ def anchored(value: Json, base: Path) -> Json:
     value = long_form(value, base)
     assert isinstance(value, Mapping)
     result = {key: anchored(item, base) for key, item in value.items()}
+    if isinstance(file := result.get("onnx"), str):
+        result["onnx"] = absolute_path(file, base)
     # A new mapping: what was read from the file is shared by all who read it.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
@@ -390,6 +392,18 @@ class TracedModel(_WithInputs):
     )
     sections: dict[str, tuple[str, ...]] = Field(
         default={}, description="section → its blocks; default: found by analysis"
+    )
+
+
+class OnnxModel(Base):
+    """An ONNX file whose dimensions are others than it says."""
+
+    archgraph: Version = 1
+    onnx: str = Field(description="the file")
+    sizes: dict[str, Count | Literal["open"]] = Field(
+        description="numbers for dimensions that the file leaves open, and open for those that it "
+        "does not: by its names, batch, or input_axis where it has none",
+        examples=[{"batch": "open", "length": 128}],
     )
 
 

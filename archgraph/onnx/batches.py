@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from archgraph.graph.sizes import other_sizes
 from archgraph.graph.values import BATCH_WORD, TensorType, walk
 from archgraph.module.build import build
 from archgraph.onnx.memory import check_memory
-from archgraph.onnx.session import tolerance
+from archgraph.onnx.session import open_session, run_session, tolerance
 from archgraph.rewrites.laws import outputs, random_inputs
 
 if TYPE_CHECKING:
@@ -26,53 +27,78 @@ TensorsByName: TypeAlias = Mapping[str, Tensor]
 
 
 def check_batches(
-    graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, *, stated: bool
+    graph: ArchGraph, state: TensorsByName, module: OnnxModule, path: Path, batch: int | None
 ) -> None:
-    """Refuse a graph that computes for two examples something else than the file says.
+    """Refuse a graph that computes for two batches something else than the file says.
 
-    A file for a batch of one (or one that says so in a reshape) is taken for any batch, which is
-    right only if examples do not meet: two of them then give what each gives alone.
+    A file for one batch size (or one that says so in a reshape) is taken for any on request, which
+    is right only if batches do not meet: two of them then give what each gives alone.
 
-    1. If the file's nodes take two examples as they are, the graph must give what they give.
-    2. Else two examples must give what each gives alone,
-    3. the first one what the nodes give for it, if they are for one,
+    1. If the file is for any batch and its nodes take two examples as they are, the graph must give
+       what they give.
+    2. Else two batches must give what each gives alone,
+    3. the first one what onnxruntime gives for it, if the file has a number for it,
     4. and 2. must hold for large inputs, too: a bound may act on those only.
 
     Args:
         graph: What became of the file.
         state: Its weights.
         module: The file's nodes.
-        where: The file's name, for errors.
-        stated: Whether the file is not for a batch of one, so that its nodes say what two examples
-            give (of an axis of time, say); where they take no two, examples must not meet either.
+        path: The file.
+        batch: Number of examples that the file is for; None where it says none.
 
     Raises:
-        SpecError: If it does.
+        SpecError: If it does; names the first node in which batches meet.
     """
     if not any(_batch_axes(node.type) for node in _inputs(graph)):
         return
-    built = build(graph, state).eval()
-    both = random_inputs(graph, 2)
+    where, built = str(path), build(graph, state).eval()
+    both = random_inputs(graph, 2 * (batch or 1))
     check_memory(built, both, lambda: where)
     results = _computed(built, both, where)
-    expected = _computed_by_nodes(module, both, where) if stated else None
+    expected = _computed_by_nodes(module, both, where) if batch is None else None
     if expected is not None:  # 1.
         same = _all_close(results, expected, graph)
     else:
         same = _apart(graph, built, both, results, where)  # 2.
-        if same and not stated:  # 3.
+        if same and batch is not None:  # 3.
             first = next(_halves(graph, both))
-            expected = _computed_by_nodes(module, first, where)
-            same = expected is None or _all_close(_computed(built, first, where), expected, graph)
+            expected = run_session(open_session(path), [*first.values()])
+            same = _all_close(_computed(built, first, where), expected, graph)
         if same and (large := _large(both)):  # 4.
             with contextlib.suppress(SpecError):  # numbers that a table does not have
                 same = _apart(graph, built, large, _computed(built, large, where), where)
     if not same:
+        tried = (both, _large(both))
+        node = next(filter(None, (_first_meeting(module, graph, i) for i in tried if i)), "")
         raise SpecError(
             "is a file for one batch size, and its examples meet: two give other results than one",
-            where=where,
+            where=f"{where}: {node}" if node else where,
             hint="export it with an open batch, and without sizes of a batch in reshapes",
         )
+
+
+def _first_meeting(module: OnnxModule, graph: ArchGraph, both: TensorsByName) -> str:
+    """Return the first node whose results for two batches are not those of each; empty if none."""
+    runs: list[list[tuple[str, Sequence[object]]]] = []
+    for inputs in (both, *_halves(graph, both)):
+        module.watched = []
+        with contextlib.suppress(RuntimeError, SpecError):
+            outputs(module.eval(), inputs)
+        runs.append(module.watched)
+    module.watched = None
+    for (step, together), (_, first), (_, second) in zip(*runs, strict=False):
+        for values in zip(together, first, second, strict=True):
+            if all(isinstance(value, Tensor) for value in values) and _meets(graph, *values):
+                return step
+    return module.current if len(runs[0]) < len(runs[1]) else ""
+
+
+def _meets(graph: ArchGraph, both: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Return whether a result for two batches is neither theirs side by side nor that of each."""
+    joined = [torch.cat([first, second], axis) for axis in range(first.dim())]
+    alike = _close(both, first, graph) and _close(both, second, graph)
+    return not alike and not any(_close(both, other, graph) for other in joined)
 
 
 def check_sizes(graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str) -> None:

@@ -7,9 +7,10 @@ import dataclasses
 import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -17,6 +18,8 @@ from archgraph.capture.trace import Traced, trace_own
 from archgraph.errors import SpecError, TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.sizes import is_size_name
+from archgraph.graph.values import BATCH_WORD
+from archgraph.hints import unknown
 from archgraph.limits import LIMITS
 from archgraph.onnx.batches import check_batches, check_sizes
 from archgraph.onnx.network import STEP, OnnxModule
@@ -25,24 +28,65 @@ from archgraph.onnx.tensors import dtype_of
 if TYPE_CHECKING:
     import onnx
 
+OPEN = "open"  # instead of a number: any size
+Sizes: TypeAlias = Mapping[str, int | str]  # of dimensions by name: a number, or OPEN
 OPEN_EXAMPLES = (24, 64, 224)  # values at which sizes that stay open are captured
 EXAMPLES = 2  # the batch of a capture: a size of 1 would be taken for one that broadcasts
 
 
+@dataclass(frozen=True)
+class Dimensions:
+    """The dimensions of a file's inputs.
+
+    Attributes:
+        shapes: Of each input: a number, or the name of an open size, ``batch`` for the batch.
+        examples: Numbers that the file has for sizes that are open on request.
+        batch: Number of examples that the file is for; None where it says none.
+    """
+
+    shapes: Mapping[str, Sequence[int | str]]
+    examples: Mapping[str, int]
+    batch: int | None
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """Names of open sizes other than the batch."""
+        words = (s for shape in self.shapes.values() for s in shape if isinstance(s, str))
+        return tuple(dict.fromkeys(word for word in words if word != BATCH_WORD))
+
+    @property
+    def fixed(self) -> str:
+        """Why the batch has one size; empty where it is open."""
+        if self.batch is None or any(BATCH_WORD in shape for shape in self.shapes.values()):
+            return ""
+        return f"the batch size is fixed: the file is for {self.batch}"
+
+    def axes(self) -> dict[str, dict[int, str]]:
+        """Return the open axes of each input, without a batch that is the first axis."""
+        return {
+            label: {
+                axis: size
+                for axis, size in enumerate(shape)
+                if isinstance(size, str) and (axis or size != BATCH_WORD)
+            }
+            for label, shape in self.shapes.items()
+        }
+
+
 def capture_file(
-    proto: onnx.ModelProto, folder: Path, where: str, sizes: Mapping[str, int]
+    proto: onnx.ModelProto, path: Path, sizes: Sizes
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of a file that another program wrote.
 
     Args:
-        proto: The file.
-        folder: Where it is, for weights beside it.
-        where: Its name, for errors.
-        sizes: Sizes of its free dimensions, other than the batch.
+        proto: What is in the file.
+        path: The file.
+        sizes: Numbers for dimensions that it leaves open, ``"open"`` for those of a number.
 
     Raises:
-        SpecError: If a node has no row, or a size is missing; names it.
+        SpecError: If a node has no row, or a dimension cannot be open; names it.
     """
+    where, folder = str(path), path.parent
     if proto.functions:
         import onnx.inliner
 
@@ -56,10 +100,13 @@ def capture_file(
             dim.ClearField("dim_value")
     module.inputs = tuple(item.name for item in inputs)
     names = _argument_names(module.inputs)
-    traced = _captured(proto, module, dict(zip(names, inputs, strict=True)), where, sizes)
-    first = [*inputs[0].type.tensor_type.shape.dim] if inputs else []
-    stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
-    check_batches(traced.graph, traced.state, module, where, stated=stated)
+    by_name = dict(zip(names, inputs, strict=True))
+    try:
+        dims = _dimensions(by_name, sizes)
+    except SpecError as error:
+        raise error.within(where) from error
+    traced = _captured(proto, module, by_name, where, dims)
+    check_batches(traced.graph, traced.state, module, path, dims.batch)
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
     return traced.graph.replace(nodes=nodes), traced.state
@@ -70,47 +117,98 @@ def _captured(
     module: OnnxModule,
     inputs: Mapping[str, onnx.ValueInfoProto],
     where: str,
-    sizes: Mapping[str, int],
+    dims: Dimensions,
 ) -> Traced:
     """Capture the nodes of a file.
 
-    1. Dimensions that the file leaves open, beside the batch, stay open.
+    1. Dimensions that stay open are captured under their names.
     2. An example has to fit through all layers: the first value that does is one.
     3. At other values, the graph computes what the nodes do.
 
     Raises:
         SpecError: If they cannot be captured; says why no dimension can stay open.
     """
-    name, free = proto.graph.name or "OnnxModule", _free_sizes(inputs, sizes)
-    opened = {word for word, value in free.items() if value is None}
-    axes = {
-        label: {axis: word for axis, word in enumerate(_dims(label, item)) if word in opened}
-        for label, item in inputs.items()
-    }
+    name, opened = proto.graph.name or "OnnxModule", dims.opened
+    axes = dims.axes() if any(dims.axes().values()) else {}  # 1.
     refusal: SpecError | None = None
     for value in OPEN_EXAMPLES if opened else OPEN_EXAMPLES[:1]:  # 2.
-        numbers = {word: value if size is None else size for word, size in free.items()}
-        examples = {k: _example(k, item, numbers, where) for k, item in inputs.items()}
+        numbers = {**dict.fromkeys(opened, value), **dims.examples, BATCH_WORD: EXAMPLES}
+        examples = {
+            label: _example(
+                item, [numbers[s] if isinstance(s, str) else s for s in dims.shapes[label]], where
+            )
+            for label, item in inputs.items()
+        }
         try:
-            traced = trace_own(module, examples, name, open=axes if opened else {})
+            traced = trace_own(module, examples, name, open=axes, fixed=dims.fixed)
         except TraceError as error:
             refusal = refusal or _cause(error, module, where)
             continue
         check_sizes(traced.graph, traced.state, module, where)  # 3.
         return traced
     assert refusal is not None
-    if opened:
-        words = ", ".join(f"{word}=N" for word in sorted(opened))
+    if left := sorted({*opened} - {*dims.examples}):
+        words = ", ".join(f"{word}=N" for word in left)
         refusal.hint = f"say sizes that the file leaves open: {words}"
     raise refusal
 
 
-def _dims(label: str, item: onnx.ValueInfoProto) -> list[str]:
-    """Return the names of the dimensions that an input leaves open; empty for the others."""
-    return [
-        "" if dim.HasField("dim_value") else _word(dim.dim_param) or f"{label}_{axis}"
-        for axis, dim in enumerate(item.type.tensor_type.shape.dim)
-    ]
+def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: Sizes) -> Dimensions:
+    """Return the dimensions of a file's inputs, with what is asked of them.
+
+    1. The first input's first dimension is the batch, and so are others of its name; where it has
+       none, first dimensions without a name; where it is a number, first dimensions of this number.
+    2. A dimension is open under its name, or under ``input_axis`` where it has none.
+    3. A number stays one unless it is asked to be open.
+
+    Raises:
+        SpecError: If a size is asked for that there is none of, or that the file has as another.
+    """
+    declared: dict[str, list[int | str]] = {
+        label: [
+            dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
+            for dim in item.type.tensor_type.shape.dim
+        ]
+        for label, item in inputs.items()
+    }
+    lead = next((dims[0] for dims in [*declared.values()][:1] if dims), None)
+    asked = {_word(name): size for name, size in sizes.items()}
+    if isinstance(lead, str) and lead in asked:
+        asked.setdefault(BATCH_WORD, asked.pop(lead))
+    shapes: dict[str, list[int | str]] = {}
+    examples: dict[str, int] = {}
+    words: dict[str, None] = {}
+    batch = lead if isinstance(lead, int) else None
+    for label, dims in declared.items():
+        shape = shapes.setdefault(label, [])
+        for axis, dim in enumerate(dims):
+            is_batch = dim == lead and (axis == 0 or (isinstance(dim, str) and dim != ""))  # 1.
+            word = BATCH_WORD if is_batch else dim if dim and isinstance(dim, str) else ""
+            word = word or f"{label}_{axis}"  # 2.
+            words[word] = None
+            size = asked.get(word, dim if isinstance(dim, int) else OPEN)  # 3.
+            _check_size(word, size, dim)
+            if isinstance(dim, int) and size == OPEN and not is_batch:
+                examples[word] = dim
+            if is_batch and isinstance(size, int):
+                batch = size
+            shape.append(word if isinstance(size, str) else size)
+    for word in asked.keys() - words.keys():
+        raise SpecError("has no such size", **unknown(word, words))
+    return Dimensions(shapes, examples, batch)
+
+
+def _check_size(word: str, size: int | str, dim: int | str) -> None:
+    """Check what is asked of a dimension.
+
+    Raises:
+        SpecError: If it is neither a size nor ``"open"``, or the file has another number.
+    """
+    if size != OPEN and (type(size) is not int or size < 0):
+        raise SpecError("is not a size", where=word, found=repr(size), expected=f"N ≥ 1, or {OPEN}")
+    if isinstance(dim, int) and size not in (OPEN, dim):
+        hint = f"{word}: {OPEN} opens it, where the file allows that"
+        raise SpecError("is a number in the file", where=word, found=size, expected=dim, hint=hint)
 
 
 def _word(text: str) -> str:
@@ -178,33 +276,7 @@ def _argument_names(names: tuple[str, ...]) -> list[str]:
     return words
 
 
-def _free_sizes(
-    inputs: Mapping[str, onnx.ValueInfoProto], sizes: Mapping[str, int]
-) -> dict[str, int | None]:
-    """Return the sizes of the free dimensions, by name; None for those that stay open.
-
-    The batch is the first input's first; a first dimension without a name is the batch, too.
-    """
-    free = [
-        (word, axis, bool(dim.dim_param))
-        for label, item in inputs.items()
-        for axis, (word, dim) in enumerate(
-            zip(_dims(label, item), item.type.tensor_type.shape.dim, strict=True)
-        )
-        if word
-    ]
-    stated = {_word(name): size for name, size in sizes.items()}
-    batch = next((word for word, axis, _ in free if axis == 0), "")
-    examples = {
-        word: EXAMPLES if word == batch or (axis == 0 and not has_name) else None
-        for word, axis, has_name in free[::-1]
-    }
-    return {word: stated.get(word, size) for word, size in examples.items()}
-
-
-def _example(
-    label: str, item: onnx.ValueInfoProto, free: Mapping[str, int], where: str
-) -> torch.Tensor:
+def _example(item: onnx.ValueInfoProto, shape: Sequence[int], where: str) -> torch.Tensor:
     """Create an example input of the type that the file states."""
     where, kind = f"{where}: input {item.name}", item.type.tensor_type
     if item.type.WhichOneof("value") != "tensor_type":
@@ -213,10 +285,6 @@ def _example(
         dtype = dtype_of(kind.elem_type)
     except SpecError as error:
         raise error.within(where) from error
-    shape = [
-        free[word] if word else dim.dim_value
-        for word, dim in zip(_dims(label, item), kind.shape.dim, strict=True)
-    ]
     elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:
         limit = f"1 to {LIMITS.onnx_example_elements:,} elements"

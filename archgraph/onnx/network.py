@@ -71,10 +71,10 @@ class OnnxStep:
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
 
-    def at(self, opset: int, training: bool = False) -> Attributes:
+    def at(self, opset: int, training: bool = False, any_batch: bool = False) -> Attributes:
         """Return what a row may ask about the node; results behind the last one with a name go."""
         outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
-        return Attributes(self.attributes, opset, outputs, training)
+        return Attributes(self.attributes, opset, outputs, training, any_batch)
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
         """Return the names of the inputs at some positions; nodes may leave out the last ones."""
@@ -98,6 +98,8 @@ class OnnxModule(OnnxPart):
         known: Constants that rows may need as NumPy's arrays.
         leaves: Where the other tensors are, by name: paths of parameters and buffers.
         current: The step that is computed.
+        watched: Where results of steps are written, if anywhere; a batch that the nodes write out
+            then stands for any.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
@@ -114,6 +116,7 @@ class OnnxModule(OnnxPart):
         main = proto.graph
         self.inputs: tuple[str, ...] = ()
         self.where, self.current = where, ""
+        self.watched: list[tuple[str, Sequence[object]]] | None = None
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         self.results = [item.name for item in main.output]
         self.steps: list[OnnxStep] = []
@@ -229,6 +232,8 @@ class OnnxModule(OnnxPart):
             except Exception as error:  # whatever torch raises; a capture may go on after it
                 error.add_note(f"{STEP}{step}")
                 raise
+            if self.watched is not None:
+                self.watched.append((self.current, results))
             env |= zip(step.outputs, results, strict=False)
             for name in {*step.inputs}:  # what nothing reads again needs no memory
                 if last.get(name) == i and name not in self.results:
@@ -243,7 +248,7 @@ class OnnxModule(OnnxPart):
 
     def _compute(self, step: OnnxStep, values: list[object]) -> Sequence[object]:
         """Compute a step: fold what is known, else give its row the inputs as it takes them."""
-        row, at = step.row, step.at(self.opset, self.training)
+        row, at = step.row, step.at(self.opset, self.training, self.watched is not None)
         types = row.types if row else ()
         is_known = all(
             v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from archgraph.errors import GraphError, SpecError
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.limits import LIMITS
 from archgraph.onnx import require_packages
-from archgraph.onnx.imported import capture_file
+from archgraph.onnx.imported import Sizes, capture_file
 from archgraph.onnx.mark import marked_graph
 from archgraph.onnx.tensors import stored_tensor
 
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
 
 
 def read_onnx(
-    path: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
+    path: str | os.PathLike[str], sizes: Sizes | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of an ONNX file.
 
     Args:
         path: The file; one that :func:`archgraph.export` wrote becomes the same graph again.
-        sizes: Sizes of dimensions that a file of another program leaves open beside the batch.
+        sizes: Of a file of another program: numbers for dimensions that it leaves open, and
+            ``"open"`` for those that it does not.
 
     Raises:
         SpecError: If it cannot be understood, with the name of what is not.
@@ -42,7 +42,7 @@ def read_onnx(
     except GraphError as error:
         raise error.within(where, kind=SpecError) from error
     if graph is None:
-        return capture_file(proto, folder, where, sizes or {})
+        return capture_file(proto, Path(path), sizes or {})
     if sizes:
         raise SpecError("has no choices", where=where, found=", ".join(sizes), expected="none")
     stored = {item.name: item for item in proto.graph.initializer}

@@ -105,14 +105,53 @@ BARE = [
     ],
 )
 def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
-    with pytest.raises(SpecError, match=r"m\.onnx: is a file for one batch size.*examples meet"):
-        ag.load(file(tmp_path / "m.onnx", nodes, batch, **constants))
+    path = file(tmp_path / "m.onnx", nodes, batch, **constants)
+    node = "ReduceMean" if nodes is MEAN else "Softmax"
+    with pytest.raises(SpecError, match=rf"m\.onnx: {node}: is a file for one.*examples meet"):
+        ag.load(path, {"batch": "open"})
+    if batch == 1:  # what the file says
+        graph, state = ag.load(path)
+        x = torch.randn(1, 4)
+        (expected,) = run_session(open_session(path), [x])
+        torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
+
+
+ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "another name": ({"bach": "open"}, "no such size.*'bach'.*did you mean 'batch'"),
+    "another number": ({"batch": 3}, "batch: is a number in the file; found 3; expected 1.*open"),
+    "no size": ({"x_1": "wide"}, r"x_1: is not a size; found 'wide'; expected N ≥ 1, or open"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_sizes_that_a_file_does_not_have(name: str, tmp_path: Path):
+    sizes, message = ASKED[name]
+    with pytest.raises(SpecError, match=message):
+        ag.load(file(tmp_path / "m.onnx", TURNED, 1), sizes)
+
+
+def test_any_dimension_of_a_number_is_opened_on_request(tmp_path: Path):
+    graph, state = ag.load(file(tmp_path / "m.onnx", TURNED, 1), {"x_1": "open"})
+    assert str(graph.node["x"].type) == "float32[1, x_1]"
+    x = torch.randn(1, 7)
+    torch.testing.assert_close(ag.build(graph, state)(x), x / x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_file_for_one_batch_size_is_a_graph_for_it(batch: int, tmp_path: Path):
+    nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
+    path = file(tmp_path / "m.onnx", nodes, batch, s=[batch, 2, 2])
+    graph, _ = ag.load(path)
+    assert str(graph.node["x"].type) == f"float32[{batch}, 4]"
+    assert graph.notes == (f"the batch size is fixed: the file is for {batch}",)
 
 
 def test_a_batch_that_is_squeezed_stays_one(tmp_path):
     graph, state = ag.load(file(tmp_path / "m.onnx", BARE, 1, s=[0]))
     assert str(graph.node["x"].type) == "float32[1, 4]"
     assert "batch size is fixed" in graph.notes[0]
+    with pytest.raises(SpecError, match="Squeeze: removes an axis that is not of size 1"):
+        ag.load(tmp_path / "m.onnx", {"batch": "open"})
     x = torch.randn(1, 4)
     torch.testing.assert_close(ag.build(graph, state)(x), x.softmax(1), rtol=0, atol=1e-6)
 
@@ -120,7 +159,7 @@ def test_a_batch_that_is_squeezed_stays_one(tmp_path):
 @pytest.mark.parametrize("batch", [1, "n"])
 def test_files_whose_examples_stay_alone_take_any_batch(batch, tmp_path):
     nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
-    graph, state = ag.load(file(tmp_path / "m.onnx", nodes, batch, s=[1, 2, 2]))
+    graph, state = ag.load(file(tmp_path / "m.onnx", nodes, batch, s=[1, 2, 2]), {"batch": "open"})
     x = torch.randn(3, 4)
     expected = x.reshape(3, 2, 2).softmax(2).tanh()
     torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
@@ -210,7 +249,7 @@ def test_a_constant_of_many_axes_is_no_number(tmp_path: Path):
     numbers = {"root": 2**0.5, "one": 1.0, "half": [[[0.5]]]}
     constants = {k: np.array(v, np.float32) for k, v in numbers.items()}
     path = file(tmp_path / "g.onnx", nodes, 2, 17, **constants)
-    assert str(ag.load(path).graph.nodes[-1].type) == "float32[1, batch, 4]"
+    assert str(ag.load(path).graph.nodes[-1].type) == "float32[1, 2, 4]"
     path = file(
         tmp_path / "g.onnx", nodes, 2, 17, **constants | {"half": np.array([0.5], np.float32)}
     )

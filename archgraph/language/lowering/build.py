@@ -29,7 +29,7 @@ from archgraph.limits import LIMITS
 
 
 def lower(
-    document: Document, model: AuthoredModel, choices: Mapping[str, int] | None = None
+    document: Document, model: AuthoredModel, choices: Mapping[str, int | str] | None = None
 ) -> ArchGraph:
     """Return the graph of an authored model.
 

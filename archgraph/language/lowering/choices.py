@@ -10,7 +10,9 @@ from archgraph.language.document import Document
 from archgraph.language.model import AuthoredModel
 
 
-def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int]) -> AuthoredModel:
+def choose(
+    document: Document, model: AuthoredModel, choices: Mapping[str, int | str]
+) -> AuthoredModel:
     """Return the model with other values for its choices.
 
     Raises:

@@ -26,6 +26,7 @@ class Attributes:
     opset: int
     outputs: int
     training: bool = False
+    any_batch: bool = False  # sizes of a batch of one that are written out stand for any
 
     def get(self, name: str, default: object = None) -> OnnxSetting:
         """Return an attribute, or its default."""
