@@ -212,8 +212,10 @@ def _check_size(word: str, size: int | str, dim: int | str) -> None:
 
 
 def _word(text: str) -> str:
-    """Make an identifier of a dimension's name."""
+    """Make an identifier of a dimension's name; empty for a name without letters, as ``?``."""
     word = re.sub(r"\W", "_", text)
+    if not word.strip("_"):
+        return ""
     word = f"_{word}" if word[:1].isdigit() else word
     return word if not word or is_size_name(word) else f"{word}_"
 
