@@ -277,7 +277,7 @@ X = torch.zeros(2, 5, 4)
             Even(),
             (torch.zeros(2, 6),),
             {"x": {1: "n"}},
-            "n cannot be open: .* to be 6",
+            "n cannot be open: forward takes 4, 8, 10, but not",
         ),
         (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot be open both"),
         (Add(), (X, X), {"x": {1: "n"}, "y": {1: "n"}, "z": {1: "n"}}, "open: no such input"),
@@ -444,3 +444,49 @@ def test_values_that_no_size_has_are_refused() -> None:
     ):
         with pytest.raises(TraceError, match="open: "):
             ag.trace(Add(), X, X, open=wrong)
+
+
+class Halves(nn.Module):
+    """Two halves of a length, which has to be even."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], 2, x.shape[1] // 2).mean(1)
+
+
+class Blocks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1, 2)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.shape[1] ** 0.5
+
+
+CLOSED: dict[str, tuple[nn.Module, str]] = {
+    "every other number": (
+        Halves(),
+        "n cannot be open: forward takes 8, 10, 14, but not every size between",
+    ),
+    "beside a batch of one size": (
+        Blocks(),
+        "n cannot be open: forward takes 8, 10, 14, but not every size between",
+    ),
+    "a root": (Scaled(), "a number depends on an open size.*sums, products and // of sizes"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_why_a_size_cannot_be_open(name: str):
+    net, message = CLOSED[name]
+    with pytest.raises(ag.TraceError, match=message):
+        ag.trace(net, torch.randn(2, 12), open={"x": {1: "n"}})
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2), nn.MaxPool1d(2, 1, ceil_mode=True)])
+def test_a_length_stays_open_below_max_pool1d(pool: nn.Module):
+    """torch makes it a number on the processor."""
+    graph, state = ag.trace(pool, torch.randn(2, 3, 11), open={"input": {2: "length"}})
+    for length in (8, 11, 30):
+        x = torch.randn(4, 3, length)
+        torch.testing.assert_close(ag.build(graph, state)(x), pool(x), rtol=0, atol=0)
