@@ -25,6 +25,7 @@ from archgraph.language.data import (
     as_learned,
 )
 from archgraph.language.document import Document, places
+from archgraph.language.task import OWN
 from archgraph.plain import Json
 
 
@@ -35,7 +36,7 @@ def _named(spec: NamedData) -> dict[str, Json]:
 
 READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
     NamedData: lambda spec: load_dataset(root=spec.root, **_named(spec)),
-    PythonData: function.read_function,
+    PythonData: function.read_function,  # with the task, which decides what its targets are
     FolderData: folder.read_folder,
     TableData: table.read_table,
     HuggingFaceData: huggingface.read_huggingface,
@@ -46,7 +47,9 @@ READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
 
 def _check_target(spec: DataSpec, task: str | None) -> None:
     """Raise if texts have a target beside their next tokens, or none for another task."""
-    if not isinstance(spec, TableData | HuggingFaceData) or spec.text is None or task is None:
+    if not isinstance(spec, TableData | HuggingFaceData) or spec.text is None:
+        return
+    if task in (None, OWN):
         return
     if task == "next_token" and spec.target is not None:
         message, hint = "conflicts with task: next_token, which predicts the text", "leave it out"
@@ -70,7 +73,7 @@ def data_from_python(value: object, task: str | None = None) -> Dataset:
         SpecError: If such a mapping has other keys, or lacks some.
     """
     if not isinstance(value, Mapping) or "huggingface" not in value:
-        return dataset_of(value)
+        return dataset_of(value, task=task)
     loaded = value["huggingface"]
     saved = isinstance(loaded, str | os.PathLike)
     keys = {**value, "huggingface": os.fspath(loaded) if saved else "data"}
@@ -118,5 +121,7 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
     _check_target(spec, task)
+    if isinstance(spec, PythonData):
+        return function.read_function(spec, task)
     # The user's data is read for a check as well: nothing else tells whether it is valid.
     return reader(as_learned(spec, task))

@@ -14,7 +14,7 @@ from archgraph.processes.isolation import isolated
 WHERE = "data.python"
 
 
-def read_function(spec: PythonData) -> Dataset:
+def read_function(spec: PythonData, task: str | None = None) -> Dataset:
     """Call the function, from the same random state every time, and return its data.
 
     Raises:
@@ -29,7 +29,7 @@ def read_function(spec: PythonData) -> Dataset:
         try:
             data = make(**spec.arguments)
             # Items of torch datasets are asked for here: that is the user's code, too.
-            return dataset_of(data, spec.python)
+            return dataset_of(data, spec.python, task)
         except DataError as error:
             error.where = f"{WHERE}: {error.where}"
             raise

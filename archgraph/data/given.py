@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Mapping
-from typing import Protocol, TypeGuard
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from archgraph.data.rows import Records, check_apart, dataset_of_rows
+from archgraph.data.arrays import Text, array_of, real, what
+from archgraph.data.fields import TargetFields
+from archgraph.data.rows import Records, dataset_of_rows
+from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
 from archgraph.data.values import Dataset, check_alike, row_form
 from archgraph.errors import DataError
 from archgraph.hints import listed
@@ -39,13 +42,40 @@ class Items(Protocol):
     def __getitem__(self, position: int) -> object: ...
 
 
-def dataset_of(value: object, name: str = "data") -> Dataset:
+class Part(NamedTuple):
+    """One split, or of one client its part of it, before it is clear what targets mean.
+
+    Attributes:
+        where: Its name, for errors.
+        inputs: Inputs by name, ``[example, ...]``.
+        targets: Numbers or text ``[example, ...]``, or the tensors of each example by name.
+    """
+
+    where: str
+    inputs: dict[str, Tensor]
+    targets: Tensor | Text | list[dict[str, Tensor]]
+
+    @property
+    def form(self) -> str:
+        """Describe type and shape of a row's inputs and target."""
+        inputs = ", ".join(f"{name} {row_form(rows)}" for name, rows in self.inputs.items())
+        return f"{inputs}, target {self.target_form}"
+
+    @property
+    def target_form(self) -> str:
+        """Describe a row's target alone."""
+        return "a dictionary" if isinstance(self.targets, list) else form_of(self.targets)
+
+
+def dataset_of(value: object, name: str = "data", task: str | None = None) -> Dataset:
     """Return a data set from tensors, arrays or torch datasets.
 
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
     examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
-    are classes counted from 0 (integers), labels (bool ``[example, class]``) or numbers (floating
-    point).
+    are classes (integers counted from 0, true and false, or names), labels (bool
+    ``[example, class]``), numbers (floating point), or several tensors by name for an objective of
+    the user's. Where this leaves a choice, the task decides: see
+    :func:`archgraph.data.targets.meaning`.
 
     Args:
         value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
@@ -53,6 +83,7 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
             inputs are a mapping by name. ``train`` may be a mapping of clients to such: then it is
             partitioned already.
         name: Name of the data set, also in errors.
+        task: The learning task by name; :data:`archgraph.language.task.OWN`: an objective alone.
 
     Raises:
         DataError: If it is something else, its examples differ in shape or type, or a number is not
@@ -64,32 +95,61 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
         Dataset(data: tensor (3,), 2 classes, 6 train, 6 test)
         >>> dataset_of(({"ann": train, "bob": train}, train))
         Dataset(data: tensor (3,), 2 classes, 12 train of 2 clients, 6 test)
+        >>> words = torch.rand(3, 4), ["cat", "dog", "cat"]
+        >>> dataset_of((words, words)).labels
+        ('cat', 'dog')
     """
     if isinstance(value, Dataset):
         return value
     for part in value if isinstance(value, tuple | list) else (value,):
         _check_columns(part, name)
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise DataError("is not a data set", where=name, found=_what(value), expected=FORMS)
+        raise DataError("is not a data set", where=name, found=what(value), expected=FORMS)
     train, test = value
-    rows = (
-        _together(
-            [(client, _rows(part, f"{name}: train: {client}")) for client, part in train.items()],
-            f"{name}: train",
+    by_client = isinstance(train, Mapping)
+    if by_client and not train:
+        raise DataError("lists no clients", where=f"{name}: train")
+    splits = train if by_client else {None: train}
+    parts = [
+        _part(part, f"{name}: train" + (f": {client}" if by_client else ""))
+        for client, part in splits.items()
+    ]
+    _check_clients(parts)
+    tested = _part(test, f"{name}: test")
+    if len(tested.targets) and tested.target_form != parts[0].target_form:
+        raise DataError(
+            "targets differ from those to train on",
+            where=tested.where,
+            found=tested.target_form,
+            expected=parts[0].target_form,
         )
-        if isinstance(train, Mapping)
-        else _rows(train, f"{name}: train")
+    said, fields = _meant([*parts, tested], f"{name}: targets", task)
+    pairs = zip(parts, said.parts, strict=False)
+    rows = _together([(c, Records(p.inputs, t)) for c, (p, t) in zip(splits, pairs, strict=True)])
+    data = dataset_of_rows(
+        name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels, fields=fields
     )
-    data = dataset_of_rows(name, None, rows, _rows(test, f"{name}: test"))
     # Only after everything is read: a second read may advance the data set's own generators.
-    splits = {"train": list(train.values())[:4] if isinstance(train, Mapping) else [train]}
+    read = {"train": list(splits.values())[:4], "test": [test]}
     changing = [
         split
-        for split, parts in (splits | {"test": [test]}).items()
-        if any(_by_item(part) and _drawn_anew(part) for part in parts)
+        for split, sources in read.items()
+        if any(_by_item(source) and _drawn_anew(source) for source in sources)
     ]
     notes = (DRAWN_ANEW.format(where=f"{name}: {' and '.join(changing)}"),) if changing else ()
-    return dataclasses.replace(data, notes=notes)
+    return dataclasses.replace(data, notes=(*said.notes, *notes))
+
+
+def _meant(
+    parts: Sequence[Part], where: str, task: str | None
+) -> tuple[Meaning, TargetFields | None]:
+    """Return the targets as tasks learn them, and how tensors by name stand in them."""
+    dictionaries = [p.targets for p in parts if isinstance(p.targets, list)]
+    if dictionaries:
+        fields = TargetFields.of([target for part in dictionaries for target in part], where)
+        return Meaning([fields.pack(part) for part in dictionaries]), fields
+    raw = [p.targets for p in parts if not isinstance(p.targets, list)]
+    return meaning(raw, where, task), None
 
 
 def _check_columns(value: object, where: str) -> None:
@@ -108,17 +168,20 @@ def _check_columns(value: object, where: str) -> None:
     )
 
 
-def _together(parts: list[tuple[Hashable, Records]], where: str) -> Records:
+def _check_clients(parts: Sequence[Part]) -> None:
+    """Raise if a client has no examples, or others of another form."""
+    for part in parts:
+        if not len(part.targets) and len(parts) > 1:
+            raise DataError("a client has no examples", where=part.where)
+        message = "clients differ in the form of their data"
+        check_alike(part.form, parts[0].form, part.where, message)
+
+
+def _together(parts: list[tuple[Hashable, Records]]) -> Records:
     """Concatenate the rows of all clients, one client after the other."""
-    if not parts:
-        raise DataError("lists no clients", where=where)
-    _, first = parts[0]
-    expected = _form(first)
-    for client, rows in parts:
-        at = f"{where}: {client}"
-        if not len(rows):
-            raise DataError("a client has no examples", where=at)
-        check_alike(_form(rows), expected, at, "clients differ in the form of their data")
+    client, first = parts[0]
+    if client is None:
+        return first
     return Records(
         {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
@@ -126,14 +189,9 @@ def _together(parts: list[tuple[Hashable, Records]], where: str) -> Records:
     )
 
 
-def _form(rows: Records) -> str:
-    """Describe type and shape of a row's inputs and target."""
-    tensors = {**rows.inputs, "target": rows.targets}
-    return ", ".join(f"{name} {row_form(tensor)}" for name, tensor in tensors.items())
-
-
-def _rows(value: object, where: str) -> Records:
+def _part(value: object, where: str) -> Part:
     """Return the rows of one split, or of one client's part of it."""
+    targets: object
     if type(value) is TensorDataset:
         inputs, targets = _pair(value.tensors, where)
     elif isinstance(value, tuple) and len(value) == 2:
@@ -146,7 +204,7 @@ def _rows(value: object, where: str) -> Records:
         raise DataError(
             "is not a split of a data set",
             where=where,
-            found=_what(value),
+            found=what(value),
             expected="a torch dataset with __len__ and __getitem__, or a pair (inputs, targets)",
             hint="pass loader.dataset: batches follow from the experiment" if loader else None,
         )
@@ -155,12 +213,36 @@ def _rows(value: object, where: str) -> Records:
         str(k): _input(v, f"{where}: {k}" if len(by_name) > 1 else where)
         for k, v in by_name.items()
     }
-    target_rows = _target(targets, f"{where}: targets")
-    for key, rows in tensors.items():
-        if rows.dim() == 0 or target_rows.dim() == 0 or len(rows) != len(target_rows):
-            shapes = f"{key} {list(rows.shape)}, targets {list(target_rows.shape)}"
+    rows = _target_rows(targets, f"{where}: targets")
+    for key, tensor in tensors.items():
+        count = len(rows) if isinstance(rows, list) or rows.ndim else None
+        if tensor.dim() == 0 or len(tensor) != count:
+            shape = [count] if isinstance(rows, list) else list(rows.shape)
+            shapes = f"{key} {list(tensor.shape)}, targets {shape}"
             raise DataError("inputs and targets differ in number", where=where, found=shapes)
-    return Records(tensors, target_rows)
+    return Part(where, tensors, rows)
+
+
+def _target_rows(value: object, where: str) -> Tensor | Text | list[dict[str, Tensor]]:
+    """Return targets of all examples: one array, or the tensors of each by name."""
+    if isinstance(value, Mapping):  # whole columns by name
+        columns = named_target(value, where)
+        counts = {len(column) if column.dim() else 0 for column in columns.values()}
+        if len(counts) != 1:
+            shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in columns.items())
+            raise DataError("differ in number", where=where, found=shapes or "no tensors")
+        names = list(columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return [_by_name(one, f"{where}[{i}]") for i, one in enumerate(value)]
+    return raw_targets(value, where)
+
+
+def _by_name(value: object, where: str) -> dict[str, Tensor]:
+    if not isinstance(value, Mapping):
+        message, expected = "is not a dictionary", "a dictionary, as the first one"
+        raise DataError(message, where=where, found=what(value), expected=expected)
+    return named_target(value, where)
 
 
 def _pair(item: object, where: str) -> tuple[object, object]:
@@ -169,17 +251,17 @@ def _pair(item: object, where: str) -> tuple[object, object]:
         raise DataError(
             "is not a pair (input, target)",
             where=where,
-            found=_what(item),
+            found=what(item),
             hint="several inputs are a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
         )
     return item[0], item[1]
 
 
-def _items(value: Items, where: str) -> tuple[object, Tensor]:
+def _items(value: Items, where: str) -> tuple[object, object]:
     """Read inputs and targets of a torch dataset, item by item."""
     inputs: dict[str | None, list[Tensor]] = collections.defaultdict(list)
-    targets = []
+    targets: list[Target] = []
     # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
     for position in range(len(value)):
         at = f"{where}[{position}]"
@@ -193,15 +275,53 @@ def _items(value: Items, where: str) -> tuple[object, Tensor]:
             inputs[key].append(part)
         targets.append(target)
     stacked = {key: _stack(parts, where) for key, parts in inputs.items()}
-    return stacked[None] if None in stacked else stacked, _stack(targets, f"{where}: targets")
+    every = _stacked_targets(targets, f"{where}: targets")
+    return stacked[None] if None in stacked else stacked, every
 
 
-def _item(item: object, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
+Target: TypeAlias = Tensor | Text | dict[str, Tensor]
+
+
+def _item(item: object, where: str) -> tuple[dict[str | None, Tensor], Target]:
     """Return an item's inputs by name (None for a single input without one), and its target."""
     one, target = _pair(item, where)
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
-    inputs = {key: _array(part, where) for key, part in parts}
-    return inputs, _array(target, f"{where}: target")
+    inputs = {key: _numbers(part, where) for key, part in parts}
+    at = f"{where}: target"
+    if isinstance(target, Mapping):
+        return inputs, named_target(target, at)
+    if isinstance(target, list | tuple) and target and isinstance(target[0], Mapping):
+        raise DataError(
+            "is a list of dictionaries",
+            where=at,
+            found=what(target),
+            expected="one dictionary of tensors",
+            hint="write {'boxes': tensor [object, 4], 'labels': tensor [object]}",
+        )
+    return inputs, array_of(target, at, ignored=True)
+
+
+def _stacked_targets(targets: list[Target], where: str) -> object:
+    """Return the targets of items as one array, or as a list of dictionaries."""
+    first = targets[0] if targets else torch.zeros(())
+    if isinstance(first, dict):
+        return [_by_name(target, f"{where}[{i}]") for i, target in enumerate(targets)]
+    tensors = []
+    for position, target in enumerate(targets):
+        if type(target) is not type(first):
+            message, found, expected = (
+                "examples differ in shape or type",
+                *(_kind(one) for one in (target, first)),
+            )
+            at, like = f"{where}[{position}]", f"{expected}, as the first one"
+            raise DataError(message, where=at, found=found, expected=like)
+        if isinstance(target, Tensor):
+            tensors.append(target)
+    return _stack(tensors, where) if tensors or not targets else np.array(targets)
+
+
+def _kind(target: Target) -> str:
+    return "a dictionary" if isinstance(target, dict) else form_of(target[None])
 
 
 def _drawn_anew(value: Items) -> bool:
@@ -221,12 +341,18 @@ def _drawn_anew(value: Items) -> bool:
                 return True
     return any(
         one.keys() != again.keys()
-        or not torch.equal(target, target_again)
+        or not _same(target, target_again)
         or not all(torch.equal(part, again[key]) for key, part in one.items())
         for first, *others in zip(*reads, strict=True)
         for one, target in [first]
         for again, target_again in others
     )
+
+
+def _same(one: Target, other: Target) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(torch.equal(t, other[k]) for k, t in one.items())
+    return np.array_equal(np.asarray(one), np.asarray(other))
 
 
 def _stack(parts: list[Tensor], where: str) -> Tensor:
@@ -247,79 +373,21 @@ def _by_item(value: object) -> TypeGuard[Items]:
     return listed and not complete and not hasattr(value, "__array__")
 
 
-def _array(value: object, where: str) -> Tensor:
-    """Convert a tensor, an array, a number or a Pillow image to a tensor."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    picture = hasattr(value, "getbands")  # Pillow's, whose channels come last
-    try:
-        array = np.asarray(value)
-        if picture:
-            array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-        # A copy: torch can neither share negative strides nor arrays that cannot be written to.
-        return torch.from_numpy(np.array(array))
-    except (TypeError, ValueError) as error:
-        message = "is not a tensor and does not convert to one"
-        raise DataError(message, where=where, found=_what(value)) from error
+def _numbers(value: object, where: str) -> Tensor:
+    """Convert inputs to a tensor."""
+    rows = array_of(value, where)
+    if isinstance(rows, Tensor):
+        return rows
+    raise DataError(
+        "are text",
+        where=where,
+        found=what(value),
+        expected="numbers",
+        hint="turn texts into tokens first, categories into numbers",
+    )
 
 
 def _input(value: object, where: str) -> Tensor:
     """Return inputs as a model takes them: floating point as float32, integers unchanged."""
-    rows = _array(value, where)
-    if rows.is_floating_point():
-        return _single(rows, where)
-    if rows.is_complex():
-        raise DataError("are complex numbers", where=where)
+    rows = real(_numbers(value, where), where)
     return rows.to(torch.uint8) if rows.dtype == torch.bool else rows
-
-
-def _target(value: object, where: str) -> Tensor:
-    """Return targets in one of their three types."""
-    rows = _array(value, where)
-    if rows.dtype == torch.bool and rows.dim() in (0, 2):
-        return rows
-    # Types that say one thing and mean another are asked about: each reading trains another model.
-    if rows.dtype == torch.bool:
-        raise DataError(
-            "are booleans without an axis of labels",
-            where=where,
-            found=row_form(rows),
-            hint="for two classes, with a logit each: targets.long(); for one label, with one "
-            "logit: targets[:, None]",
-        )
-    if not rows.is_floating_point():
-        return rows.to(torch.int64)
-    if rows.dim() == 2 and rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all()):
-        raise DataError(
-            "are floating point numbers, all 0 or 1",
-            where=where,
-            found=row_form(rows),
-            expected="classes (int), labels (bool), or other numbers to predict",
-            hint="for one class each: targets.argmax(1); for several labels: targets.bool()",
-        )
-    return _single(rows, where)
-
-
-def _single(rows: Tensor, where: str) -> Tensor:
-    """Return finite numbers as float32; refuse those that most of the rounding would merge."""
-    single = _finite(rows.to(torch.float32), where)
-    if rows.dtype == torch.float64 and rows.dim():
-        check_apart(rows, single, where)
-    return single
-
-
-def _finite(rows: Tensor, where: str) -> Tensor:
-    good = rows.isfinite()
-    good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
-    for position in (~good).nonzero()[:1].flatten().tolist():
-        hint = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity"
-        raise DataError("is not finite", where=f"{where}[{position}]", hint=hint)
-    return rows
-
-
-def _what(value: object) -> str:
-    if isinstance(value, Tensor | np.ndarray):
-        return f"{type(value).__name__} {list(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}"
-    return "nothing" if value is None else type(value).__name__

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archgraph.data.fields import TargetFields
 from archgraph.data.partition import stratified_order
 from archgraph.data.values import Dataset, InputKind, Split, channel_statistics
 from archgraph.errors import DataError
@@ -175,6 +176,7 @@ def dataset_of_rows(
     *,
     labels: tuple[str, ...] = (),
     statistics: tuple[Tensor, Tensor] | None = None,
+    fields: TargetFields | None = None,
 ) -> Dataset:
     """Build a data set of rows; images are normalised by their train split, like known sets.
 
@@ -185,6 +187,7 @@ def dataset_of_rows(
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.
         statistics: Mean and deviation of each column.
+        fields: How tensors by name stand in the targets.
 
     Raises:
         DataError: If a split is empty, there is one class only, or the splits differ in form.
@@ -209,7 +212,7 @@ def dataset_of_rows(
         mean, std = statistics or (None, None)
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
-    counted = _classes(name, train.targets, test.targets)
+    counted = None if fields else _classes(name, train.targets, test.targets, labels)
     classes = len(labels) or counted
     by_client = {} if train.clients is None else owners(train, len(train))
     return Dataset(
@@ -222,10 +225,11 @@ def dataset_of_rows(
         labels or tuple(map(str, range(classes or 0))),
         tuple(train.inputs) if others else (),
         {str(client): positions for client, positions in by_client.items()},
+        fields=fields,
     )
 
 
-def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
+def _classes(where: str, train: Tensor, test: Tensor, labels: Sequence[str]) -> int | None:
     """Return the number of classes of the targets; None if they are numbers."""
     if train.is_floating_point():
         return None
@@ -233,7 +237,9 @@ def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
         return train.shape[1]
     real = train[train != IGNORED]
     if not len(real) or bool((real == real[0]).all()):
-        value = f"class {int(real[0])}" if len(real) else "none"
+        number = int(real[0]) if len(real) else -1
+        names = dict(enumerate(labels))
+        value = f"class {names.get(number, number)}" if len(real) else "none"
         raise DataError("all targets are the same class", where=f"{where}: train", found=value)
     classes = int(max(train.max(), test.max())) + 1
     if classes > MOST_CLASSES:

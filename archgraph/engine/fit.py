@@ -12,7 +12,7 @@ from archgraph.errors import RunError
 from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
-from archgraph.federation.outputs import auxiliary
+from archgraph.federation.outputs import Outputs, auxiliary
 from archgraph.graph.ir import (
     BATCH,
     ArchGraph,
@@ -288,6 +288,11 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
                 expected=f"{main}, the one of tests",
                 hint="leave it out, or write `auxiliary` for the weight of the others",
             )
+    if learning.form == "any" and learning.predict == Logits() and not learning.auxiliary:
+        # With an objective alone nothing is known of outputs: they are passed as they are.
+        clear = (_logits(tested) for graph in graphs for tested, _ in (results(graph),))
+        if not keys and any(said is None for said in clear):
+            return dataclasses.replace(learning, predict=Outputs())
     if learning.predict == Logits() and len(keys) == 1:
         return dataclasses.replace(learning, predict=Logits(*keys))
     return learning
@@ -337,7 +342,7 @@ def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> No
                 every += auxiliary(value, every[0])
         except RunError as error:
             raise error.within(model.name) from error
-        for predictions in every:
+        for predictions in every if learning.form != "any" else ():
             _shaped(predictions.shape[1:], data, learning, model.name)
 
 
@@ -360,8 +365,16 @@ def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, wher
         where=where,
         found=actual,
         expected=f"{' or '.join(allowed)}: {learning.says(classes)} ({data.name})",
-        hint="flatten, or pool, in front of the classifier" if flat else None,
+        hint="flatten, or pool, in front of the classifier" if flat else _counted_from(data),
     )
+
+
+def _counted_from(data: Dataset) -> str | None:
+    """Return advice for classes that seem to be counted from 1."""
+    targets = data.train.targets
+    if data.classes is None or targets.dtype != torch.int64 or bool((targets == 0).any()):
+        return None
+    return "no example is of class 0: if classes are counted from 1, write targets - 1"
 
 
 def _outputs(graph: ArchGraph, value: Value) -> object:

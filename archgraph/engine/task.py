@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from archgraph.data import Dataset
+from archgraph.data.fields import TargetFields
 from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
@@ -22,8 +24,9 @@ from archgraph.federation.metrics import (
     TargetForm,
     aligned,
 )
+from archgraph.federation.outputs import Outputs
 from archgraph.language.python import import_named
-from archgraph.language.task import TaskSpec
+from archgraph.language.task import PYTHON, TaskSpec
 
 
 def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
@@ -38,8 +41,10 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         SpecError: If the objective cannot be imported, or a metric is unknown or of another task.
     """
     targets = data.train.targets
+    _check_fields(spec, data)
     if spec is None:
-        return next(TASKS[name] for name in DEFAULTS if _learns(TASKS[name], targets))
+        task = next(TASKS[name] for name in DEFAULTS if _learns(TASKS[name], targets))
+        return _of_two(task, data)
     task = _ANY if spec.kind is None else TASKS[spec.kind]
     if not _learns(task, targets):
         assert task.targets is not None
@@ -52,16 +57,53 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
             hint=f"write task: {' or '.join(others)}",
         )
     if spec.function is not None:
-        function = import_named(spec.function, torch.nn.Module, "task.objective")
-        if not callable(function):
-            kind = type(function).__name__
-            raise SpecError("is not callable", where="task.objective", found=kind)
-        task = dataclasses.replace(task, loss=OwnLoss(function, task.form))
+        function = _imported(spec.function, "task.objective")
+        collate = spec.collate and _imported(spec.collate.removeprefix(PYTHON), "task.collate")
+        own = OwnLoss(function, task.form, data.fields, collate or list)
+        task = dataclasses.replace(task, loss=own)
+        if data.fields is not None and spec.output is None and not spec.auxiliary:
+            task = dataclasses.replace(task, predict=Outputs())
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
     task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
     task = _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
-    return _standardised(task, targets) if spec.standardise else task
+    return _standardised(task, targets) if spec.standardise else _of_two(task, data)
+
+
+def _imported(name: str, where: str) -> Callable[..., Any]:
+    function = import_named(name, torch.nn.Module, where)
+    if not callable(function):
+        raise SpecError("is not callable", where=where, found=type(function).__name__)
+    return function
+
+
+def _check_fields(spec: TaskSpec | None, data: Dataset) -> None:
+    """Raise unless tensors by name, and what is for them, come together."""
+    if data.fields is None:
+        if spec is not None and spec.collate is not None:
+            raise RunError(
+                "is for targets that are dictionaries of tensors",
+                where="task.collate",
+                found=f"targets {_named(data.train.targets)} ({data.name})",
+                hint="remove it",
+            )
+    elif spec is None or spec.function is None or spec.kind is not None:
+        raise RunError(
+            "targets are dictionaries of tensors, of which only an objective of yours can say "
+            "what is learned",
+            where="task",
+            found=f"{data.fields} ({data.name})",
+            expected="an objective, and no kind",
+            hint='write task: {objective: "python:losses:mine"}, a function of outputs and a list '
+            "with the dictionary of each example",
+        )
+
+
+def _of_two(task: LearningTask, data: Dataset) -> LearningTask:
+    """Return the task as one of two classes, where data has so many."""
+    if task.form != "classes" or data.classes != 2:
+        return task
+    return dataclasses.replace(task, one_logit=data.train.targets.dim())
 
 
 def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
@@ -94,10 +136,14 @@ class OwnLoss:
             one axis of size 1 more than their targets arrive without it, unless targets are
             classes: they would be broadcast.
         form: What a target is.
+        fields: How tensors by name stand in the targets, if these are several.
+        collate: From the list of the examples' tensors by name to what the function takes.
     """
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[[Any, Any], Tensor]
     form: TargetForm = "any"
+    fields: TargetFields | None = None
+    collate: Callable[[list[dict[str, Tensor]]], object] = list
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """As the user's function says; the mean of it where one number is asked for.
@@ -105,10 +151,14 @@ class OwnLoss:
         Raises:
             RunError: If it is not a loss of this batch.
         """
-        predictions = predictions if self.form == "classes" else aligned(predictions, targets)
-        value = self.function(predictions, targets)
         # Other shapes would be averaged, too: broadcast predictions go unnoticed.
-        sizes = ((), (1,), targets.shape[:1], targets.shape)
+        sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1])
+        if self.fields is not None:
+            value = self.function(predictions, self.collate(self.fields.unpack(targets)))
+        else:
+            alike = self.form == "classes" or not isinstance(predictions, Tensor)
+            predictions = predictions if alike else aligned(predictions, targets)
+            value, sizes = self.function(predictions, targets), (*sizes, targets.shape)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)
             actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

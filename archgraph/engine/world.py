@@ -56,6 +56,7 @@ from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, rounded_share
 from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
+from archgraph.language.task import OWN
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
 
@@ -223,7 +224,7 @@ def _data(
         # Absolute, for run.yaml: a run may be resumed from another folder.
         path = None if root is None else str(Path(root).expanduser().absolute())
         source = source.model_copy(update={"root": path})
-    task = None if spec.task is None else spec.task.kind
+    task = None if spec.task is None else spec.task.kind or OWN
     with located, allowed(python):
         if imagined is None:
             imagined = read_data(source, task) if data is None else data_from_python(data, task)

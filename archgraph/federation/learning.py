@@ -101,6 +101,8 @@ class LearningTask:
         per_example: Whether each example has one class.
         predict: Selects the model's output.
         auxiliary: Weight of the loss of each further prediction that a model gives in training.
+        one_logit: Axes of targets of two classes, which one logit may tell apart; 0: there are
+            other classes.
     """
 
     name: str
@@ -114,6 +116,7 @@ class LearningTask:
     per_example: bool = False
     predict: Predict = field(default_factory=Logits)
     auxiliary: float = 0.0
+    one_logit: int = 0
 
     @property
     def classed(self) -> bool:
@@ -141,7 +144,8 @@ class LearningTask:
 
     def says(self, classes: int) -> str:
         """Describe what a prediction is."""
-        words = {"classes": f"a logit for each of {classes} classes", "values": "numbers"}
+        one = " or one for both" if classes == 2 else ""
+        words = {"classes": f"a logit for each of {classes} classes{one}", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")
 
     def predictions(self, outputs: object, predict: Predict | None = None) -> Tensor:
@@ -155,6 +159,14 @@ class LearningTask:
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
 
     def _classes_last(self, said: Tensor) -> Tensor:
+        if self.form == "any":
+            return said  # whatever an objective of the user's takes
+        if self.one_logit == said.dim():
+            said = said.unsqueeze(self.class_axis)
+        if self.one_logit and said.shape[self.class_axis] == 1:
+            # The softmax of these two is the sigmoid of z, so that their cross-entropy is the
+            # binary one, and either class may be masked.
+            said = torch.cat([-said / 2, said / 2], self.class_axis)
         return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
 
     def counts(self, targets: Tensor) -> Tensor:
@@ -187,11 +199,13 @@ class LearningTask:
 
 
 def _classes_last(target: Shape, classes: int) -> tuple[Shape, ...]:
-    return ((*target, classes),)
+    one = ((*target, 1), target) if classes == 2 else ()
+    return ((*target, classes), *one)
 
 
 def _classes_first(target: Shape, classes: int) -> tuple[Shape, ...]:
-    return ((classes, *target),)
+    one = ((1, *target), target) if classes == 2 else ()
+    return ((classes, *target), *one)
 
 
 def _alike(target: Shape, classes: int) -> tuple[Shape, ...]:

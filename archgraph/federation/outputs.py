@@ -72,6 +72,15 @@ class Logits:
         )
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """All of a model's outputs, for an objective of the user's that takes them so."""
+
+    def __call__(self, outputs: Any) -> Any:
+        """Return them as the model gives them."""
+        return outputs
+
+
 def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
     """Return the predictions in a model's outputs beside its main ones, in order.
 

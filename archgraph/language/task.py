@@ -12,6 +12,8 @@ from archgraph.fields import Base, Mistake, NamedChoice, bare
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
 PYTHON = "python:"
+OWN = "own"
+"""What is learned by an objective of the user's alone, without a kind."""
 
 
 class TaskSpec(Base):
@@ -28,6 +30,12 @@ class TaskSpec(Base):
         description="a loss of your own instead of the task's, `python:package.module:function`: "
         "of predictions and targets of a batch, their mean loss or one for each example",
         examples=["python:mine.losses:focal"],
+    )
+    collate: Annotated[str, Field(pattern=r"^python:[^:]+:[^:]+$")] | None = Field(
+        default=None,
+        description="for targets that are dictionaries of tensors: a function of the list of a "
+        "batch's dictionaries, whose result `objective` gets; left out: it gets the list",
+        examples=["python:mine.losses:collate"],
     )
     metrics: tuple[NamedChoice, ...] = Field(
         default=(),
@@ -57,6 +65,9 @@ class TaskSpec(Base):
         if self.kind is None and self.objective is None:
             hint = "write kind: regression, say"
             raise Mistake("must name what is learned", expected="kind, or objective", hint=hint)
+        if self.collate is not None and self.objective is None:
+            expected = "objective, which gets what it returns"
+            raise Mistake("is for an objective of yours", place=("collate",), expected=expected)
         if self.standardise and self.kind != "regression":
             facts: ErrorFacts = {"found": self.kind or "no kind", "expected": "kind: regression"}
             raise Mistake("applies to numeric targets only", place=("standardise",), **facts)

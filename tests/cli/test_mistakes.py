@@ -413,11 +413,11 @@ MISTAKES = {
         "expected (train, test), each a torch dataset or a pair (inputs, targets) of tensors,"
         " or train as a mapping of clients to such",
     ),
-    "classes in words": Mistake(
+    "one class alone": Mistake(
         own("{python: 'made_here:words'}"),
         "--python " + RUN,
-        "experiment.yaml:6: data.python: made_here:words: train: targets: is not a tensor "
-        "and does not convert to one; found list of 9",
+        "experiment.yaml:6: data.python: made_here:words: train: all targets are the same class; "
+        "found class cat",
     ),
     "fewer targets than inputs": Mistake(
         own("{python: 'made_here:unequal'}"),

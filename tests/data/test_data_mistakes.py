@@ -544,12 +544,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data.python: wrong_data:make: train: inputs and targets differ in "
         "number; found input [9, 2], targets [8]",
     ),
-    "one_hot_floats": (
-        function("d = torch.rand(9, 2), torch.eye(3).repeat(3, 1); return d, d"),
-        "experiment.yaml:7: data.python: wrong_data:make: train: targets: are floating point "
-        "numbers, all 0 or 1; found float32 [3]; expected classes (int), labels (bool), or "
-        "other numbers to predict; for one class each: targets.argmax(1); for several labels: "
-        "targets.bool()",
+    "zero_one_floats": (
+        function("d = torch.rand(9, 2), torch.ones(9, 3).tril(); return d, d"),
+        "experiment.yaml:7: data.python: wrong_data:make: targets: are floating point numbers, "
+        "all 0 or 1; found float32 [3]; expected a task that says what they are; write task: "
+        "multilabel or regression; for labels without a task: targets.bool()",
     ),
     "nan_in_tensor": (
         function("d = torch.full((9, 2), torch.nan), torch.arange(9) % 3; return d, d"),
@@ -630,7 +629,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "targets_as_text": (
         ((X.numpy(), np.array(["a"] * 9)), SPLIT),
-        "data: train: targets: is not a tensor and does not convert to one; found ndarray [9]",
+        "data: test: targets differ from those to train on; found int64 []; expected text []",
     ),
     "one_class_only": (
         ((X, Y * 0), (X, Y * 0)),
@@ -663,7 +662,11 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
         "ones of 9; expected values that 32 bits tell apart; subtract what they have in common, "
         "or use their logarithms",
     ),
-    "complex_inputs": (((X + 1j, Y), SPLIT), "data: train: are complex numbers"),
+    "complex_inputs": (
+        ((X + 1j, Y), SPLIT),
+        "data: train: are complex numbers; found complex64 [9, 2]; expected real numbers; "
+        "torch.view_as_real(x) has real and imaginary part on a last axis of 2",
+    ),
     "another_number_of_classes": (
         ((X, Y), (X, Y + 1)),
         "experiment.yaml:3: family: tiny: the model's output does not fit classification; "

@@ -1,0 +1,212 @@
+"""What targets from Python are: classes, labels or numbers, in whatever form a user has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.arrays import Text, array_of, real, what
+from archgraph.data.columns import INTEGER, NUMBER
+from archgraph.data.rows import number_classes
+from archgraph.data.values import row_form
+from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
+from archgraph.language.task import OWN
+
+FLAGS = ("False", "True")
+"""Names of the classes of a target that is true or false."""
+ONE_HOT = (
+    "{where}: rows of 0 and 1 with a single 1 each were read as {classes} classes; `task: "
+    "multilabel` reads them as labels, `task: regression` as numbers"
+)
+_PLACED = ("next_token", "segmentation")
+
+
+class Meaning(NamedTuple):
+    """Targets as tasks learn them.
+
+    Attributes:
+        parts: int64, bool or float32 ``[example, ...]``, as in :class:`Split`, one for each part.
+        labels: Names of the classes; empty: they are their numbers.
+        notes: What was presumed, for the user of a run.
+    """
+
+    parts: list[Tensor]
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def raw_targets(value: object, where: str) -> Tensor | Text:
+    """Convert targets without asking yet what they are: int64, bool, float32, or text.
+
+    Raises:
+        DataError: If they hold no numbers and no text, or one is missing or not finite.
+    """
+    rows = array_of(value, where, ignored=True)
+    if isinstance(rows, np.ndarray):
+        return rows
+    rows = real(rows, where)
+    return rows if rows.is_floating_point() or rows.dtype == torch.bool else rows.to(torch.int64)
+
+
+def named_target(value: Mapping[object, object], where: str) -> dict[str, Tensor]:
+    """Return an example's tensors: floating point as float32, integers as int64, bytes unchanged.
+
+    Raises:
+        DataError: If one is text, complex, missing or not finite.
+    """
+    target = {}
+    for name, part in value.items():
+        at = f"{where}: {name}"
+        tensor = array_of(part, at)
+        if not isinstance(tensor, Tensor):
+            raise DataError(
+                "is text, which no tensor holds",
+                where=at,
+                found=what(part),
+                hint="leave it out, or write numbers of classes",
+            )
+        tensor = real(tensor, at)
+        same = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
+        target[str(name)] = tensor if same else tensor.to(torch.int64)
+    return target
+
+
+def form_of(rows: Tensor | Text) -> str:
+    """Describe the type and shape of a row.
+
+    >>> form_of(torch.zeros(3, 2)), form_of(np.array(["yes"]))
+    ('float32 [2]', 'text []')
+    """
+    return row_form(rows) if isinstance(rows, Tensor) else f"text {list(rows.shape[1:])}"
+
+
+def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None) -> Meaning:
+    """Find out what targets are: from their type and shape, their values, and the task.
+
+    1. Text names classes.
+    2. An axis of size 1 that stands for nothing is dropped.
+    3. Two values that no number means (true and false, -1 and 1) are two classes.
+    4. The task decides what may be read in several ways: 0 and 1 as floating point numbers, or on
+       two axes.
+    5. Without a task, rows with a single 1 are classes, and other rows of 0 and 1 are asked about:
+       each reading trains another model.
+
+    Args:
+        parts: Of each client, and the test examples: all of one type and shape.
+        where: Their name, for errors.
+        task: The task's name; :data:`OWN`: an objective of the user's, which gets them as they are.
+
+    Raises:
+        DataError: If it is not clear.
+
+    Example:
+        >>> meaning([np.array(["no", "yes"]), np.array(["yes"])], "y")
+        Meaning(parts=[tensor([0, 1]), tensor([1])], labels=('no', 'yes'), notes=())
+        >>> meaning([torch.tensor([[0, 1], [1, 0]])], "y", "classification").parts
+        [tensor([1, 0])]
+    """
+    texts = [part for part in parts if isinstance(part, np.ndarray)]
+    if texts:  # 1
+        return _named(texts, where)
+    rows = [_squeezed(part, task) for part in parts if isinstance(part, Tensor)]  # 2
+    first = rows[0]
+    if task == OWN:
+        return Meaning([r.long() if r.dtype == torch.bool and r.dim() < 2 else r for r in rows])
+    if task == "regression":
+        return Meaning([real(part.double(), where) for part in rows])
+    if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":  # 3
+        return Meaning([part.long() for part in rows], FLAGS)
+    if first.dtype == torch.int64 and first.dim() == 1 and _only(rows, (-1, 1)):
+        return Meaning([torch.where(r == IGNORED, r, (r + 1) // 2) for r in rows], ("-1", "1"))
+    flags = _only(rows, (0, 1), ignored=False) and first.dim() in (1, 2)
+    if task == "multilabel" and flags:  # 4
+        return Meaning([part.bool().reshape(len(part), -1) for part in rows])
+    if task == "classification" and flags and first.dim() == 2 and _one_hot(rows):
+        return _classes(rows)
+    if task == "classification" and first.is_floating_point() and _integral(rows):
+        return Meaning([part.long() for part in rows])
+    if task is not None or not flags or first.dtype == torch.bool:
+        return Meaning(rows)
+    if first.dim() == 2 and first.shape[1] > 1 and _one_hot(rows):  # 5
+        return _classes(rows)._replace(notes=(ONE_HOT.format(where=where, classes=first.shape[1]),))
+    single = first.dim() == 1 or first.shape[1] == 1
+    if first.dtype == torch.int64 and single:
+        return Meaning(rows)
+    constant = len({float(value) for part in rows for value in part.unique()}) < 2
+    if single and constant:  # zeros alone say nothing
+        return Meaning(rows)
+    number = first.is_floating_point()
+    others = ["classification"] if single else []
+    others += ["multilabel", "regression"] if number else ["multilabel", *_PLACED]
+    raise DataError(
+        f"are {'floating point numbers' if number else 'integers'}, all 0 or 1",
+        where=where,
+        found=form_of(first),
+        expected="a task that says what they are",
+        hint=f"write task: {' or '.join(others)}"
+        + ("" if single else "; for labels without a task: targets.bool()"),
+    )
+
+
+def _named(parts: Sequence[Text], where: str) -> Meaning:
+    """Return classes by the order of their names in all parts together."""
+    parts = [p[:, 0] if p.ndim == 2 and p.shape[1] == 1 else p for p in parts]
+    for part in parts:
+        if part.ndim != 1:
+            message, expected = "are text on several axes", "one name for each example"
+            raise DataError(message, where=where, found=form_of(part), expected=expected)
+    names = [name.strip() for part in parts for name in part.tolist()]
+    for position, name in enumerate(names):
+        if not name:
+            raise DataError("the name of a class is empty", where=f"{where}[{position}]")
+    integral = all(map(INTEGER.fullmatch, names))
+    if not integral and all(map(NUMBER.fullmatch, names)):
+        raise DataError(
+            "are numbers that are written as text",
+            where=where,
+            found=repr(names[0]),
+            hint="to predict numbers: np.array(targets, float)",
+        )
+    codes, labels = number_classes(names, int if integral else str)
+    return Meaning(list(codes.split([len(part) for part in parts])), labels)
+
+
+def _squeezed(rows: Tensor, task: str | None) -> Tensor:
+    """Return classes ``[example, 1]``, and maps ``[example, 1, height, width]``, without the 1."""
+    if rows.is_floating_point() and task != "classification":
+        return rows
+    labels = rows.dtype == torch.bool and task != "classification"
+    if rows.dim() == 2 and rows.shape[1] == 1 and not labels and task in (None, "classification"):
+        return rows[:, 0]
+    if rows.dim() == 4 and rows.shape[1] == 1 and task in (None, "segmentation"):
+        return rows[:, 0]
+    return rows
+
+
+def _only(parts: Sequence[Tensor], values: Sequence[int], *, ignored: bool = True) -> bool:
+    """Return whether all targets have one of these values, or are ignored; and there are some."""
+    allowed = torch.tensor([*values, *([IGNORED] if ignored else [])])
+    counted = [part if not ignored else part[part != IGNORED] for part in parts]
+    return any(map(len, counted)) and all(
+        bool(torch.isin(part, allowed.to(part.dtype)).all()) if part.dtype != torch.bool else True
+        for part in counted
+    )
+
+
+def _one_hot(parts: Sequence[Tensor]) -> bool:
+    return all(bool((part.sum(1) == 1).all()) for part in parts)
+
+
+def _integral(parts: Sequence[Tensor]) -> bool:
+    return all(bool((part == part.round()).all()) for part in parts)
+
+
+def _classes(parts: Sequence[Tensor]) -> Meaning:
+    """Return the classes of one-hot rows; those that do not occur count, too."""
+    labels = tuple(map(str, range(parts[0].shape[1])))
+    return Meaning([part.to(torch.uint8).argmax(1) for part in parts], labels)
