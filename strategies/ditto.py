@@ -9,17 +9,16 @@ symbol          here
 ``w^t``         group ``global`` of the server state: FedAvg's
 ``v_k``         kept by the client under ``version/NAME``; at first what it was sent
 ``λ``           ``pull``
-Eq. (2)         ``min_v F_k(v) + λ/2 ‖v - w^t‖²``, :class:`Towards`
+Eq. (2)         ``min_v F_k(v) + λ/2 ‖v - w^t‖²``, ``fl.Towards``
 ==============  ==================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 import archgraph as ag
 from archgraph import federation as fl
@@ -40,6 +39,7 @@ class Ditto(fl.PartAveraging):
 
     paper = "Ditto"
     year = 2021
+    unread = frozenset({"contrast"})  # it keeps a version of its own
 
     pull: float = fl.option(1.0, least=0)
     own_epochs: int | None = fl.option(None, least=1)
@@ -77,7 +77,7 @@ class Both:
         outcome = self.shared(work)
         torch.set_rng_state(dropout)
         v = {name: work.keep.get(fl.VERSION + name, value) for name, value in work.state.items()}
-        penalty = Towards(self.pull, work.state) if self.pull else None
+        penalty = fl.Towards(self.pull, work.state) if self.pull else None
         alone = replace(work, state=v, generator=draw)
         version = replace(self.personal, penalty=penalty)(alone)
         changing = version.state.keys() - ag.frozen(work.graph)
@@ -87,21 +87,3 @@ class Both:
             keep={fl.VERSION + name: version.state[name] for name in changing},
             metrics={**outcome.metrics, **metrics, "own_loss": version.metrics["loss"]},
         )
-
-
-@dataclass(frozen=True)
-class Towards:
-    """``λ/2 ‖v - w‖²`` over the parameters that are trained.
-
-    Attributes:
-        pull: λ.
-        sent: ``w``.
-    """
-
-    pull: float
-    sent: Mapping[str, Tensor]
-
-    def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
-        """Return the value at ``v``."""
-        moves = [v - self.sent[n] for n, v in parameters.items() if v.requires_grad]
-        return self.pull / 2 * torch.stack([move.square().sum() for move in moves]).sum()

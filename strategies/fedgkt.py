@@ -53,6 +53,7 @@ class FedGKT(fl.Strategy):
 
     paper = "Group Knowledge Transfer"
     year = 2020
+    unread = frozenset({"contrast"})  # it trains halves of a network
     serves = ("split",)
     one_head = "clients and the server exchange logits of all classes"
 
@@ -283,7 +284,7 @@ class Group:
                 value = value + share * self.alpha * taught(answers, teacher, self.temperature)
             return value
 
-        metrics = fl.descend(work, parameters, loss)
+        metrics = fl.descend(work, parameters, loss, modules=parts)
         state = {name: value for part in parts for name, value in ag.state_of(part).items()}
         return fl.Outcome(
             state={name: state[name] for name in work.graph.state_names},

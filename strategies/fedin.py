@@ -68,6 +68,7 @@ class FedIN(fl.Weighted):
 
     paper = "FedIN"
     year = 2023
+    unread = frozenset({"contrast"})  # it trains parts of a network
     serves = ("depth", "split")
     needs_global = False
     one_head = "classifiers are averaged by a tier's own entries, all of the same shape"
@@ -516,7 +517,13 @@ class InTraining:
                 parameter.grad = gradient
 
         together = count > 0 and self.step != "sequential"
-        metrics = fl.descend(work, chain.parameters, local, revise=revise if together else None)
+        metrics = fl.descend(
+            work,
+            chain.parameters,
+            local,
+            revise=revise if together else None,
+            modules=chain.modules,
+        )
         # 3. All received pairs, also where an epoch sees a fraction of the client's own data.
         if count > 0 and self.step == "sequential":
             every = work.local.model_copy(update={"fraction": 1.0})

@@ -35,6 +35,7 @@ class FedRep(fl.PartAveraging):
 
     paper = "Exploiting Shared Representations"
     year = 2021
+    unread = frozenset({"contrast"})  # head and body are trained apart
 
     head_epochs: int = fl.option(10, least=1)
 

@@ -66,7 +66,7 @@ class TrainMasked:
             masked = {name: important(parameters[name], limits[name]) for name in limits}
             return self.objective(functional_call(module, masked, examples.inputs), examples, work)
 
-        metrics = fl.descend(work, parameters, loss)
+        metrics = fl.descend(work, parameters, loss, modules=[module])
         return fl.Outcome(state=ag.state_of(module), keep=work.keep, metrics=metrics)
 
 
@@ -85,6 +85,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     """
 
     paper, year, serves = "FIARSE", 2024, ("width",)
+    unread = frozenset({"contrast"})  # it trains under a mask
     averages = False  # a mean by entry: the rules of `aggregate` know no masks
     one_head = "masks are of whole entries"
 

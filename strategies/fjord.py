@@ -49,6 +49,7 @@ class FjORD(fl.Weighted, fl.Masking):
 
     paper = "FjORD"
     year = 2021
+    unread = frozenset({"contrast"})  # it trains several sizes at once
     serves = ("width", "depth")
     one_head = "each width is cut out of a model with a whole head"
 
@@ -242,7 +243,10 @@ class OrderedDropout:
             hard = self.objective(taught, examples, work)
             return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))
 
-        metrics = {**fl.descend(work, parameters, loss), "macs": float(executed)}
+        metrics = {
+            **fl.descend(work, parameters, loss, modules=modules.values()),
+            "macs": float(executed),
+        }
         statistics = {
             name: value
             for width in self.widths

@@ -117,7 +117,7 @@ class SelfDistillation:
                 total = total + self.weight * self.temperature**2 * divergence / len(teachers)
             return total
 
-        metrics = {**fl.descend(work, parameters, loss), "macs": float(executed)}
+        metrics = {**fl.descend(work, parameters, loss, modules=[module]), "macs": float(executed)}
         return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)
 
 
@@ -142,6 +142,7 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     """
 
     paper, year, serves = "FlexFL", 2024, ("width",)
+    unread = frozenset({"contrast"})  # it trains several sizes at once
     one_head = "smaller submodels, with whole heads, teach the larger ones"
 
     apoz: Mapping[str, float] = field(default_factory=dict)

@@ -96,6 +96,7 @@ class RecipFL(fl.Masking):
 
     paper = "How Few Davids Improve One Goliath"
     year = 2024
+    unread = frozenset({"contrast"})  # it trains two models
     serves = ("any",)
     needs_global = False
     one_head = "the hypernetwork generates whole heads"
@@ -502,7 +503,7 @@ class Teach:
 
             return hard + guidance(outputs, taught, predict, self.divergence)
 
-        metrics = fl.descend(small, dict(student.named_parameters()), loss)
+        metrics = fl.descend(small, dict(student.named_parameters()), loss, modules=[student])
         state = ag.state_of(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
         metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}

@@ -197,7 +197,11 @@ class ClientWork:
             RejectedUpdate: Names the entry.
         """
         # A bound, not a count: a program may pass each example several times.
-        steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
+        steps = (
+            PASSES
+            * self.experiment.local_of(task.client).epochs
+            * len(self.experiment.shares[task.client])
+        )
         sent = {k: v for k, v in task.state.items() if k not in task.private}
         # The server does not have the client's own entries: a mask of −∞ among them passes as is.
         private = {k: v for k, v in outcome.state.items() if k in task.private}

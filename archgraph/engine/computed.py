@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,12 +39,14 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
         ``round``: of the clients that were accepted, as they trained, forward and backward.
         ``epoch``: MACE: so many clients as take part in a round, each with the mean over all
             clients of one pass over what it trains on; the forward pass alone.
-        ``epochs``: E, passes in a round.
+        ``epochs``: E, passes in a round; where kinds of client differ, their mean over clients.
     """
-    world, local = experiment.world, experiment.local
+    world = experiment.world
+    local = {client.id: experiment.local_of(client.id) for client in world.clients}
     passes = (
-        cost(model_of(world, client)).macs * math.ceil(local.fraction * client.examples)
+        cost(model_of(world, client)).macs * math.ceil(local[client.id].fraction * client.examples)
         for client in world.clients
     )
+    epochs = statistics.mean(options.epochs for options in local.values())
     done = sum(row.get(MACS, 0) for row in rows)
-    return {"round": done, "epoch": experiment.rate * sum(passes), "epochs": local.epochs}
+    return {"round": done, "epoch": experiment.rate * sum(passes), "epochs": epochs}

@@ -17,6 +17,7 @@ from archgraph.data.classes import of_classes
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
 from archgraph.federation import LearningTask, Shard, State, Strategy, Work, World
+from archgraph.federation.training_loss import trained_task
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
@@ -48,6 +49,7 @@ class Experiment:
         selection: What is selected by held out examples; None: none are.
         held_out: Positions of the training examples that are held out.
         learnings: What clients learn that have some of the classes, by these.
+        by_kind: How clients of a kind train that has keys of its own, by its name.
     """
 
     world: World
@@ -69,6 +71,7 @@ class Experiment:
     selection: Selection | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.arange(0))
     learnings: Mapping[tuple[int, ...], LearningTask] = field(default_factory=dict)
+    by_kind: Mapping[str, LocalOptions] = field(default_factory=dict)
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
@@ -130,6 +133,11 @@ class Experiment:
         data = of_classes(self.data, classes)
         return dataclasses.replace(self, world=world, data=data, learnings={})
 
+    def local_of(self, client: int) -> LocalOptions:
+        """How a client trains; a further model as the client that trains it does."""
+        clients = self.world.clients
+        return self.by_kind.get(clients[clients[client].owner].name, self.local)
+
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
         if classes := self.world.clients[client].classes:
@@ -158,17 +166,19 @@ class Experiment:
         A part of the global model shares its memory with the server's. The client gets a copy, so
         that a program that writes in place changes neither the server nor what was kept.
         """
+        data, local = self.shard(client), self.local_of(client)
+        classes = self.world.clients[client].classes
         return Work(
             client=client,
             round=round,
             rounds=self.world.rounds,
             graph=graph,
             state=state,
-            data=self.shard(client),
-            local=self.local,
+            data=data,
+            local=local,
             generator=generator,
             keep=keep,
             device=self.world.device,
-            learning=self.world.learning,
+            learning=trained_task(self.world.learning, local, data.histogram, classes),
             **more,
         ).copied()

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 
+import pydantic
 import pydantic_core
 import torch
 
@@ -14,6 +15,8 @@ from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
+from archgraph.language.local import LocalOptions
+from archgraph.language.mistakes import raise_mistake
 from archgraph.language.yaml import yaml_text
 from archgraph.plain import Json
 
@@ -26,10 +29,36 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
+def local_by_kind(local: LocalOptions, family: FamilySpec) -> dict[str, LocalOptions]:
+    """Return the options of those kinds of client that have keys of their own.
+
+    Raises:
+        SpecError: If they do not go together with the run's.
+    """
+    options = {}
+    for index, member in enumerate(family.clients):
+        if member.local is not None:
+            at = ("clients", index, "local")
+            try:
+                options[member.name] = local.changed(member.local)
+            except pydantic.ValidationError as error:
+                raise_mistake(family.document_of(at), error, LocalOptions, at)
+    return options
+
+
 def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     """Write the experiment as YAML with every default; :func:`prepare` reads it back."""
     values = settled(spec, strategy, every=True)
-    values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
+    family = family_of(spec)
+    values["family"] = family.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for kind, local in local_by_kind(spec.local, family).items():
+        index = [member.name for member in family.clients].index(kind)
+        # Every key: those that are left out would be the run's, whose defaults are written, too.
+        values["family"]["clients"][index]["local"] = {
+            key: value
+            for key, value in local.model_dump(mode="json").items()
+            if value is not None or getattr(spec.local, key) is not None
+        }
     return yaml_text(values)
 
 
@@ -65,7 +94,7 @@ def deciding_facts(
     spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
-    values = settled(spec, strategy)
+    values, by_kind = settled(spec, strategy), local_by_kind(spec.local, family_of(spec))
     for name in (*UNNAMED, "evaluate", "weights"):  # of weights their content is a fact
         values.pop(name, None)
     return {
@@ -79,6 +108,11 @@ def deciding_facts(
                 "transfer": member.transfer.digest,
                 "state": _content(member.source) if member.own else None,
                 **({"classes": member.classes} if member.classes else {}),
+                **(
+                    {"local": by_kind[member.name].model_dump(mode="json", exclude_none=True)}
+                    if member.name in by_kind
+                    else {}
+                ),
             }
             for member in family.clients
         },

@@ -130,7 +130,7 @@ def _schema() -> dict[str, Any]:
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language import data, experiment
     from archgraph.language.aggregate import AggregateSpec
-    from archgraph.language.local import AugmentOptions, LocalOptions
+    from archgraph.language.local import AugmentOptions, ContrastOptions, LocalOptions
     from archgraph.language.privacy import PrivacySpec
     from archgraph.language.task import TaskSpec
     from archgraph.language.validation import ValidationSpec
@@ -151,6 +151,7 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "weights": WeightsSpec,
         "local": LocalOptions,
         "augment": AugmentOptions,
+        "contrast": ContrastOptions,
         "aggregate": AggregateSpec,
         "privacy": PrivacySpec,
         "attack": experiment.AttackSpec,

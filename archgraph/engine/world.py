@@ -21,9 +21,8 @@ from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.classes import check_classes, of_their_classes, with_classes
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.facts import as_resolved, deciding_facts, family_of
+from archgraph.engine.facts import as_resolved, deciding_facts, family_of, local_by_kind
 from archgraph.engine.fit import (
-    check_images,
     check_outputs,
     matched,
     results,
@@ -34,6 +33,7 @@ from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.settings import check_local
 from archgraph.engine.task import check_strategy, learning_task
 from archgraph.errors import RunError
 from archgraph.federation import (
@@ -104,13 +104,13 @@ def prepare(
         learning = learning_task(spec.task, dataset)
     with spec.locating("strategy"):
         check_strategy(strategy, spec.strategy_name, learning)
-    with spec.locating("local"):
-        check_images(spec.local.augment, dataset)
+    by_kind = local_by_kind(spec.local, family_of(spec))
     with spec.locating("family"):
         family, dataset = matched(family, dataset, learning)
         learning = with_main_output(learning, list(family.models.values()))
         family = with_classes(family, family_of(spec).clients, dataset, learning)
     check_classes(spec, strategy, family)
+    check_local(spec, by_kind, strategy, family, dataset, learning)
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
@@ -162,6 +162,7 @@ def prepare(
         # A further model trains on the examples of the client that it belongs to.
         shares=tuple(shares[client.owner] for client in world.clients),
         local=spec.local,
+        by_kind=by_kind,
         evaluate=spec.evaluate,
         engine=spec.engine,
         attack=spec.attack,
@@ -190,11 +191,6 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
     for key in ("aggregate", "also"):
         if getattr(spec, key) is not None:
             _check_averages(strategy, spec.strategy_name, key)
-    ignored = sorted(spec.local.model_fields_set & strategy.unread)
-    if ignored:
-        with spec.locating("local"):
-            where = f"local.{ignored[0]}"
-            raise RunError("the strategy's clients do not read it", where=where, hint="remove it")
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:

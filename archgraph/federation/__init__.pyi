@@ -23,6 +23,7 @@ from .norms import check_statistics as check_statistics
 from .objectives import Objective as Objective
 from .objectives import Penalty as Penalty
 from .objectives import TaskLoss as TaskLoss
+from .objectives import Towards as Towards
 from .objectives import counted_logits as counted_logits
 from .objectives import mask_absent as mask_absent
 from .options import Averaging as Averaging

@@ -81,8 +81,9 @@ def _schema() -> dict[str, Json]:
 
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language.family import FamilySpec, MemberSpec
+    from archgraph.language.local import LocalChanges
 
-    return {"family": FamilySpec, "clients": MemberSpec}
+    return {"family": FamilySpec, "clients": MemberSpec, "clients.local": LocalChanges}
 
 
 FAMILY = FileKind("family", 4, frozenset({"clients"}), _schema, _mappings, _check)

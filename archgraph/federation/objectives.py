@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from archgraph.errors import RunError
@@ -104,3 +105,30 @@ class Penalty(Protocol):
 
     def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
         """Return the value of the term, a scalar with gradient."""
+
+
+@dataclass(frozen=True)
+class Towards:
+    """``pull/2 ‖w - w_0‖²`` over the parameters that are trained: they are drawn to other weights.
+
+    By default to those that were sent: FedProx's term (Li et al., MLSys 2020, Eq. 2), which
+    ``local.proximal`` adds to the training of any strategy.
+
+    Attributes:
+        pull: How much they are drawn.
+        to: ``w_0``. Default: the weights that were sent.
+
+    Example:
+        >>> w = {"w": torch.tensor([3.0, 5.0], requires_grad=True)}
+        >>> Towards(0.5, {"w": torch.tensor([1.0, 5.0])})(w, None).item()
+        1.0
+    """
+
+    pull: float
+    to: Mapping[str, Tensor] | None = None
+
+    def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
+        """Return the value at some parameters."""
+        to = work.state if self.to is None else self.to
+        moves = [w - to[name].to(w) for name, w in parameters.items() if w.requires_grad]
+        return self.pull / 2 * torch.stack([move.square().sum() for move in moves]).sum()

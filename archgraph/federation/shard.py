@@ -91,10 +91,15 @@ def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
     >>> [len(part) for part in minibatches(torch.arange(8), 3)]
     [3, 3, 2]
     """
-    sizes = [size] * (len(order) // size)
-    rest = len(order) - sum(sizes)
+    return order.split(batch_sizes(len(order), size))
+
+
+def batch_sizes(count: int, size: int) -> list[int]:
+    """Return the sizes of the minibatches of so many examples."""
+    sizes = [size] * (count // size)
+    rest = count - sum(sizes)
     if rest == 1 and sizes:
         sizes[-1] += 1
     elif rest:
         sizes.append(rest)
-    return order.split(sizes)
+    return sizes

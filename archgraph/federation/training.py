@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,11 +16,14 @@ from torch import Tensor, nn
 
 from archgraph.errors import RejectedUpdate
 from archgraph.federation.augment import augmented
-from archgraph.federation.objectives import Objective, Penalty, TaskLoss
-from archgraph.federation.shard import Shard
+from archgraph.federation.contrast import Contrast, compared, remembered
+from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Towards
+from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
+from archgraph.language.optimisers import optimiser_class, shared_options
 from archgraph.module.build import build, state_of
+from archgraph.ops.table import statistics
 from archgraph.states.updates import finite
 
 
@@ -27,12 +31,10 @@ def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
     """Return the optimiser for one round; its state does not outlive the round."""
-    lr = local.lr_at(round, rounds)
-    if local.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=local.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
-    )
+    name, lr = local.optimiser_name, local.lr_at(round, rounds)
+    shared = {key: getattr(local, key) for key in shared_options(name)}
+    kind: Callable[..., torch.optim.Optimizer] = optimiser_class(name)
+    return kind(parameters, **{**shared, **local.optimiser_options, "lr": lr})
 
 
 # Whether modules for clients' work are compiled: a mode, as autocast is, that no program asks for.
@@ -94,14 +96,23 @@ def descend(
     loss: Callable[[Examples], Tensor],
     *,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
+    modules: Iterable[nn.Module] = (),
 ) -> dict[str, float]:
     """Minimise a loss over the client's data: local training with the client's options.
+
+    1. Draw the share of the data that a round uses.
+    2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
+       count by their examples; on their gradient follow `revise`, the clip and the step.
+    3. The mean of the weights follows each step, and becomes the weights at the end.
+    4. A pass without a lower mean loss is counted; after `patience` of them the round ends.
 
     Args:
         work: Data, options, randomness, progress.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
         revise: Changes gradients between the backward pass and the step (momentum distillation).
+        modules: What the parameters are of: of these ``local.ema`` averages the running statistics,
+            too.
 
     Returns:
         Metrics: ``loss`` (mean over the last epoch's examples), ``steps``, ``seen`` (examples).
@@ -109,41 +120,55 @@ def descend(
     Raises:
         RejectedUpdate: If the loss, or a parameter after a step, is not finite; names the first.
     """
+    local, data = work.local, work.data
     trained = [p for p in parameters.values() if p.requires_grad]
-    steps = optimiser(work.local, trained, work.round, work.rounds)
-    data = work.data
-    if work.local.fraction < 1:
-        data = _drawn(data, math.ceil(work.local.fraction * data.examples), work.generator)
+    steps = optimiser(local, trained, work.round, work.rounds)
+    if local.fraction < 1:  # 1
+        data = _drawn(data, math.ceil(local.fraction * data.examples), work.generator)
+    length, count = local.accumulate or 1, steps_of(data.examples, local)
+    near = None
+    if local.proximal is not None:
+        near = Towards(local.proximal, {n: p.detach().clone() for n, p in parameters.items()})
+    mean_weights = None if local.ema is None else _MeanWeights(work, trained, modules, local.ema)
     # Reading a number from a device waits for all work there: ten times a second is enough.
     pause, due = (0.0 if work.device == "cpu" else 0.1), 0.0
-    step = trained_on = 0
-    number, mean = 0.0, 0.0
-    for epoch in range(work.local.epochs):
+    step = batches = trained_on = idle = 0
+    number, mean, least = 0.0, 0.0, math.inf
+    for epoch in range(local.epochs):
         losses: list[Tensor] = []
         sizes: list[int] = []
-        for batch in data.batches(work.generator, work.local.batch):
-            inputs = tuple(x.to(work.device) for x in batch.inputs)
-            if work.local.augment is not None:
-                inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
-            examples = Examples(inputs, batch.targets.to(work.device), batch.ids)
+        drawn = data.batches(work.generator, local.batch)
+        while group := list(itertools.islice(drawn, length)):  # 2
             # Not `steps.zero_grad()`: it imports torch's compiler, which takes seconds.
             for parameter in trained:
                 parameter.grad = None
-            value = loss(examples)
-            value.backward()
+            examples_of_step = sum(len(batch.ids) for batch in group)
+            for batch in group:
+                value = loss(_arrived(batch, work))
+                if near is not None:
+                    value = value + near(parameters, work)
+                share = len(batch.ids) / examples_of_step
+                (value if length == 1 else value * share).backward()
+                losses.append(value.detach())
+                sizes.append(len(batch.ids))
             if revise is not None:
                 revise(parameters)
-            losses.append(value.detach())
-            sizes.append(len(batch.ids))
             seen = time.monotonic() >= due
             if seen:
                 # Before the step, while the parameters still say which of them broke first.
                 number = _finite_loss(work, parameters, losses[-1:])[0]
-            if work.local.clip is not None:
-                nn.utils.clip_grad_norm_(trained, work.local.clip)
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(trained, local.clip)
+            if local.over is not None:
+                at = min(step + 1, count)  # where a program's own data has more minibatches
+                for options in steps.param_groups:
+                    options["lr"] = local.lr_at(work.round, work.rounds, at, count)
             steps.step()
+            if mean_weights is not None:  # 3
+                mean_weights.follow()
+            batches += len(group)
             if seen:
-                work.progress(epoch=epoch, step=step, loss=number)
+                work.progress(epoch=epoch, step=batches - 1, loss=number)
                 due = time.monotonic() + pause
             step += 1
         trained_on += sum(sizes)
@@ -151,10 +176,66 @@ def descend(
             numbers = _finite_loss(work, parameters, losses)
             number = numbers[-1]
             mean = sum(x * n for x, n in zip(numbers, sizes, strict=True)) / sum(sizes)
+        idle, least = (0, mean) if mean < least else (idle + 1, least)
+        if idle == local.patience:  # 4
+            break
+    if mean_weights is not None:
+        mean_weights.settle()
     # A gradient that is not finite leaves a parameter that is not, for good.
     if not all(finite(p) for p in trained):
         raise _not_finite(work, parameters, number)
     return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
+
+
+def steps_of(examples: int, local: LocalOptions) -> int:
+    """Count the steps of a round on so many examples.
+
+    >>> steps_of(10, LocalOptions(epochs=2, batch=4)), steps_of(9, LocalOptions(batch=2))
+    (6, 4)
+    """
+    return local.epochs * math.ceil(
+        len(batch_sizes(examples, local.batch)) / (local.accumulate or 1)
+    )
+
+
+def _arrived(batch: Examples, work: Work) -> Examples:
+    """Return a minibatch on the client's device, augmented."""
+    inputs = tuple(x.to(work.device) for x in batch.inputs)
+    if work.local.augment is not None:
+        inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
+    return Examples(inputs, batch.targets.to(work.device), batch.ids)
+
+
+class _MeanWeights:
+    """A mean of weights and running statistics over steps; recent ones count most.
+
+    It begins with those after the first step, as PyTorch's ``AveragedModel``. Integers and buffers
+    that are not statistics are left out: a mask of −∞ has no mean.
+    """
+
+    def __init__(
+        self, work: Work, trained: list[nn.Parameter], modules: Iterable[nn.Module], decay: float
+    ) -> None:
+        names = set(statistics(work.graph))
+        # By identity: modules may share them.
+        buffers = {id(b): b for m in modules for n, b in m.named_buffers() if n in names}
+        self._values = [
+            *(p.data for p in trained),
+            *(b for b in buffers.values() if b.is_floating_point()),
+        ]
+        self._decay, self._means = decay, list[Tensor]()
+
+    def follow(self) -> None:
+        """Take the values after a step into account."""
+        if not self._means:
+            self._means = [value.clone() for value in self._values]
+        for mean, value in zip(self._means, self._values, strict=True):
+            mean.lerp_(value, 1 - self._decay)
+
+    def settle(self) -> None:
+        """Give weights and statistics their means."""
+        for mean, value in zip(self._means, self._values, strict=bool(self._means)):
+            value.copy_(mean)
 
 
 def _finite_loss(
@@ -206,14 +287,28 @@ class Train:
         if self.epochs is not None:
             local = work.local.model_copy(update={"epochs": self.epochs})
             work = dataclasses.replace(work, local=local)
-        module = module_of(work).train()
+        contrast, options, model = None, work.local.contrast, Model(work.graph, work.state)
+        if options is not None and (others := compared(work)):
+            model = others["sent"]  # it answers with its features, too
+            fixed = {name: module_of(one, work.device).eval() for name, one in others.items()}
+            contrast = Contrast(options, fixed)
+        module = module_of(model, work.device).train()
         parameters = dict(module.named_parameters())
 
         def loss(examples: Examples) -> Tensor:
-            value = self.objective(module(*examples.inputs), examples, work)
+            outputs = module(*examples.inputs)
+            if contrast is not None:
+                outputs, features = outputs
+            value = self.objective(outputs, examples, work)
+            if contrast is not None:
+                value = value + contrast(features, examples)
             if self.penalty is not None:
                 value = value + self.penalty(parameters, work)
             return value
 
-        metrics = descend(work, parameters, loss)
-        return Outcome(state=state_of(module), keep=work.keep, metrics=metrics)
+        metrics = descend(work, parameters, loss, modules=[module])
+        state = state_of(module)
+        keep = work.keep
+        if options is not None:
+            keep = {**keep, **remembered(work.graph, state)}
+        return Outcome(state=state, keep=keep, metrics=metrics)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
+from archgraph.language.local import LocalChanges
 from archgraph.language.model import CallableName
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
@@ -72,6 +73,11 @@ class _Client(Base):
         "examples those of other classes are left out, and their networks answer with these alone, "
         "in ascending order; left out: all",
         examples=[["cat", "dog"]],
+    )
+    local: LocalChanges | None = Field(
+        default=None,
+        description="keys of the run's `local` that these clients have instead; left out: none",
+        examples=[{"lr": 0.01, "epochs": 1}],
     )
 
     @property

@@ -31,6 +31,7 @@ from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import JsonSchema, file_kinds
+from archgraph.language.local import LocalChanges
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
@@ -116,6 +117,8 @@ def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
     """Return keys that several mappings share and that are described with another topic."""
     if model is MemberSpec:
         return rewrite_rows()
+    if model is LocalChanges:
+        return LocalChanges.model_fields
     return DataSpec.model_fields if model in DOORS.values() else ()
 
 

@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Count, Mistake, Share
+from archgraph.fields import Base, Count, Mistake, Share, bare
+from archgraph.language.optimisers import (
+    NAMES,
+    OptimiserChoice,
+    own_defaults,
+    shared_options,
+)
+from archgraph.plain import Json
 
 
 class AugmentOptions(Base):
@@ -21,41 +28,75 @@ class AugmentOptions(Base):
     flip: bool = Field(default=False, description="mirror every second image, left to right")
 
 
-class LocalOptions(Base):
-    """How clients train.
+class ContrastOptions(Base):
+    """How features of a client's model are drawn to those of the model that it was sent (MOON).
 
-    Source of the cosine: Loshchilov and Hutter, *SGDR*, ICLR 2017, Eq. 5.
-
-    Example:
-        >>> options = LocalOptions(lr=0.1, milestones=(0.5, 75))
-        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51, 76)]
-        [0.1, 0.1, 0.01, 0.001]
-        >>> options = LocalOptions(lr=0.1, schedule="cosine", warmup=2)
-        >>> [round(options.lr_at(t, 10), 6) for t in (1, 2, 3, 7, 10)]
-        [0.05, 0.1, 0.1, 0.05, 0.003806]
+    Source: Li, He, Song, *Model-Contrastive Federated Learning*, CVPR 2021, Eqs. 3 and 4.
     """
+
+    weight: Annotated[float, Field(gt=0)] = Field(description="μ: weight of the term in the loss")
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        default=0.5, description="τ: what cosines are divided by"
+    )
+
+
+# In the fall behind the rise of one cycle, and before it: those of Smith and Topin, as in PyTorch.
+FIRST_RATE, LAST_RATE, RISE = 1 / 25, 1 / 25e4, 0.3
+
+
+class LocalChanges(Base):
+    """Keys of `local` that clients of a kind have instead of the run's; all others stay."""
 
     epochs: Count = Field(default=1, description="passes over the local data in one round")
     batch: Count = Field(default=32, description="examples in a minibatch")
-    optimiser: Literal["sgd", "adam"] = Field(default="sgd", description="the optimiser")
-    lr: Annotated[float, Field(gt=0)] = Field(
-        default=0.1, description="learning rate in the first round"
+    accumulate: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="minibatches whose gradients are averaged for one step, each by its examples; "
+        "left out: every minibatch is a step",
+        examples=[4],
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of SGD")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="L2 coefficient")
+    optimiser: OptimiserChoice = Field(
+        default="sgd",
+        description="one of torch.optim, with options of its own behind the name; its state does "
+        "not outlive the round",
+        examples=[{"adamw": {"betas": [0.9, 0.99]}}],
+    )
+    lr: Annotated[float, Field(gt=0)] = Field(
+        default=0.1,
+        description="learning rate, from which schedules begin; left out, optimisers other than "
+        "SGD and Adam take PyTorch's default",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="of SGD, RMSprop and Muon (whose default is PyTorch's)"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="L2 coefficient; decoupled from the gradient in AdamW and Muon, whose default "
+        "is PyTorch's",
+    )
+    schedule: Literal["steps", "cosine", "linear", "one_cycle"] = Field(
+        default="steps",
+        description="the rate falls at the milestones, along half a cosine or a line towards 0, or "
+        "rises and falls along cosines (1/25 of lr, lr, 1/250,000 of lr)",
+    )
+    over: Literal["round", "run"] | None = Field(
+        default=None,
+        description="the schedule goes on with every step: through each round anew (`round`), or "
+        "once through the run (`run`); left out: once through the run, and the rate changes "
+        "between rounds only",
+        examples=["round"],
+    )
     milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(),
-        description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
+        description="rounds (≥ 1; over: round: steps) or fractions of the schedule (< 1) after "
+        "which the rate falls",
     )
     decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
-    schedule: Literal["steps", "cosine"] = Field(
-        default="steps",
-        description="the rate falls at the milestones, or along half a cosine towards 0",
-    )
     warmup: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="rounds (≥ 1) or a fraction of all rounds (< 1) in which the rate rises in "
-        "equal steps to what it then falls from",
+        description="rounds (≥ 1; over: round: steps) or a fraction of the schedule (< 1) in which "
+        "the rate rises in equal steps to what it then falls from; the rise of one_cycle, 0.3 "
+        "where left out",
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest norm of the gradient; left out: any"
@@ -63,7 +104,47 @@ class LocalOptions(Base):
     fraction: Share = Field(
         default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
     )
-
+    patience: Count | None = Field(
+        default=None,
+        description="passes in a row without a lower mean training loss that end a client's round "
+        "early; left out: all `epochs` are done (`validation` ends runs, by held-out examples)",
+        examples=[1],
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="decay of a mean of the weights over a round's steps, which a client returns "
+        "instead of the last ones, running statistics included; left out: the last ones",
+        examples=[0.99],
+    )
+    class_weights: (
+        Literal["balanced"]
+        | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=2)]
+    ) | None = Field(
+        default=None,
+        description="weight of each class in the training loss, in the order of the classes; "
+        "balanced: those of a client are inverse to how often it has them; left out: 1",
+        examples=["balanced"],
+    )
+    label_smoothing: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="share of a target that is spread evenly over all classes in the training "
+        "loss; left out: none",
+        examples=[0.1],
+    )
+    proximal: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="μ of FedProx, with any strategy: μ/2 · ‖w − w_0‖² is added to the loss, w_0 "
+        "being the weights that the training of the round begins with; left out: nothing is",
+        examples=[0.01],
+    )
+    contrast: (
+        Annotated[ContrastOptions, bare("weight", (int, float), float | ContrastOptions)] | None
+    ) = Field(
+        default=None,
+        description="MOON: features in front of the classifier are drawn to those of the model "
+        "that was sent, and away from those of the client's last one; left out: they are not",
+        examples=[{"weight": 1.0, "temperature": 0.5}],
+    )
     augment: AugmentOptions | None = Field(
         default=None, description="random crops and mirror images in training; left out: none"
     )
@@ -74,29 +155,130 @@ class LocalOptions(Base):
         examples=["bf16"],
     )
 
+    @property
+    def optimiser_name(self) -> str:
+        """Name of the optimiser."""
+        return self.optimiser if isinstance(self.optimiser, str) else next(iter(self.optimiser))
+
+    @property
+    def optimiser_options(self) -> dict[str, Json]:
+        """Options behind the optimiser's name."""
+        return {} if isinstance(self.optimiser, str) else self.optimiser[self.optimiser_name]
+
+
+class LocalOptions(LocalChanges):
+    """How clients train.
+
+    Source of the cosine: Loshchilov and Hutter, *SGDR*, ICLR 2017, Eq. 5. Of one cycle: Smith and
+    Topin, *Super-Convergence*, 2018, in two phases of cosines as PyTorch has it.
+
+    Example:
+        >>> options = LocalOptions(lr=0.1, milestones=(0.5, 75))
+        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51, 76)]
+        [0.1, 0.1, 0.01, 0.001]
+        >>> options = LocalOptions(lr=0.1, schedule="cosine", warmup=2)
+        >>> [round(options.lr_at(t, 10), 6) for t in (1, 2, 3, 7, 10)]
+        [0.05, 0.1, 0.1, 0.05, 0.003806]
+        >>> options = LocalOptions(lr=0.1, schedule="linear", over="round")
+        >>> [round(options.lr_at(3, 10, step, 4), 6) for step in (1, 2, 3, 4)]
+        [0.1, 0.075, 0.05, 0.025]
+    """
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, values: Json) -> Json:
+        """Write out what the optimiser has by default: a resolved file says every key."""
+        if not isinstance(values, dict):
+            return values
+        optimiser = values.get("optimiser")
+        if isinstance(optimiser, dict) and len(optimiser) == 1:
+            optimiser = next(iter(optimiser))
+        if not isinstance(optimiser, str) or optimiser not in NAMES:
+            return values
+        return {**own_defaults(optimiser), **values}
+
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> LocalOptions:
-        if self.optimiser == "adam" and self.momentum:
-            message = "is an option of SGD, which Adam ignores"
-            raise Mistake(message, place=("momentum",), found=self.momentum)
+        name, cosine = self.optimiser_name, self.schedule == "cosine"
+        for key in ("momentum", "weight_decay"):
+            if getattr(self, key) and key not in shared_options(name):
+                facts = {"found": getattr(self, key), "hint": "remove it, or set it to 0"}
+                raise Mistake(f"is not an option of {name}", place=(key,), **facts)
         if self.decay != type(self).model_fields["decay"].default and not self.milestones:
             raise Mistake("requires `milestones`", place=("decay",), found=self.decay)
-        if self.schedule == "cosine" and self.milestones:
+        if self.schedule != "steps" and self.milestones:
+            of = "a cosine schedule" if cosine else f"schedule: {self.schedule}"
             hint = "leave them out, or write schedule: steps"
-            raise Mistake("are ignored by a cosine schedule", place=("milestones",), hint=hint)
+            raise Mistake(f"are ignored by {of}", place=("milestones",), hint=hint)
+        if self.over is not None:
+            if self.schedule == "steps" and not (self.milestones or self.warmup):
+                hint = "write a schedule, milestones or warmup, or remove it"
+                facts = {"found": self.over, "hint": hint}
+                raise Mistake("has no schedule to go through", place=("over",), **facts)
+            if name == "rprop":
+                hint = "it takes the rate as its first step's size alone; remove it"
+                raise Mistake("changes nothing with rprop", place=("over",), hint=hint)
+        if self.patience is not None and self.patience >= self.epochs:
+            facts = {"found": self.patience, "expected": f"less than `epochs`, {self.epochs}"}
+            raise Mistake("ends no round early", place=("patience",), **facts)
         return self
 
-    def lr_at(self, round: int, rounds: int) -> float:
-        """Return the learning rate in a round (counted from 1)."""
-        rise = rounds_of(self.warmup, rounds)
+    def changed(self, changes: LocalChanges) -> LocalOptions:
+        """Return these options with what is said for a kind of client instead.
+
+        >>> run = LocalOptions(lr=0.1, batch=8)
+        >>> kind = run.changed(LocalChanges(lr=0.01))
+        >>> kind.lr, kind.batch
+        (0.01, 8)
+        """
+        said = {
+            key: getattr(one, key)
+            for one in (self, changes)
+            for key in sorted(one.model_fields_set)
+        }
+        return type(self).model_validate(said)
+
+    def lr_at(self, round: int, rounds: int, step: int = 1, steps: int = 1) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            round: The round, counted from 1.
+            rounds: All rounds.
+            step: The step in the round, counted from 1; without `over` it does not matter.
+            steps: All steps of the round.
+        """
+        if self.over == "round":
+            return self._rate(step, steps, 1)
+        if self.over == "run":
+            return self._rate((round - 1) * steps + step, rounds * steps, steps)
+        return self._rate(round, rounds, 1)
+
+    def _rate(self, at: int, total: int, unit: int) -> float:
+        """Return the rate at a position of so many, counted from 1; spans ≥ 1 are in units."""
+
+        def span(value: float) -> float:
+            return rounds_of(value, total) if value < 1 else value * unit
+
+        rise = span(self.warmup)
+        if self.schedule == "one_cycle":
+            peak = max(span(self.warmup or RISE) - 1, 0)
+            if at - 1 <= peak:
+                return self._along(FIRST_RATE, 1, (at - 1) / peak if peak else 1)
+            return self._along(1, LAST_RATE, (at - 1 - peak) / (total - 1 - peak))
         # Up: the rate is full in the round in which the warm-up ends. Down: so the cosine begins.
-        if round <= rise:
-            return self.lr * round / math.ceil(rise)
+        if at <= rise:
+            return self.lr * at / math.ceil(rise)
+        done = (at - 1 - math.floor(rise)) / max(total - math.floor(rise), 1)
         if self.schedule == "cosine":
-            done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
             return self.lr * (1 + math.cos(math.pi * done)) / 2  # SGDR, Eq. 5, of one period to 0
-        passed = sum(round > rounds_of(m, rounds) for m in self.milestones)
+        if self.schedule == "linear":
+            return self.lr * (1 - done)
+        passed = sum(at > span(m) for m in self.milestones)
         return self.lr * self.decay**passed
+
+    def _along(self, first: float, last: float, done: float) -> float:
+        """Return the rate on half a cosine between two shares of `lr`."""
+        return self.lr * (last + (first - last) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def rounds_of(span: float, rounds: int) -> float:

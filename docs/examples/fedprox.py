@@ -2,19 +2,7 @@
 
 from dataclasses import dataclass
 
-from archgraph.federation import ServerState, Strategy, Train, by_tier, covered_mean, part
-
-
-@dataclass(frozen=True)
-class Proximal:
-    """``μ/2 ‖w - w_t‖²``: how far the weights are from those that were sent."""
-
-    mu: float
-
-    def __call__(self, parameters, work):
-        """Value of the term."""
-        moved = (p - work.state[name].to(p) for name, p in parameters.items())
-        return self.mu / 2 * sum(difference.square().sum() for difference in moved)
+from archgraph.federation import ServerState, Strategy, Towards, Train, by_tier, covered_mean, part
 
 
 @dataclass(frozen=True)
@@ -28,7 +16,8 @@ class FedProx(Strategy):
         return ServerState().with_group("global", world.state)
 
     def send(self, world, state, client, round):
-        return part(world, state, client, program=Train(penalty=Proximal(self.mu)))
+        # A term of your own is a frozen dataclass, called with the parameters and the work.
+        return part(world, state, client, program=Train(penalty=Towards(self.mu)))
 
     def receive(self, world, state, results, round):
         return covered_mean(world, state, results)

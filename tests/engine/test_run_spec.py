@@ -263,7 +263,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"local": {"optimiser": "adam", "momentum": 0.9}},
         SpecError,
-        "local.momentum: is an option of SGD, which Adam ignores; found 0.9",
+        "local.momentum: is not an option of adam; found 0.9; remove it, or set it to 0",
     ),
     ({"local": {"decay": 0.5}}, SpecError, "local.decay: requires `milestones`"),
     ({"data__bptt": 32}, DataError, "data.bptt: is not an option of digits; expected one of"),

@@ -91,8 +91,8 @@ def test_fedavgm_has_momentum_on_weights_alone(folder: Path, lab) -> None:
         ({"python": "absent_module:Mine"}, r"strategy.python: cannot be imported; .*absent_module"),
         ({"python": "fedprox:Absent"}, r"strategy.python: cannot be imported; .*Absent"),
         (
-            {"python": "fedprox:Proximal"},
-            r"is not a strategy; found fedprox:Proximal",
+            {"python": "fedprox:Train"},
+            r"is not a strategy; found fedprox:Train",
         ),
         ({"python": "fedprox:FedProx", "mi": 1}, r"strategy.mi: unknown option; found 'mi'"),
         ({"python": "fedprox:FedProx", "mu": "a"}, r"strategy.mu: wrong value; found 'a'"),

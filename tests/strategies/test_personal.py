@@ -12,10 +12,10 @@ import torch
 import archgraph as ag
 from archgraph.engine.local import Run
 from archgraph.engine.trained import trained
-from archgraph.federation import VERSION, InTurn, State, private_task
+from archgraph.federation import VERSION, InTurn, State, Towards, private_task
 from archgraph.record.equal import run_differences
 from archgraph.record.folder import checkpoint_of
-from archgraph.strategies.ditto import Ditto, Towards
+from archgraph.strategies.ditto import Ditto
 from archgraph.strategies.fedbabu import FedBABU
 from archgraph.strategies.fedrep import FedRep
 
