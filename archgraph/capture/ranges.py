@@ -123,8 +123,8 @@ def ranges(
             others = sorted(holding - {example[name]}, key=lambda n: abs(n - example[name]))[:3]
             reason = f"forward needs it to be {example[name]}"
             if others:
-                words = ", ".join(map(str, sorted(others)))
-                reason = f"forward takes {words}, but not every size between"
+                some = ", ".join(map(str, sorted(others)))
+                reason = f"forward takes {some}, but not every size between"
             raise TraceError(
                 f"{name} cannot be open: {reason}",
                 found=min(

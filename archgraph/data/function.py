@@ -29,7 +29,7 @@ def read_function(spec: PythonData, task: str | None = None) -> Dataset:
         try:
             data = make(**spec.arguments)
             # Items of torch datasets are asked for here: that is the user's code, too.
-            return dataset_of(data, spec.python, task)
+            return dataset_of(data, spec.python, task, cache=spec.cache)
         except DataError as error:
             error.where = f"{WHERE}: {error.where}"
             raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -14,32 +15,32 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from archgraph.data.arrays import Text, array_of, real, what
 from archgraph.data.fields import TargetFields
+from archgraph.data.items import Item, Items, Reading, Rows, Target, transformed
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
-from archgraph.data.values import Dataset, check_alike, row_form
+from archgraph.data.values import Dataset, Reader, check_alike, row_form
 from archgraph.errors import DataError
 from archgraph.hints import listed
-from archgraph.processes.isolation import isolated
 
 FORMS = (
     "(train, test), each a torch dataset or a pair (inputs, targets) of tensors, "
     "or train as a mapping of clients to such"
 )
-DRAWN_ANEW = (
+DRAWN_ONCE = (
     "{where}: items differ from one read to the next (random crops, noise); they were read once, "
-    "so all rounds see the same values; use `local: {{augment: …}}` for random crops and flips"
+    "so all rounds see the same values"
+)
+NOT_REPEATABLE = (
+    "{where}: items differ between two reads with the same seed, so that no run with them can be "
+    "repeated: draw from torch's, NumPy's or Python's random numbers"
 )
 READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
+READ_AT_ONCE = 64  # items that are held while a split is read
 # The only input of a model may be called anything.
 INPUT = "input"
 
 
-class Items(Protocol):
-    """A torch dataset of the map style."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, position: int) -> object: ...
+Transform: TypeAlias = Callable[..., object]
 
 
 class Part(NamedTuple):
@@ -49,11 +50,13 @@ class Part(NamedTuple):
         where: Its name, for errors.
         inputs: Inputs by name, ``[example, ...]``.
         targets: Numbers or text ``[example, ...]``, or the tensors of each example by name.
+        items: What they were read from, if item by item.
     """
 
     where: str
     inputs: dict[str, Tensor]
     targets: Tensor | Text | list[dict[str, Tensor]]
+    items: Items | None = None
 
     @property
     def form(self) -> str:
@@ -67,7 +70,15 @@ class Part(NamedTuple):
         return "a dictionary" if isinstance(self.targets, list) else form_of(self.targets)
 
 
-def dataset_of(value: object, name: str = "data", task: str | None = None) -> Dataset:
+def dataset_of(
+    value: object,
+    name: str = "data",
+    task: str | None = None,
+    *,
+    cache: bool = False,
+    transform: Transform | None = None,
+    test_transform: Transform | None = None,
+) -> Dataset:
     """Return a data set from tensors, arrays or torch datasets.
 
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
@@ -84,6 +95,13 @@ def dataset_of(value: object, name: str = "data", task: str | None = None) -> Da
             partitioned already.
         name: Name of the data set, also in errors.
         task: The learning task by name; :data:`archgraph.language.task.OWN`: an objective alone.
+        cache: Whether the items of torch datasets are read once. Default: those to train on are
+            read anew in every pass, under seeds that follow from the run's: random crops and noise
+            are drawn anew, and a run has the same bits whatever the number of its processes. Tests
+            see what the first read gave.
+        transform: What is done to the input of each example to train on whenever it is read, as
+            transforms of torchvision (v2) and albumentations are called.
+        test_transform: Likewise to test on, once.
 
     Raises:
         DataError: If it is something else, its examples differ in shape or type, or a number is not
@@ -95,6 +113,10 @@ def dataset_of(value: object, name: str = "data", task: str | None = None) -> Da
         Dataset(data: tensor (3,), 2 classes, 6 train, 6 test)
         >>> dataset_of(({"ann": train, "bob": train}, train))
         Dataset(data: tensor (3,), 2 classes, 12 train of 2 clients, 6 test)
+        >>> noisy = dataset_of((train, train), transform=lambda x: x + torch.rand(3))
+        >>> (first,), _ = noisy.train.examples([0], seed=1)
+        >>> torch.equal(first, noisy.train.examples([0], seed=2)[0][0])
+        False
         >>> words = torch.rand(3, 4), ["cat", "dog", "cat"]
         >>> dataset_of((words, words)).labels
         ('cat', 'dog')
@@ -111,11 +133,11 @@ def dataset_of(value: object, name: str = "data", task: str | None = None) -> Da
         raise DataError("lists no clients", where=f"{name}: train")
     splits = train if by_client else {None: train}
     parts = [
-        _part(part, f"{name}: train" + (f": {client}" if by_client else ""))
+        _part(transformed(part, transform), f"{name}: train" + (f": {client}" if by_client else ""))
         for client, part in splits.items()
     ]
     _check_clients(parts)
-    tested = _part(test, f"{name}: test")
+    tested = _part(transformed(test, test_transform), f"{name}: test")
     if len(tested.targets) and tested.target_form != parts[0].target_form:
         raise DataError(
             "targets differ from those to train on",
@@ -129,15 +151,66 @@ def dataset_of(value: object, name: str = "data", task: str | None = None) -> Da
     data = dataset_of_rows(
         name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels, fields=fields
     )
+    anew = [part.items for part in parts if part.items is not None and not cache]
+    again = None if len(anew) < len(parts) else _reading(parts, anew, said, fields, data)
     # Only after everything is read: a second read may advance the data set's own generators.
-    read = {"train": list(splits.values())[:4], "test": [test]}
-    changing = [
-        split
-        for split, sources in read.items()
-        if any(_by_item(source) and _drawn_anew(source) for source in sources)
-    ]
-    notes = (DRAWN_ANEW.format(where=f"{name}: {' and '.join(changing)}"),) if changing else ()
-    return dataclasses.replace(data, notes=(*said.notes, *notes))
+    read = {"train": [part.items for part in parts][:4], "test": [tested.items]}
+    notes = []
+    for split, sources in read.items():
+        is_once = again is None or split == "test"
+        if any(items is not None and _changes(items, seeds=is_once) for items in sources):
+            text = DRAWN_ONCE if is_once else NOT_REPEATABLE
+            notes.append(text.format(where=f"{name}: {split}"))
+    train_split = dataclasses.replace(data.train, again=again)
+    return dataclasses.replace(data, train=train_split, notes=(*said.notes, *notes))
+
+
+def _reading(
+    parts: Sequence[Part],
+    items: Sequence[Items],
+    said: Meaning,
+    fields: TargetFields | None,
+    data: Dataset,
+) -> Reader:
+    """Return what reads training examples again.
+
+    Targets are read again where there is one at each position (of a mask that is cropped with its
+    image, say) or several tensors, and they are learned as they are.
+    """
+    firsts = itertools.accumulate((len(part.targets) for part in parts), initial=0)
+    reading = Reading(list(zip(firsts, items, strict=False)), _item)
+    plain = fields is not None or all(
+        isinstance(part.targets, Tensor) and part.targets.dim() > 1 and torch.equal(part.targets, t)
+        for part, t in zip(parts, said.parts, strict=False)
+    )
+    names = {(data.inputs or (INPUT,))[0]: data.train.inputs, **data.train.beside}
+    return functools.partial(_read_again, reading, parts[0].where, fields, plain, names)
+
+
+def _read_again(
+    reading: Reading,
+    where: str,
+    fields: TargetFields | None,
+    plain: bool,
+    names: Mapping[str, Tensor],
+    positions: Tensor,
+    seed: int,
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Read examples to train on again: inputs by name, and their targets if these change, too."""
+    read = reading.of(positions.tolist(), seed, where)
+    inputs = {}
+    for name, before in names.items():
+        parts = [one[name if name in one else None] for one, _ in read]
+        rows = _input(_stack(parts, where), where)
+        check_alike(row_form(rows), row_form(before), where, "examples differ from the first read")
+        inputs[name] = rows
+    if not plain:
+        return inputs, None
+    targets = [target for _, target in read]
+    if fields is not None:
+        return inputs, fields.pack([_by_name(target, where) for target in targets])
+    fresh = raw_targets(_stacked_targets(targets, where), where)
+    return inputs, fresh if isinstance(fresh, Tensor) else None
 
 
 def _meant(
@@ -192,11 +265,14 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
 def _part(value: object, where: str) -> Part:
     """Return the rows of one split, or of one client's part of it."""
     targets: object
+    items = None
     if type(value) is TensorDataset:
         inputs, targets = _pair(value.tensors, where)
     elif isinstance(value, tuple) and len(value) == 2:
         inputs, targets = value
     elif _by_item(value):
+        # A list is no program: its items stay as they are.
+        items = None if type(value) is list else value
         inputs, targets = _items(value, where)
     else:
         # A stream is refused as well: examples are divided among clients by their positions.
@@ -220,7 +296,7 @@ def _part(value: object, where: str) -> Part:
             shape = [count] if isinstance(rows, list) else list(rows.shape)
             shapes = f"{key} {list(tensor.shape)}, targets {shape}"
             raise DataError("inputs and targets differ in number", where=where, found=shapes)
-    return Part(where, tensors, rows)
+    return Part(where, tensors, rows, items)
 
 
 def _target_rows(value: object, where: str) -> Tensor | Text | list[dict[str, Tensor]]:
@@ -260,29 +336,22 @@ def _pair(item: object, where: str) -> tuple[object, object]:
 
 def _items(value: Items, where: str) -> tuple[object, object]:
     """Read inputs and targets of a torch dataset, item by item."""
-    inputs: dict[str | None, list[Tensor]] = collections.defaultdict(list)
+    inputs: dict[str | None, Rows] = {}
     targets: list[Target] = []
+    reading, count = Reading([(0, value)], _item), len(value)
     # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
-    for position in range(len(value)):
-        at = f"{where}[{position}]"
-        try:
-            item = value[position]
-        except Exception as error:  # whatever the user's dataset raises
-            problem = f"{type(error).__name__}: {error}"
-            raise DataError("an example cannot be read", where=at, found=problem) from error
-        one, target = _item(item, at)
-        for key, part in one.items():
-            inputs[key].append(part)
-        targets.append(target)
-    stacked = {key: _stack(parts, where) for key, parts in inputs.items()}
+    for start in range(0, count, READ_AT_ONCE):
+        positions = range(start, min(start + READ_AT_ONCE, count))
+        for position, (one, target) in zip(positions, reading.of(positions, 0, where), strict=True):
+            for key, part in one.items():
+                inputs.setdefault(key, Rows(count, where)).put(position, part)
+            targets.append(target)
+    stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stacked_targets(targets, f"{where}: targets")
-    return stacked[None] if None in stacked else stacked, every
+    return stacked[None] if None in stacked else stacked or torch.zeros(0), every
 
 
-Target: TypeAlias = Tensor | Text | dict[str, Tensor]
-
-
-def _item(item: object, where: str) -> tuple[dict[str | None, Tensor], Target]:
+def _item(item: object, where: str) -> Item:
     """Return an item's inputs by name (None for a single input without one), and its target."""
     one, target = _pair(item, where)
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
@@ -324,21 +393,15 @@ def _kind(target: Target) -> str:
     return "a dictionary" if isinstance(target, dict) else form_of(target[None])
 
 
-def _drawn_anew(value: Items) -> bool:
-    """Return whether items change from one read to the next (random crops, noise).
-
-    Some items are read again under other seeds; the random state is restored, so that a run
-    stays reproducible.
-    """
+def _changes(value: Items, *, seeds: bool) -> bool:
+    """Return whether items differ between reads: with other seeds, or even with the same one."""
     positions = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
-    reads = []
-    # Three seeds: two may draw the same flip.
-    for seed in range(3):
-        with isolated(torch.Generator().manual_seed(seed)):
-            try:
-                reads.append([_item(value[position], "") for position in positions])
-            except Exception:  # whatever the user's dataset raises: it can be read once
-                return True
+    reading = Reading([(0, value)], _item)
+    try:
+        # Three seeds: two may draw the same flip.
+        reads = [reading.of(positions, seed if seeds else 0) for seed in range(3 if seeds else 2)]
+    except DataError:  # it can be read once
+        return True
     return any(
         one.keys() != again.keys()
         or not _same(target, target_again)

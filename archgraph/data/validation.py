@@ -81,7 +81,11 @@ def subset(split: Split, at: np.ndarray) -> Split:
     chosen = torch.from_numpy(at)
     beside = {name: more[chosen] for name, more in split.beside.items()}
     return dataclasses.replace(
-        split, inputs=split.inputs[chosen], targets=split.targets[chosen], beside=beside
+        split,
+        inputs=split.inputs[chosen],
+        targets=split.targets[chosen],
+        beside=beside,
+        again=None,  # what is held out or tested is as first read
     )
 
 

@@ -19,7 +19,7 @@ The class ``-100`` counts for nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,9 @@ from archgraph.federation.shard import without_padding
 from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
+
+# From positions and a seed to inputs by name, in order, and targets; None: those that are known.
+Reader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor | None]]
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
@@ -53,6 +56,8 @@ class Split:
         beside: Further inputs by name, `[example, ...]`: an attention mask, say.
         mask: Which of them is 0 where a text is padded: a batch ends with its longest text. Empty:
             batches have all positions.
+        again: Reads examples anew under a seed, as they change from one read to the next. Default:
+            they do not.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -67,6 +72,7 @@ class Split:
     std: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     mask: str = ""
+    again: Reader | None = None
 
     def __post_init__(self) -> None:
         """Check that every input has a target."""
@@ -89,17 +95,25 @@ class Split:
             Inputs `[batch, ...]`, normalised where there are statistics, and their targets.
         """
         chosen = _as_index(indices)
-        inputs, targets = self.inputs[chosen], self.targets[chosen]
+        return self._normalised(self.inputs[chosen]), self.targets[chosen]
+
+    def _normalised(self, inputs: Tensor) -> Tensor:
         # Normalised here and not when read: images stay uint8, a quarter of the memory.
         if self.mean is None or self.std is None:
-            return _widened(inputs), targets
+            return _widened(inputs)
         form = (-1, *(1 for _ in inputs.shape[2:]))
         mean, std = self.mean.view(form), self.std.view(form)
         # A copy, since the stored numbers may be of that type already.
-        return inputs.to(mean.dtype, copy=True).sub_(mean).div_(std).float(), targets
+        return inputs.to(mean.dtype, copy=True).sub_(mean).div_(std).float()
 
-    def examples(self, indices: Indices) -> tuple[tuple[Tensor, ...], Tensor]:
+    def examples(
+        self, indices: Indices, seed: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the same as :meth:`batch`, with all inputs in their order.
+
+        Args:
+            indices: Positions in this split, in the wanted order.
+            seed: Read examples anew under this seed, if they can be. Default: as first read.
 
         Example:
             >>> ids = torch.tensor([[2, 7, 0]], dtype=torch.int16)
@@ -108,8 +122,15 @@ class Split:
             ((tensor([[2, 7, 0]]), tensor([[1, 1, 0]])), tensor([1]))
         """
         chosen = _as_index(indices)
-        first, targets = self.batch(chosen)
-        inputs = (first, *(_widened(more[chosen]) for more in self.beside.values()))
+        if self.again is not None and seed is not None:
+            rows, targets = self.again(torch.arange(len(self))[chosen], seed)
+            first, *_ = rows.values()
+            beside = [rows[name] for name in self.beside]
+            targets = self.targets[chosen] if targets is None else targets
+        else:
+            first, targets = self.inputs[chosen], self.targets[chosen]
+            beside = [more[chosen] for more in self.beside.values()]
+        inputs = (self._normalised(first), *map(_widened, beside))
         if not self.mask:
             return inputs, targets
         return without_padding(inputs, targets, 1 + list(self.beside).index(self.mask))
@@ -117,7 +138,7 @@ class Split:
     def with_only(self, names: Collection[str]) -> Split:
         """Return the split with only these of the further inputs."""
         beside = {name: more for name, more in self.beside.items() if name in names}
-        return Split(self.inputs, self.targets, self.mean, self.std, beside)
+        return Split(self.inputs, self.targets, self.mean, self.std, beside, again=self.again)
 
 
 @dataclass(frozen=True, eq=False)

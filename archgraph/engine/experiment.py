@@ -148,7 +148,16 @@ class Experiment:
         train = self.data.train
         mask = 1 + list(train.beside).index(train.mask) if train.mask else None
         there = tuple(x.to(device) for x in inputs)
-        return Shard(there, targets.to(device), histogram, mask=mask)
+        again = functools.partial(self._again, client) if train.again else None
+        return Shard(there, targets.to(device), histogram, mask=mask, again=again)
+
+    def _again(
+        self, client: int, ids: torch.Tensor, seed: int
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Read some of a client's examples anew."""
+        device, positions = self.world.device, torch.from_numpy(self.shares[client])
+        inputs, targets = self.data.train.examples(positions[ids], seed)
+        return tuple(x.to(device) for x in inputs), targets.to(device)
 
     def work(
         self,

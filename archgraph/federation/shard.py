@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,8 @@ class Shard:
         ids: A stable id of each example, ``[example]``. Default: its position.
         mask: Which of the inputs is 0 where a text is padded: a batch ends with its longest text.
             Default: batches have all positions.
+        again: Reads examples anew, from positions and a seed to inputs and targets: in passes of a
+            drawn order. Default: they do not change.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -34,6 +36,7 @@ class Shard:
     histogram: tuple[int, ...]
     ids: Tensor | None = None
     mask: int | None = None
+    again: Callable[[Tensor, int], tuple[tuple[Tensor, ...], Tensor]] | None = None
 
     @property
     def examples(self) -> int:
@@ -49,11 +52,16 @@ class Shard:
         order = (
             torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         )
+        anew = None if generator is None else self.again
+        seed = torch.randint(2**62, (), generator=generator).item() if anew else 0
         # Copied to the data's device once: each copy waits for all work there.
         there = order.to(self.targets.device)
         for ids, at in zip(minibatches(order, size), minibatches(there, size), strict=True):
-            inputs = tuple(x.index_select(0, at) for x in self.inputs)
-            targets = self.targets.index_select(0, at)
+            if anew is not None:
+                inputs, targets = anew(ids, int(seed))
+            else:
+                inputs = tuple(x.index_select(0, at) for x in self.inputs)
+                targets = self.targets.index_select(0, at)
             if self.mask is not None:
                 inputs, targets = without_padding(inputs, targets, self.mask)
             yield Examples(inputs, targets, ids if self.ids is None else self.ids[ids])

@@ -163,6 +163,11 @@ class PythonData(DataSpec):
     arguments: dict[str, Json] = Field(
         default={}, alias="with", description="its arguments by name"
     )
+    cache: bool = Field(
+        default=False,
+        description="read the items of torch datasets once; false: anew in every pass, so that "
+        "random transforms are drawn anew",
+    )
 
 
 class TargetSpec(Base):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -686,43 +687,109 @@ class Drawn(Items):
         return self.inputs[index] + noise, int(self.targets[index])
 
 
-@pytest.mark.parametrize("source", ["torch", "numpy", "random", "own", "rarely", "index", "none"])
+SOURCES = ["torch", "numpy", "random", "own", "rarely", "index", "none"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("shared", [False, True], ids=["whole", "by client"])
-def test_items_that_are_drawn_anew_are_noted(source: str, shared: bool) -> None:
+def test_items_are_read_anew_under_a_seed(source: str, shared: bool) -> None:
+    """Whatever generator they draw from: alike under one seed, and it is left as it was."""
     inputs, targets = torch.rand(40, 6), torch.arange(40) % 3
 
-    def made(source: str) -> Any:
-        return Drawn(inputs, targets, source)
+    def read(seed: int) -> Dataset:
+        torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)  # noqa: NPY002
+        train, other = Drawn(inputs, targets, source), Drawn(inputs, targets, "none")
+        return dataset_of(({"ann": other, "bob": train} if shared else train, other))
 
-    def read() -> Dataset:
-        torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
-        train = made(source)
-        return dataset_of(({"ann": train, "bob": made("none")} if shared else train, made("none")))
-
-    data, again = read(), read()
-    assert torch.equal(data.train.inputs, again.train.inputs)
+    data, again = read(0), read(1)
     after = float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
-    torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
-    train = made(source)
-    first = torch.stack([train[i][0] for i in range(40)])
-    assert torch.equal(data.train.inputs[:40], first.float())
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
     states = float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
-    assert after == states, "reading again leaves the generators where they were"
+    assert after == states, "reading leaves the generators where they were"
+    assert torch.equal(data.train.inputs, again.train.inputs)
+    assert data.notes == ()
+    (first,), chosen = data.train.examples(slice(None), seed=1)
+    (other,), _ = data.train.examples(slice(None), seed=2)
+    assert torch.equal(chosen, data.train.targets)
+    assert torch.equal(first, other) == (source in ("index", "none"))
+    (some,), _ = again.train.examples([70, 3] if shared else [33, 3], seed=1)
+    assert torch.equal(some, first[[70, 3] if shared else [33, 3]]), "whoever reads, in any order"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_items_that_are_read_once_are_noted_where_they_change(source: str) -> None:
+    inputs, targets = torch.rand(40, 6), torch.arange(40) % 3
+    drawn, fixed = Drawn(inputs, targets, source), Drawn(inputs, targets, "none")
+    cached, tested = dataset_of((drawn, fixed), cache=True), dataset_of((fixed, drawn))
+    assert cached.train.again is None
     if source in ("index", "none"):
-        assert data.notes == ()
+        assert cached.notes == tested.notes == ()
         return
-    (note,) = data.notes
+    (note,), (other,) = cached.notes, tested.notes
     assert note.startswith("data: train: items differ") and "all rounds see the same values" in note
-    told = {
-        "name": "e",
-        "family": {
-            "model": ag.trace(torch.nn.Linear(6, 3), inputs[:2]),
-            "clients": [{"name": "c"}],
-        },
-        "strategy": {"fedavg": {}},
-        "rounds": 1,
-    }
-    whole = made(source)
-    assert ag.run(told, data=(whole, whole), progress=False).notes == (
-        note.replace("train:", "train and test:"),
-    )
+    assert other == note.replace("train:", "test:")
+
+
+def test_items_that_no_seed_repeats_are_noted() -> None:
+    class Clock(Items):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return torch.tensor([time.perf_counter() % 1] * 6), int(self.targets[index])
+
+    clock = Clock(torch.rand(40, 6), torch.arange(40) % 3)
+    (note,) = dataset_of((clock, dataset_of_rows_pair())).notes
+    assert "train: items differ between two reads with the same seed" in note
+
+
+def dataset_of_rows_pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(4, 6), torch.arange(4) % 3
+
+
+class Crop:
+    """A transform as people write them, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.draws = np.random.default_rng(3)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        at = int(self.draws.integers(3))
+        return image[..., at : at + 2, :]
+
+
+def test_transforms_are_drawn_anew_for_training_and_fixed_for_tests() -> None:
+    images, targets = torch.randint(0, 256, (12, 1, 4, 4), dtype=torch.uint8), torch.arange(12) % 3
+    split = images, targets
+    data = dataset_of((split, split), transform=Crop(), test_transform=lambda x: x[..., 1:3, :])
+    assert data.shape == (1, 2, 4) and data.kind == "image"
+    seen = set()
+    for seed in range(20):
+        (x,), _ = data.train.examples([5], seed)
+        whole = data.train._normalised(images[5:6])
+        at = [i for i in range(3) if torch.equal(x, whole[..., i : i + 2, :])]
+        seen |= {*at}
+    assert seen == {0, 1, 2}
+    assert torch.equal(data.test.inputs, images[..., 1:3, :])
+    with pytest.raises(DataError, match="differ from those to train on"):
+        dataset_of((split, split), transform=Crop())
+
+
+def test_a_mask_is_read_with_its_image() -> None:
+    """A flip that both share; classes of whole images are not read again."""
+
+    class Flipped(Items):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            image, mask = self.inputs[index], self.targets[index]
+            return (image.flip(-1), mask.flip(-1)) if torch.rand(()) < 0.5 else (image, mask)
+
+    images = torch.rand(8, 1, 3, 4)
+    masks = (images[:, 0] > 0.5).long()
+    data = dataset_of((Flipped(images, masks), (images, masks)), task="segmentation")
+    (x,), y = data.train.examples(slice(None), seed=4)
+    assert torch.equal((x[:, 0] > 0.5).long(), y)
+    assert not torch.equal(y, masks)
+
+
+def test_large_items_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archgraph.data.items.IN_FILE", 100)
+    inputs = torch.rand(40, 6)
+    data = dataset_of((Drawn(inputs, torch.arange(40) % 3, "none"), (inputs, torch.arange(40) % 3)))
+    assert torch.equal(data.train.inputs, inputs)

@@ -1,0 +1,210 @@
+"""Items of a torch dataset that training reads anew in every pass, each under a seed of its own."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.values import row_form
+from archgraph.errors import DataError
+from archgraph.processes.isolation import isolated
+
+IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
+OBJECTS = 2000  # of a data set that are looked at for generators
+_MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
+
+Target: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
+Item: TypeAlias = tuple[dict[str | None, Tensor], Target]  # inputs by name, and a target
+
+
+class Items(Protocol):
+    """A torch dataset of the map style."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int) -> object: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Transformed:
+    """Items whose inputs go through a function, as transforms of torchvision or albumentations.
+
+    Attributes:
+        items: The items, or a pair of tensors (inputs, targets).
+        transform: What is done to each input.
+    """
+
+    items: Items | tuple[Tensor, Tensor]
+    transform: Callable[..., object]
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.items[1] if isinstance(self.items, tuple) else self.items)
+
+    def __getitem__(self, position: int) -> object:
+        """Return an item with its input transformed."""
+        if isinstance(self.items, tuple):
+            one, target = (part[position] for part in self.items)
+        else:
+            one, target = self.items[position]  # type: ignore[misc]  # checked when it was read
+        if not hasattr(self.transform, "add_targets"):
+            return self.transform(one), target
+        # Albumentations takes and gives arrays [height, width, channel], by name.
+        array = one.movedim(0, -1).numpy() if isinstance(one, Tensor) else np.asarray(one)
+        result = self.transform(image=array)["image"]  # type: ignore[index]
+        return np.moveaxis(result, -1, 0) if isinstance(result, np.ndarray) else result, target
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Reads items again, each under a seed that follows from its position.
+
+    torch's, NumPy's and Python's generators are seeded before each item, and so are generators that
+    belong to the data set (of a transform, say): what an item is depends neither on the process
+    that reads it nor on what was read before.
+
+    Attributes:
+        parts: First position and items of each client's part.
+        convert: Makes inputs by name, and a target, of an item.
+    """
+
+    parts: Sequence[tuple[int, Items]]
+    convert: Callable[[object, str], Item]
+
+    def of(self, positions: Sequence[int], seed: int, where: str = "train") -> list[Item]:
+        """Return the items at some positions.
+
+        Args:
+            positions: Positions over all parts.
+            seed: From which the seed of each item follows.
+            where: Name of the split, for errors.
+
+        Raises:
+            DataError: If one cannot be read.
+        """
+        firsts, result = [first for first, _ in self.parts], []
+        with isolated(torch.Generator().manual_seed(0)):
+            for position in positions:
+                first, items = self.parts[bisect.bisect_right(firsts, position) - 1]
+                _seed_all(_mixed(seed, position), self.generators[id(items)])
+                at = f"{where}[{position - first}]"
+                try:
+                    item = items[position - first]
+                except Exception as error:  # whatever the user's dataset raises
+                    problem = f"{type(error).__name__}: {error}"
+                    raise DataError("an example cannot be read", where=at, found=problem) from error
+                result.append(self.convert(item, at))
+        return result
+
+    @functools.cached_property
+    def generators(self) -> Mapping[int, Sequence[object]]:
+        """Generators that belong to each part, by its id."""
+        return {id(items): own_generators(items) for _, items in self.parts}
+
+
+def transformed(value: object, transform: Callable[..., object] | None) -> object:
+    """Return a split whose inputs go through a function, if there is one."""
+    if transform is None:
+        return value
+    if type(value) is torch.utils.data.TensorDataset:
+        value = value.tensors
+    return Transformed(value, transform)  # type: ignore[arg-type]  # read, and so checked, later
+
+
+def _mixed(seed: int, position: int) -> int:
+    """Return a seed of 63 bits for an item: unlike for neighbours, alike in every process."""
+    value = (seed ^ (position * _MIXED)) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return (value ^ (value >> 31)) >> 1
+
+
+def _seed_all(seed: int, generators: Sequence[object]) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # transforms use it
+    for generator in generators:
+        match generator:
+            case torch.Generator():
+                generator.manual_seed(seed)
+            case np.random.Generator():
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            case np.random.RandomState():
+                generator.seed(seed % 2**32)
+            case random.Random():
+                generator.seed(seed)
+
+
+def own_generators(items: object) -> list[object]:
+    """Return the generators of random numbers that belong to an object or to what it has.
+
+    Example:
+        >>> own_generators({"crop": [random.Random(1)]})  # doctest: +ELLIPSIS
+        [<random.Random object at ...>]
+    """
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    left, seen, result = [items], set[int](), list[object]()
+    while left and len(seen) < OBJECTS:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, str | bytes | int | float | Tensor | np.ndarray):
+            continue
+        seen.add(id(one))
+        if isinstance(one, kinds):
+            result.append(one)
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one[:OBJECTS]
+        else:
+            left += getattr(one, "__dict__", {}).values()
+            cells = getattr(one, "__closure__", None) or ()
+            left += [cell.cell_contents for cell in cells if cell.cell_contents is not one]
+    return result
+
+
+class Rows:
+    """Tensors of one form that become one, which is in a file where it is large."""
+
+    def __init__(self, count: int, where: str) -> None:
+        """Prepare for so many rows."""
+        self.count, self.where = count, where
+        self.tensor: Tensor | None = None
+        self.form = ""
+
+    def put(self, position: int, row: Tensor) -> None:
+        """Add a row.
+
+        Raises:
+            DataError: If it has another form than the first.
+        """
+        if self.tensor is None:
+            self.form = row_form(row[None])
+            self.tensor = empty_rows(self.count, row)
+        elif row.shape != self.tensor.shape[1:] or row.dtype != self.tensor.dtype:
+            raise DataError(
+                "examples differ in shape or type",
+                where=f"{self.where}[{position}]",
+                found=row_form(row[None]),
+                expected=f"{self.form}, as the first one",
+            )
+        self.tensor[position] = row
+
+
+def empty_rows(count: int, row: Tensor) -> Tensor:
+    """Return memory for so many rows; much of it is a file that is deleted with the tensor."""
+    elements = count * row.numel()
+    if elements * row.element_size() < IN_FILE:
+        return torch.empty((count, *row.shape), dtype=row.dtype)
+    with tempfile.NamedTemporaryFile(prefix="archgraph-") as file:
+        file.truncate(elements * row.element_size())
+        mapped = torch.from_file(file.name, shared=True, size=elements, dtype=row.dtype)
+    return mapped.view(count, *row.shape)
