@@ -52,6 +52,7 @@ class DepthFL(fl.Averaging):
 
     paper = "DepthFL"
     year = 2023
+    unread = frozenset({"contrast"})  # it keeps a gradient of its own
     serves = ("exits",)
     one_head = "FedDyn's correction counts clients by entry, not by row of a head"
 
@@ -68,6 +69,11 @@ class DepthFL(fl.Averaging):
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
     )
+
+    @property
+    def corrected(self) -> str:
+        """FedDyn's ``h`` is the sum of what plain means leave over."""
+        return "`alpha` corrects the mean by what it leaves over (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W``.

@@ -132,6 +132,7 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language.aggregate import AggregateSpec
     from archgraph.language.local import AugmentOptions, ContrastOptions, LocalOptions
     from archgraph.language.privacy import PrivacySpec
+    from archgraph.language.server import ServerSpec
     from archgraph.language.task import TaskSpec
     from archgraph.language.validation import ValidationSpec
     from archgraph.language.weights import WeightsSpec
@@ -153,6 +154,7 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "augment": AugmentOptions,
         "contrast": ContrastOptions,
         "aggregate": AggregateSpec,
+        "server": ServerSpec,
         "privacy": PrivacySpec,
         "attack": experiment.AttackSpec,
         "evaluate": experiment.EvaluateSpec,

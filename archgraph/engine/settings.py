@@ -100,5 +100,8 @@ def _check_loss(where: str, data: Dataset, learning: LearningTask) -> None:
             hint="remove it, or write an objective of your own (`task.objective`)",
         )
     if learning.loss is not cross_entropy:
-        hint = "remove it, and let the objective do so"
-        raise RunError("changes the task's own loss", where=where, found="an objective", hint=hint)
+        raise RunError(
+            "changes the task's cross-entropy, which an objective of yours replaces",
+            where=where,
+            hint="remove it, and let the objective do so",
+        )

@@ -188,13 +188,26 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
             where=f"strategy.{spec.strategy_name}",
             hint="write `model: join` in the family, or name a model file",
         )
-    for key in ("aggregate", "also"):
+    for key in ("aggregate", "also", "server"):
         if getattr(spec, key) is not None:
             _check_averages(strategy, spec.strategy_name, key)
+    if spec.server is not None and strategy.corrected:
+        raise RunError(
+            f"does not go together with `server`: {strategy.corrected}",
+            where=f"strategy.{spec.strategy_name}",
+            hint="set alpha: 0, or remove `server`",
+        )
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
     """Refuse a key that changes what is averaged, or how, where the strategy does more."""
+    if key == "server" and not strategy.averages:
+        raise RunError(
+            "has no plain mean of the clients that an optimiser could follow",
+            where=f"strategy.{name}",
+            found="`server`, with a strategy that merges otherwise, or not at all",
+            hint="remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+        )
     if not strategy.averages:
         raise RunError(
             "the strategy does not average by `covered_mean` or `group_means` alone",
@@ -350,6 +363,7 @@ def _world(
         device=device,
         aggregate=spec.aggregate,
         learning=learning,
+        server=spec.server,
     )
 
 

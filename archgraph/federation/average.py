@@ -16,13 +16,14 @@ from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.norms import NormName, NormPolicy
 from archgraph.federation.objectives import TaskLoss
 from archgraph.federation.robust_means import robust_means
+from archgraph.federation.server_optimiser import Reached, followed
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
 from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Merger, State, Transfer, signature
+from archgraph.states import Merger, Signature, State, Transfer, signature
 
 
 def part(
@@ -114,7 +115,8 @@ def group_means(
 
     Args:
         world: Says in ``World.aggregate`` what limits the part of single clients, and in
-            ``World.means`` what takes the place of these means.
+            ``World.means`` what takes the place of these means, and in ``World.server`` which
+            optimiser follows them.
         state: Holds the groups.
         contributions: What clients add, one at a time, to each group once.
 
@@ -123,23 +125,36 @@ def group_means(
     """
     # A second part of a client in one group would count it twice, in silence.
     contributions = _once(contributions)
-    if world.means is not None:
-        return world.means(state, contributions)
     rules = world.aggregate
-    if rules is not None and (rules.krum or rules.middle):
-        return robust_means(rules, state, contributions)
+    if world.means is not None:
+        after, reached = world.means(state, contributions)
+    elif rules is not None and (rules.krum or rules.middle):
+        after, reached = robust_means(rules, state, contributions)
+    else:
+        after, reached = _plain_means(state, contributions)
+    return after if world.server is None else followed(world.server, state, after, reached)
+
+
+def _plain_means(
+    state: ServerState, contributions: Iterable[Contribution]
+) -> tuple[ServerState, dict[str, Reached]]:
     # FedFA's α_c = mean_κ n_κ / n_c: each update is divided by n_c as it arrives and the sum is
     # multiplied by the mean at the end, so that one pass with one update in memory is enough.
     mergers: dict[str, Merger] = {}
+    wholes: dict[str, ArchGraph | Signature] = {}
     sizes = EntrySizes()
     for one in contributions:
+        wholes.setdefault(one.group, one.whole)
         if one.group not in mergers:
             mergers[one.group] = Merger(one.whole, state.group(one.group))
         sizes.add(one)
         mergers[one.group].accumulate(one.update)
+    reached = {}
     for group, merger in mergers.items():
-        state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
-    return state
+        mean, coverage = merger.result(multiply=sizes.means(group))
+        state = state.with_group(group, mean)
+        reached[group] = Reached(wholes[group], coverage)
+    return state, reached
 
 
 def _once(contributions: Iterable[Contribution]) -> Iterator[Contribution]:

@@ -34,6 +34,7 @@ from torch import Tensor
 from archgraph.analysis.roles import frozen
 from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution
+from archgraph.federation.server_optimiser import Reached
 from archgraph.federation.state import ServerState
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, Update, signature
@@ -58,7 +59,9 @@ class Census:
     wholes: dict[str, ArchGraph | Signature] = field(default_factory=dict)
     parts: dict[tuple[int, str], Transfer] = field(default_factory=dict)
 
-    def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
+    def __call__(
+        self, state: ServerState, contributions: Iterable[Contribution]
+    ) -> tuple[ServerState, dict[str, Reached]]:
         """Take note of what clients would give; the state stays.
 
         Raises:
@@ -76,7 +79,7 @@ class Census:
             self._check(one, part)
             self.wholes.setdefault(one.group, one.whole)
             self.parts[one.client, one.group] = part
-        return state
+        return state, {}
 
     def expected(self, group: str, rate: float) -> Mapping[str, Tensor]:
         """Count how many clients cover each value of a group in expectation, float64.
@@ -150,12 +153,14 @@ class PrivateMeans:
     noise: float
     generator: torch.Generator
 
-    def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
+    def __call__(
+        self, state: ServerState, contributions: Iterable[Contribution]
+    ) -> tuple[ServerState, dict[str, Reached]]:
         """Return the state with groups moved by sums with noise, over what is expected.
 
         Values that no client covers stay, and so does all that is not a trained parameter.
         """
-        sums = self.sums(state, contributions)
+        sums, reached = self.sums(state, contributions), {}
         # In a fixed order, since all noise comes from one generator; and for every group, whether
         # or not a sampled client adds to it: the noise must not tell who was sampled.
         for group in sorted(self.census.wholes):
@@ -171,7 +176,9 @@ class PrivateMeans:
                 moved = torch.where(cover > 0, moved / cover, 0.0)
                 new[slot.name] = (value + moved.to(value.device)).to(value.dtype)
             state = state.with_group(group, new)
-        return state
+            # By expectation: what the optimiser of a server does must not tell who was sampled.
+            reached[group] = Reached(self.census.wholes[group], expected)
+        return state, reached
 
     def sums(
         self, state: ServerState, contributions: Iterable[Contribution]

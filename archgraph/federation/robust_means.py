@@ -8,22 +8,24 @@ else one client could move all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from archgraph.federation.contribution import Contribution, EntrySizes
+from archgraph.federation.server_optimiser import Reached
 from archgraph.federation.state import ServerState
 from archgraph.language.aggregate import AggregateSpec, KrumOptions, rounded_share
 from archgraph.states import Merger, State
+from archgraph.states.coverage import Coverage
 from archgraph.states.pool import Pool
 from archgraph.states.robust import krum
 
 
 def robust_means(
     rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
-) -> ServerState:
-    """Return what :func:`group_means` does, by rules that need all updates of a round.
+) -> tuple[ServerState, dict[str, Reached]]:
+    """Return means by rules that need all updates of a round, and what they reach.
 
     Args:
         rules: Krum, a median or a trimmed mean, or Krum and then one of them.
@@ -41,16 +43,21 @@ def robust_means(
     clients = sorted({update.client for pool in pools.values() for update in pool.updates})
     if rules.krum is not None:
         clients = krum_clients(rules.krum, list(pools.values()), clients)
+    reached = {}
     for group, pool in pools.items():
         new: State
+        coverage: Mapping[str, torch.Tensor]
         if rules.middle is None:
-            new = merged(pool, state.group(group), clients, sizes.means(group, clients))
+            new, coverage = merged(pool, state.group(group), clients, sizes.means(group, clients))
         else:
             cut, quorum = rules.middle.cut, rules.middle.quorum
             factors = sizes.means(group, clients, cut)
-            new = pool.middle(cut, quorum=quorum, clients=clients, multiply=factors)
+            new, coverage = pool.middle_and_reach(
+                cut, quorum=quorum, clients=clients, multiply=factors
+            )
         state = state.with_group(group, new)
-    return state
+        reached[group] = Reached(pool.graph, coverage)
+    return state, reached
 
 
 def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
@@ -69,10 +76,10 @@ def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[
 
 def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
-) -> dict[str, torch.Tensor]:
-    """Return the covered mean of some clients' updates, in ascending order."""
+) -> tuple[dict[str, torch.Tensor], Coverage]:
+    """Return the covered mean of some clients' updates, in ascending order, and its coverage."""
     # The order in which float32 is added decides the last bits.
     merger = Merger(pool.graph, old)
     for update in pool.read(clients):
         merger.accumulate(update)
-    return merger.result(multiply=factors)[0]
+    return merger.result(multiply=factors)

@@ -163,6 +163,11 @@ class Strategy(ABC):
     """Why clients cannot answer with classes of their own (``classes`` in a family); empty where
     all that is done with a result goes by its transfer: its head has the client's rows alone."""
 
+    @property
+    def corrected(self) -> str:
+        """How it corrects the means itself, so that no optimiser of the server can follow them."""
+        return ""
+
     @abstractmethod
     def init(self, world: World) -> ServerState:
         """Return the state before the first round.

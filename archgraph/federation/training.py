@@ -21,7 +21,7 @@ from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Toward
 from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
-from archgraph.language.optimisers import optimiser_class, shared_options
+from archgraph.language.optimisers import optimiser_class
 from archgraph.module.build import build, state_of
 from archgraph.ops.table import statistics
 from archgraph.states.updates import finite
@@ -31,10 +31,8 @@ def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
     """Return the optimiser for one round; its state does not outlive the round."""
-    name, lr = local.optimiser_name, local.lr_at(round, rounds)
-    shared = {key: getattr(local, key) for key in shared_options(name)}
-    kind: Callable[..., torch.optim.Optimizer] = optimiser_class(name)
-    return kind(parameters, **{**shared, **local.optimiser_options, "lr": lr})
+    kind: Callable[..., torch.optim.Optimizer] = optimiser_class(local.optimiser_name)
+    return kind(parameters, **{**local.optimiser_arguments, "lr": local.lr_at(round, rounds)})
 
 
 # Whether modules for clients' work are compiled: a mode, as autocast is, that no program asks for.

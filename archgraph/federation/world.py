@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,17 @@ from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
 from archgraph.language.aggregate import AggregateSpec
+from archgraph.language.server import ServerSpec
 from archgraph.states import State, Transfer
 
 if TYPE_CHECKING:
     from archgraph.federation.contribution import Contribution
+    from archgraph.federation.server_optimiser import Reached
     from archgraph.federation.state import ServerState
 
-    Means = Callable[[ServerState, Iterable[Contribution]], ServerState]
+    Means = Callable[
+        [ServerState, Iterable[Contribution]], tuple[ServerState, Mapping[str, Reached]]
+    ]
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
@@ -120,6 +124,7 @@ class World:
         aggregate: Limits on the influence of single clients on a mean. Default: none.
         means: Private means that replace the ordinary ones. Default: none.
         learning: The learning task.
+        server: The optimiser that follows the means. Default: they are taken as they are.
     """
 
     graph: ArchGraph
@@ -133,6 +138,7 @@ class World:
     aggregate: AggregateSpec | None = None
     means: Means | None = None
     learning: LearningTask = CLASSIFICATION
+    server: ServerSpec | None = None
 
     def tier(self, name: str) -> Tier:
         """Return a tier by name.
@@ -164,10 +170,10 @@ class World:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means need each client's update separately, so that none may be summed first."""
+        """Whether means need each client's update, so that `group_means` has to make them."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
-        return robust or self.means is not None
+        return robust or self.means is not None or self.server is not None
 
     @property
     def by_size(self) -> tuple[Tier, ...]:

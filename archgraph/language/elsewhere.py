@@ -10,11 +10,16 @@ from archgraph.hints import nearest
 # Foreign names by ours, by their letters alone: Keras, PyTorch, and other federated frameworks.
 # What only differs in spelling (BatchNorm2d, nn.ReLU) needs no row.
 _ALIASES = {
+    "accumulate": "accumulategradbatches accumulationsteps gradientaccumulation"
+    " gradientaccumulationsteps",
     "aggregate": "aggregation",
     "attention": "multiheadattention",
     "batch": "batchsize",
     "batch_norm": "bn",
     "cat": "concat concatenate",
+    "class_weights": "classweight",
+    "clip": "clipgradnorm gradclip maxgradnorm",
+    "contrast": "moon",
     "conv": "convolution",
     "count": "numclients numembeddings",
     "data": "dataset",
@@ -29,24 +34,31 @@ _ALIASES = {
     "kernel": "kernelsize",
     "layer_norm": "ln",
     "linear": "dense fc fullyconnected",
-    "lr": "learningrate",
+    "lr": "eta learningrate serverlearningrate serverlr",
     "model": "backbone",
+    "momentum": "servermomentum",
     "mul": "multiply",
     "optimiser": "optimizer",
     "out": "filters outchannels outfeatures units",
     "p": "rate",
+    "patience": "earlystopping",
+    "proximal": "mu proximalmu",
     "rounds": "numrounds",
     "sample": "clientspercent clientsperround fractionfit",
     "seed": "randomseed",
     "silu": "swish",
     "start": "startdim",
     "strategy": "algorithm",
+    "warmup": "warmupsteps",
     "width": "embeddingdim",
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
 # What follows from the input here.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
+
+# Options of optimisers, which people write beside the name.
+BEHIND = {"alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "nesterov", "rho"}
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
@@ -69,6 +81,8 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
             return f"it is {one!r} here"
     if letters in FOLLOWS:
         return "leave it out: it follows from the input"
+    if letters in BEHIND and "weight_decay" in names:
+        return f"write it behind the optimiser's name: optimiser: {{NAME: {{{name}: …}}}}"
     return nearest(name, names)
 
 

@@ -23,6 +23,7 @@ from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
+from archgraph.language.server import Server
 from archgraph.language.task import TaskChoice
 from archgraph.language.validation import ValidationChoice
 from archgraph.language.weights import WeightsSpec
@@ -355,6 +356,11 @@ class ExperimentSpec(FromFile):
     )
     aggregate: Aggregate | None = Field(
         default=None, description="what limits the part of single clients in the mean"
+    )
+    server: Server | None = Field(
+        default=None,
+        description="an optimiser that follows the clients' mean; left out: the mean is taken",
+        examples=[{"optimiser": "adam", "lr": 0.01}],
     )
     privacy: PrivacySpec | None = Field(
         default=None, description="differential privacy for whole clients; left out: none"

@@ -12,6 +12,7 @@ from archgraph.fields import Base, Count, Mistake, Share, bare
 from archgraph.language.optimisers import (
     NAMES,
     OptimiserChoice,
+    check_ranges,
     own_defaults,
     shared_options,
 )
@@ -202,8 +203,11 @@ class LocalOptions(LocalChanges):
         name, cosine = self.optimiser_name, self.schedule == "cosine"
         for key in ("momentum", "weight_decay"):
             if getattr(self, key) and key not in shared_options(name):
-                facts = {"found": getattr(self, key), "hint": "remove it, or set it to 0"}
+                hint = "remove it, or set it to 0 (a kind of client has the run's keys, too)"
+                facts = {"found": getattr(self, key), "hint": hint}
                 raise Mistake(f"is not an option of {name}", place=(key,), **facts)
+        if self.optimiser_options:
+            check_ranges(name, self.optimiser_arguments)
         if self.decay != type(self).model_fields["decay"].default and not self.milestones:
             raise Mistake("requires `milestones`", place=("decay",), found=self.decay)
         if self.schedule != "steps" and self.milestones:
@@ -219,9 +223,17 @@ class LocalOptions(LocalChanges):
                 hint = "it takes the rate as its first step's size alone; remove it"
                 raise Mistake("changes nothing with rprop", place=("over",), hint=hint)
         if self.patience is not None and self.patience >= self.epochs:
-            facts = {"found": self.patience, "expected": f"less than `epochs`, {self.epochs}"}
+            hint = "raise `epochs`, or remove it (`validation: {patience: …}` ends a run)"
+            expected = f"less than `epochs` ({self.epochs})"
+            facts = {"found": self.patience, "expected": expected, "hint": hint}
             raise Mistake("ends no round early", place=("patience",), **facts)
         return self
+
+    @property
+    def optimiser_arguments(self) -> dict[str, Json]:
+        """What the optimiser's class is called with, beside the parameters."""
+        shared = {key: getattr(self, key) for key in shared_options(self.optimiser_name)}
+        return {**shared, **self.optimiser_options}
 
     def changed(self, changes: LocalChanges) -> LocalOptions:
         """Return these options with what is said for a kind of client instead.

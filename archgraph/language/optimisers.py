@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import pydantic
 
+from archgraph.errors import ErrorFacts
 from archgraph.fields import Mistake
 from archgraph.hints import unknown
 from archgraph.plain import Json
@@ -102,13 +103,14 @@ def _read(value: object) -> Optimiser:
         name, options = value, None
     if not isinstance(name, str) or not isinstance(options, dict | None):
         expected = "a name, or a name with options, e.g. {adamw: {betas: [0.9, 0.99]}}"
-        raise Mistake("is not one optimiser", found=repr(value), expected=expected)
+        said = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
+        raise Mistake("is not one optimiser", found=said, expected=expected)
     if name not in NAMES:
         hint = {
             "lbfgs": "L-BFGS evaluates the loss several times in a step",
             "sparseadam": "SparseAdam takes sparse gradients, which these models do not have",
         }.get(name.lower())
-        facts = unknown(name, NAMES)
+        facts: ErrorFacts = {**unknown(name.lower(), NAMES), "found": repr(name)}
         raise Mistake("is an unknown optimiser", **({**facts, "hint": hint} if hint else facts))
     if not options:
         return name
@@ -117,25 +119,29 @@ def _read(value: object) -> Optimiser:
 
 
 def _check_options(name: str, options: Mapping[str, Json]) -> None:
-    """Raise what is wrong with the options of an optimiser."""
-    import torch
-
+    """Raise what is wrong with the names and forms of an optimiser's options."""
     known = {k: v for k, v in optimiser_options(name).items() if k not in SHARED}
     for key, value in options.items():
         if key in SHARED:
             hint = f"write `{key}` beside `optimiser`"
             raise Mistake("stands in `local` itself", place=(name, key), found=value, hint=hint)
         if key not in known:
-            facts = unknown(key, known)
-            raise Mistake(f"is not an option of {name}", place=(name, key), **facts)
+            raise Mistake(f"is not an option of {name}", place=(name, key), **unknown(key, known))
         if not _alike(value, known[key]):
             expected = f"a value such as {_yaml(known[key])}"
             facts = {"found": _yaml(value), "expected": expected}
             raise Mistake("has a wrong value", place=(name, key), **facts)
-    try:  # the class knows the ranges
-        optimiser_class(name)([torch.zeros(1, 1, requires_grad=True)], **dict(options))
+
+
+def check_ranges(name: str, values: Mapping[str, Json]) -> None:
+    """Raise what the class says of the values of its options, those of `local` included."""
+    import torch
+
+    try:
+        kind: Callable[..., object] = optimiser_class(name)
+        kind([torch.zeros(1, 1, requires_grad=True)], **values)
     except (ValueError, RuntimeError) as error:
-        raise Mistake(f"is refused by PyTorch: {error}", place=(name,)) from None
+        raise Mistake(f"is refused by PyTorch: {error}", place=("optimiser", name)) from None
 
 
 def _alike(value: Json, default: Json) -> bool:

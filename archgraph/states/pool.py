@@ -149,7 +149,6 @@ class Pool:
                 covered = covered.unsqueeze(-1).expand(values.shape)
             yield Slab(tuple(one.client for one, _ in lanes), window, values, covered)
 
-    @torch.no_grad()
     def middle(
         self,
         cut: Cut,
@@ -169,20 +168,35 @@ class Pool:
             clients: Whose updates; None: all.
             multiply: Factor per global entry.
         """
-        new = {}
+        return self.middle_and_reach(cut, quorum=quorum, clients=clients, multiply=multiply)[0]
+
+    @torch.no_grad()
+    def middle_and_reach(
+        self,
+        cut: Cut,
+        *,
+        quorum: int = 1,
+        clients: Collection[int] | None = None,
+        multiply: Mapping[str, float] | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what :meth:`middle` does, and at which positions it is no old value, bool."""
+        new, reached = {}, {}
         for slot in self.signature:
             old, factor = self._old[slot.name], (multiply or {}).get(slot.name, 1.0)
             new[slot.name] = old.clone()
             # Complex numbers as pairs; a scalar as one row.
             pairs = torch.view_as_real(new[slot.name]) if old.is_complex() else new[slot.name]
-            into = pairs if old.dim() else pairs.unsqueeze(0)
+            seen = torch.zeros(pairs.shape, dtype=torch.bool)
+            into, at = (x if old.dim() else x.unsqueeze(0) for x in (pairs, seen))
             for slab in self.slabs(slot.name, clients):
                 mean, counts = middle(slab.values, slab.covered, cut)
                 if slot.averaged:
                     mean = (mean * factor).to(pairs.dtype)
                 use, rows = (counts >= quorum) & mean.isfinite(), into[slab.rows]
+                at[slab.rows].copy_(use)
                 rows.copy_(torch.where(use.to(old.device), mean.to(old.device), rows))
-        return new
+            reached[slot.name] = seen.any(-1) if old.is_complex() else seen
+        return new, reached
 
     @torch.no_grad()
     def squared_distances(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:

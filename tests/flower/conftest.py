@@ -47,6 +47,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "strategy": {"heterofl": {"norm": "local", "scaler": False}},
         "also": {"whole": ["half"]},
     },
+    "heterofl, settings": {
+        "clients": [{**WIDTHS[0], "local": {"lr": 0.01, "contrast": 1.0}}, DEEP],
+        "strategy": {"heterofl": {"norm": "local", "scaler": False}},
+        "server": {"optimiser": "adam", "bias_correction": "flower"},
+    },
     "fedadp": {"clients": DEPTHS},
     "fedin": {"clients": DEPTHS},
     "fjord": {"clients": WIDTHS},
@@ -61,13 +66,13 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     def write(method: str, **more: Any) -> Path:
         kind = METHODS[method]
         (tmp_path / "model.yaml").write_text(MODEL)
-        values = {
+        values: dict[str, Any] = {
             "archgraph": 1,
             "name": "flower",
             "family": {"model": "model.yaml", "clients": kind["clients"]},
             "data": {"dataset": "digits", "limit": 200, "partition": {"scheme": "dirichlet"}},
             "strategy": kind.get("strategy", {method: {}}),
-            **({"also": kind["also"]} if "also" in kind else {}),
+            **{str(key): kind[key] for key in ("also", "server") if key in kind},
             "rounds": 2,
             "local": {"lr": 0.05, "momentum": 0.9, "batch": 16},
             "seed": 3,

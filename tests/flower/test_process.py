@@ -41,9 +41,11 @@ def on_flower(file: Any, *, change: Any = None, private: Any = "server", **more:
 
 
 # Of those with entries that stay with a client, once with them in the contexts of the nodes.
-RUNS = [(m, "server") for m in METHODS] + [
-    (m, "node") for m in ("fedavg, local statistics", "fedin", "recipfl", "fedrep", "ditto")
-]
+RUNS = (
+    [(m, "server") for m in METHODS]
+    + [(m, "node") for m in ("fedavg, local statistics", "fedin", "recipfl", "fedrep", "ditto")]
+    + [("heterofl, settings", "node")]
+)
 
 
 @pytest.mark.sample(3)

@@ -104,7 +104,7 @@ def _krum(pool: Pool) -> Mapping[str, torch.Tensor]:
     """The mean of the updates that are nearest to their neighbours."""
     clients = sorted({update.client for update in pool.updates})
     clients = robust_means.krum_clients(KrumOptions(malicious=0.2, keep=2), [pool], clients)
-    return robust_means.merged(pool, valid_update()[1], clients, {})
+    return robust_means.merged(pool, valid_update()[1], clients, {})[0]
 
 
 def _private(graph: ag.ArchGraph, state: State) -> Way:
@@ -121,7 +121,7 @@ def _private(graph: ag.ArchGraph, state: State) -> Way:
 
     def result() -> Mapping[str, torch.Tensor]:
         means = PrivateMeans(census, 0.5, 1.0, 1.0, torch.Generator().manual_seed(0))
-        return means(server, added).group(GLOBAL)
+        return means(server, added)[0].group(GLOBAL)
 
     return add, result
 

@@ -1,0 +1,124 @@
+"""Optimisers at the server: what they make of the old weights and of the mean of the clients.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*,
+ICLR 2021, Algorithm 2.
+
+===========  =====================================================================================
+symbol       here
+===========  =====================================================================================
+``x_t``      a group of the server's state (``global``, one of a cluster, …)
+``Δ_t``      the mean of the clients less ``x_t``, where any client covers a value
+``m_t``      ``moments/first/GROUP/NAME``; at first 0
+``v_t``      ``moments/second/GROUP/NAME``; at first τ², in Flower 0
+``η, τ``     ``ServerSpec``
+===========  =====================================================================================
+
+Values that no client of a round covers keep their bits, and their moments theirs. Running
+statistics, counters and all that is not a parameter take the mean: momentum could overshoot a
+variance below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from archgraph.federation.state import ServerState
+from archgraph.graph.ir import ArchGraph
+from archgraph.language.server import ServerSpec
+from archgraph.states import Signature, State, signature
+from archgraph.states.state import accumulator
+
+MOMENTS = "moments"
+
+
+class Reached(NamedTuple):
+    """What the clients of a round have reached of a group.
+
+    Attributes:
+        whole: Architecture of the group's weights, or the group's signature.
+        coverage: By entry how much of every value; 0: no client covers it.
+    """
+
+    whole: ArchGraph | Signature
+    coverage: Mapping[str, Tensor]
+
+
+def followed(
+    options: ServerSpec, before: ServerState, means: ServerState, reached: Mapping[str, Reached]
+) -> ServerState:
+    """Return the state in which groups follow their means by an optimiser.
+
+    1. Of each parameter that any client covers, take Δ, the mean less the old value.
+    2. Compute moments and weights from it.
+    3. Where nothing is covered, both stay as they were.
+
+    Args:
+        options: The optimiser.
+        before: The state before the round.
+        means: The state with the means of its clients.
+        reached: By group, what clients cover of it.
+    """
+    moments = before.group(MOMENTS)
+    for group, (whole, coverage) in reached.items():
+        old, new = before.group(group), means.group(group)
+        for slot in signature(whole):
+            if slot.role != "parameter" or not slot.torch_dtype.is_floating_point:
+                continue
+            covered = (coverage[slot.name] > 0).to(old[slot.name].device)
+            if not bool(covered.any()):
+                continue
+            wide = accumulator(slot.torch_dtype)
+            value, mean = old[slot.name].to(wide), new[slot.name].to(wide)  # 1
+            names = {part: f"{part}/{group}/{slot.name}" for part in ("first", "second", "count")}
+            known = {part: moments[name] for part, name in names.items() if name in moments}
+            step, after = _STEPS[options.optimiser](options, mean - value, known)  # 2
+            for part, moment in after.items():  # 3
+                start = known.get(part, _start(options, part, moment))
+                moments[names[part]] = torch.where(covered, moment, start)
+            stepped = (value + step).to(slot.torch_dtype)
+            new[slot.name] = torch.where(covered, stepped, old[slot.name])
+        means = means.with_group(group, new)
+    return means.with_group(MOMENTS, moments)
+
+
+def _start(options: ServerSpec, part: str, like: Tensor) -> Tensor:
+    """Return a moment before the first step."""
+    paper = part == "second" and options.values["bias_correction"] == "none"
+    return torch.full_like(like, options.values["tau"] ** 2 if paper else 0)
+
+
+def _momentum(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor, State]:
+    """``m ← β m + Δ``, ``x ← x + η m`` (FedAvgM)."""
+    first = options.values["momentum"] * known.get("first", torch.zeros_like(delta)) + delta
+    return options.values["lr"] * first, {"first": first}
+
+
+def _adaptive(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor, State]:
+    """``m ← β₁ m + (1 - β₁) Δ``, ``x ← x + η m / (√v + τ)``, with ``v`` by the optimiser."""
+    values, square = options.values, delta.square()
+    lr, beta1, tau = values["lr"], values["beta1"], values["tau"]
+    v = known.get("second", _start(options, "second", delta))
+    first = beta1 * known.get("first", torch.zeros_like(delta)) + (1 - beta1) * delta
+    if options.optimiser == "adagrad":
+        second = v + square
+    elif options.optimiser == "yogi":
+        second = v - (1 - values["beta2"]) * square * torch.sign(v - square)
+    else:
+        second = values["beta2"] * v + (1 - values["beta2"]) * square
+    step = lr * first / (second.sqrt() + tau)
+    after = {"first": first, "second": second}
+    if options.optimiser == "adam" and values["bias_correction"] == "flower":
+        # Counted by value: one that was covered seldom is at the beginning for longer. Flower's
+        # exponent is the round and 1.
+        count = known.get("count", torch.zeros_like(delta, dtype=torch.int32)) + 1
+        power = count.double() + 1
+        factor = (1 - values["beta2"] ** power).sqrt() / (1 - beta1**power)
+        return step * factor.to(step.dtype), {**after, "count": count}
+    return step, after
+
+
+_STEPS = {"momentum": _momentum, "adam": _adaptive, "yogi": _adaptive, "adagrad": _adaptive}

@@ -1,0 +1,87 @@
+"""What the server makes of the clients' mean: an optimiser that follows it, as a spec says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.fields import Base, Mistake, bare
+from archgraph.plain import Json
+
+ServerOptimiser = Literal["momentum", "adam", "yogi", "adagrad"]
+
+# Of each optimiser the keys that it reads, with their defaults.
+_ADAPTIVE: dict[str, Json] = {"lr": 0.1, "beta1": 0.9, "tau": 0.001, "bias_correction": "none"}
+DEFAULTS: dict[str, dict[str, Json]] = {
+    "momentum": {"lr": 1.0, "momentum": 0.9},
+    "adam": {**_ADAPTIVE, "beta2": 0.99},
+    "yogi": {**_ADAPTIVE, "beta2": 0.99},
+    "adagrad": _ADAPTIVE,
+}
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ServerSpec(Base):
+    """An optimiser at the server: it takes the change of the mean of the clients as a gradient.
+
+    Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; of momentum:
+    Hsu, Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
+    """
+
+    optimiser: ServerOptimiser = Field(
+        description="`momentum` (FedAvgM; without momentum a rate alone), or FedAdam, FedYogi, "
+        "FedAdagrad"
+    )
+    lr: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="η: the server's rate; left out: 1 with momentum, else 0.1"
+    )
+    momentum: Decay | None = Field(
+        default=None, description="β of momentum: share of the last step in this one; left out: 0.9"
+    )
+    beta1: Decay | None = Field(
+        default=None, description="β₁ of the others: decay of the first moment; left out: 0.9"
+    )
+    beta2: Decay | None = Field(
+        default=None, description="β₂ of Adam and Yogi: decay of the second moment; left out: 0.99"
+    )
+    tau: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="τ of the others: is added to the root of the second moment; left out: 0.001",
+    )
+    bias_correction: Literal["none", "flower"] | None = Field(
+        default=None,
+        description="`none`: as in the paper, second moments begin at τ². `flower`: as Flower has "
+        "it, they begin at 0 and Adam's rate is corrected; left out: none",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _is_read(self) -> ServerSpec:
+        known = DEFAULTS[self.optimiser]
+        for key in sorted(self.model_fields_set - {"optimiser"} - known.keys()):
+            if getattr(self, key) is not None:
+                raise Mistake(
+                    f"is not an option of {self.optimiser}",
+                    place=(key,),
+                    found=getattr(self, key),
+                    expected=f"one of {', '.join(known)}",
+                )
+        return self
+
+    @property
+    def values(self) -> dict[str, Json]:
+        """Its options, defaults included.
+
+        >>> ServerSpec(optimiser="momentum", lr=0.5).values
+        {'lr': 0.5, 'momentum': 0.9}
+        """
+        said = {key: getattr(self, key) for key in DEFAULTS[self.optimiser]}
+        return {
+            key: DEFAULTS[self.optimiser][key] if value is None else value
+            for key, value in said.items()
+        }
+
+
+Server = Annotated[ServerSpec, bare("optimiser", str, ServerOptimiser | ServerSpec)]
