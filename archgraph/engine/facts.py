@@ -14,8 +14,11 @@ from archgraph.data import Dataset
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
+from archgraph.fields import Place
+from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
-from archgraph.language.local import LocalOptions
+from archgraph.language.document import Document
+from archgraph.language.local import LocalChanges, LocalOptions
 from archgraph.language.mistakes import raise_mistake
 from archgraph.language.yaml import yaml_text
 from archgraph.plain import Json
@@ -29,20 +32,41 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
-def local_by_kind(local: LocalOptions, family: FamilySpec) -> dict[str, LocalOptions]:
+def local_changes(spec: ExperimentSpec) -> dict[str, list[tuple[Document, Place, LocalChanges]]]:
+    """Return by kind of client what its file and the experiment change of `local`, and where.
+
+    Raises:
+        SpecError: If the experiment names a kind that there is not.
+    """
+    family, own = family_of(spec), spec.local_of or {}
+    changes: dict[str, list[tuple[Document, Place, LocalChanges]]] = {}
+    for index, member in enumerate(family.clients):
+        at: Place = ("clients", index, "local")
+        changes[member.name] = []
+        if member.local is not None:
+            changes[member.name].append((family.document_of(at), at, member.local))
+        if member.name in own:  # after the family's: a run knows more
+            at = ("local_of", member.name)
+            changes[member.name].append((spec.document_of(at), at, own[member.name]))
+    for name in own.keys() - changes.keys():
+        at = ("local_of", name)
+        spec.document_of(at).fail(at, "is not a kind of client", **unknown(name, changes))
+    return changes
+
+
+def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
     """Return the options of those kinds of client that have keys of their own.
 
     Raises:
-        SpecError: If they do not go together with the run's.
+        SpecError: If they do not go together with the run's, or there is no such kind.
     """
-    options = {}
-    for index, member in enumerate(family.clients):
-        if member.local is not None:
-            at = ("clients", index, "local")
+    options: dict[str, LocalOptions] = {}
+    for name, changes in local_changes(spec).items():
+        for document, at, one in changes:
             try:
-                options[member.name] = local.changed(member.local)
+                options[name] = options.get(name, spec.local).changed(one)
             except pydantic.ValidationError as error:
-                raise_mistake(family.document_of(at), error, LocalOptions, at)
+                raise_mistake(document, error, LocalOptions, at)
     return options
 
 
@@ -51,7 +75,7 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     values = settled(spec, strategy, every=True)
     family = family_of(spec)
     values["family"] = family.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for kind, local in local_by_kind(spec.local, family).items():
+    for kind, local in local_by_kind(spec).items():
         index = [member.name for member in family.clients].index(kind)
         # Every key: those that are left out would be the run's, whose defaults are written, too.
         values["family"]["clients"][index]["local"] = {
@@ -71,7 +95,8 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
         every: With what decides no numbers, too: where its data lies.
     """
     # Without options that are not set: runs from before an option existed stay comparable.
-    values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
+    apart = {"family", "local_of"}  # what kinds of client train with is written with the family
+    values = spec.model_dump(mode="json", by_alias=True, exclude=apart, exclude_none=True)
     options, name = _options(strategy), spec.strategy_name
     imported = "python" in spec.strategy
     values["strategy"] = {"python": name, **options} if imported else {name: options}
@@ -94,7 +119,7 @@ def deciding_facts(
     spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
-    values, by_kind = settled(spec, strategy), local_by_kind(spec.local, family_of(spec))
+    values, by_kind = settled(spec, strategy), local_by_kind(spec)
     for name in (*UNNAMED, "evaluate", "weights"):  # of weights their content is a fact
         values.pop(name, None)
     return {

@@ -8,7 +8,7 @@ import torch
 
 from archgraph.analysis.roles import head
 from archgraph.data import Dataset
-from archgraph.engine.facts import family_of
+from archgraph.engine.facts import local_changes
 from archgraph.engine.fit import check_images
 from archgraph.errors import RunError
 from archgraph.federation import LearningTask, Strategy
@@ -34,18 +34,18 @@ def check_local(
     Raises:
         RunError: Names the key that has nothing to change, or nothing that it can change.
     """
-    document = family_of(spec)
-    for index, (tier, member) in enumerate(zip(family.clients, document.clients, strict=True)):
+    changes = local_changes(spec)
+    for tier in family.clients:
         try:
             _check(by_kind.get(tier.name, spec.local), strategy, tier.graph, data, learning)
         except RunError as error:
             key = str(error.where).removeprefix("local.")
-            if member.local is None or key not in member.local.model_fields_set:
-                with spec.locating("local"):  # wrong for any kind of client
+            for document, at, one in reversed(changes[tier.name]):
+                if key in one.model_fields_set:
+                    error.where = document.where((*at, key))
                     raise
-            at = ("clients", index, "local")
-            error.where = document.document_of(at).where((*at, key))
-            raise
+            with spec.locating("local"):  # wrong for any kind of client
+                raise
 
 
 def _check(

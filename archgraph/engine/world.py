@@ -104,7 +104,7 @@ def prepare(
         learning = learning_task(spec.task, dataset)
     with spec.locating("strategy"):
         check_strategy(strategy, spec.strategy_name, learning)
-    by_kind = local_by_kind(spec.local, family_of(spec))
+    by_kind = local_by_kind(spec)
     with spec.locating("family"):
         family, dataset = matched(family, dataset, learning)
         learning = with_main_output(learning, list(family.models.values()))

@@ -15,13 +15,23 @@ import pydantic
 from pydantic import Field
 
 from archgraph.errors import SpecError
-from archgraph.fields import Base, Count, Mistake, NamedChoice, Natural, Share, Version, bare
+from archgraph.fields import (
+    Base,
+    Count,
+    Mistake,
+    Name,
+    NamedChoice,
+    Natural,
+    Share,
+    Version,
+    bare,
+)
 from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import Data, DataSpec
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
-from archgraph.language.local import LocalOptions, rounds_of
+from archgraph.language.local import LocalChanges, LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.server import Server
 from archgraph.language.task import TaskChoice
@@ -370,6 +380,12 @@ class ExperimentSpec(FromFile):
         description="training examples that are held out, to select by; left out: none",
     )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
+    local_of: Annotated[dict[Name, LocalChanges], Field(min_length=1)] | None = Field(
+        default=None,
+        description="by kind of client, keys of `local` that its clients have instead; they come "
+        "before those that the family's file says (`clients.local`)",
+        examples=[{"weak": {"lr": 0.01, "epochs": 1}}],
+    )
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
     engine: Engine = Field(default=EngineSpec(), description="where the clients run")
