@@ -367,11 +367,6 @@ class ExperimentSpec(FromFile):
     aggregate: Aggregate | None = Field(
         default=None, description="what limits the part of single clients in the mean"
     )
-    server: Server | None = Field(
-        default=None,
-        description="an optimiser that follows the clients' mean; left out: the mean is taken",
-        examples=[{"optimiser": "adam", "lr": 0.01}],
-    )
     privacy: PrivacySpec | None = Field(
         default=None, description="differential privacy for whole clients; left out: none"
     )
@@ -385,6 +380,11 @@ class ExperimentSpec(FromFile):
         description="by kind of client, keys of `local` that its clients have instead; they come "
         "before those that the family's file says (`clients.local`)",
         examples=[{"weak": {"lr": 0.01, "epochs": 1}}],
+    )
+    server: Server | None = Field(
+        default=None,
+        description="an optimiser that follows the clients' mean; left out: the mean is taken",
+        examples=[{"optimiser": "adam", "lr": 0.01}],
     )
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")

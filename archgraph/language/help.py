@@ -156,22 +156,22 @@ def topic(name: str) -> Topic:
     """Return help on an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
-        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``lr`` alone where
-            no other mapping has such a key.
+        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``warmup`` alone
+            where no other mapping has such a key.
 
     Raises:
         SpecError: If there is nothing of that name.
 
     Example:
-        >>> print(topic("lr"))
-        lr (local)
+        >>> print(topic("decay"))
+        decay (local)
         <BLANKLINE>
-        learning rate in the first round
+        factor of each fall
         <BLANKLINE>
-          lr  number > 0; default 0.1
+          decay  number > 0; default 0.1
         <BLANKLINE>
         Example:
-          lr: 0.05
+          decay: 0.1
     """
     known = topics()
     name = name.replace("-", "_")  # as options of the command line are written

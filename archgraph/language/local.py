@@ -185,18 +185,23 @@ class LocalOptions(LocalChanges):
         [0.1, 0.075, 0.05, 0.025]
     """
 
-    @pydantic.model_validator(mode="before")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _own_defaults(cls, values: Json) -> Json:
-        """Write out what the optimiser has by default: a resolved file says every key."""
-        if not isinstance(values, dict):
-            return values
-        optimiser = values.get("optimiser")
-        if isinstance(optimiser, dict) and len(optimiser) == 1:
-            optimiser = next(iter(optimiser))
-        if not isinstance(optimiser, str) or optimiser not in NAMES:
-            return values
-        return {**own_defaults(optimiser), **values}
+    def _own_defaults(
+        cls, values: Json, handler: pydantic.ModelWrapValidatorHandler[LocalOptions]
+    ) -> LocalOptions:
+        """Give keys that are left out the defaults of the optimiser; they still are left out.
+
+        A kind of client with another optimiser has that one's, not the run's.
+        """
+        name = values.get("optimiser") if isinstance(values, dict) else None
+        if isinstance(name, dict) and len(name) == 1:
+            name = next(iter(name))
+        if not isinstance(name, str) or name not in NAMES:
+            return handler(values)
+        options = handler({**own_defaults(name), **values})
+        options.model_fields_set.difference_update(own_defaults(name).keys() - values.keys())
+        return options
 
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> LocalOptions:
@@ -223,7 +228,7 @@ class LocalOptions(LocalChanges):
                 hint = "it takes the rate as its first step's size alone; remove it"
                 raise Mistake("changes nothing with rprop", place=("over",), hint=hint)
         if self.patience is not None and self.patience >= self.epochs:
-            hint = "raise `epochs`, or remove it (`validation: {patience: …}` ends a run)"
+            hint = "raise `epochs`, or set it to null (`validation: {patience: …}` ends a run)"
             expected = f"less than `epochs` ({self.epochs})"
             facts = {"found": self.patience, "expected": expected, "hint": hint}
             raise Mistake("ends no round early", place=("patience",), **facts)

@@ -279,8 +279,9 @@ MISTAKES = {
         experiment("lr: 0.1", "learning_rate: 0.1"),
         RUN,
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
-        "expected one of epochs, batch, optimiser, lr, momentum, weight_decay, milestones, "
-        "decay, schedule, warmup, clip, fraction, augment, precision; it is 'lr' here",
+        "expected one of epochs, batch, accumulate, optimiser, lr, momentum, weight_decay, "
+        "schedule, over, milestones, decay, warmup, clip, fraction, patience, ema, class_weights, "
+        "label_smoothing, proximal, contrast, augment, precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
@@ -431,15 +432,16 @@ MISTAKES = {
         RUN + " --set lr=0.2",
         "--set lr: is an unknown key; found 'lr'; expected one of archgraph, name, family, "
         "data, task, weights, strategy, rounds, sample, also, spare, patience, bound, aggregate, "
-        "privacy, validation, local, attack, evaluate, engine, trackers, seed, out; it is a key of "
-        "'local': local.lr",
+        "privacy, validation, local, local_of, server, attack, evaluate, engine, trackers, seed, "
+        "out; it is a key of 'local': local.lr",
     ),
     "a misspelt setting": Mistake(
         {},
         RUN + " --set local.epoch=2",
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
-        "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
-        "fraction, augment, precision; did you mean 'epochs'?",
+        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
+        "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
+        "contrast, augment, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"

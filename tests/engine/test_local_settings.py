@@ -34,7 +34,7 @@ from archgraph.federation.contrast import LAST, contrast
 from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.federation.training_loss import TrainingCrossEntropy
-from archgraph.language.local import ContrastOptions
+from archgraph.language.local import ContrastOptions, LocalChanges
 from archgraph.language.optimisers import NAMES, optimiser_class
 from archgraph.record.equal import run_differences
 
@@ -389,6 +389,17 @@ def test_an_experiment_changes_kinds_of_a_family_of_another_file(write, tmp_path
     assert {"lr": 0.125, "epochs": 2}.items() <= setup.facts["family"]["large"]["local"].items()
 
 
+def test_a_kind_with_another_optimiser_has_its_defaults_unless_the_run_says_them(write):
+    run = LocalOptions(optimiser="adamw", batch=8)
+    assert (run.lr, run.weight_decay) == (0.001, 0.01)
+    sgd = run.changed(LocalChanges(optimiser="sgd"))
+    assert (sgd.lr, sgd.weight_decay, sgd.batch) == (0.1, 0.0, 8)
+    muon = LocalOptions(lr=0.3).changed(LocalChanges(optimiser="muon"))
+    assert (muon.lr, muon.momentum, muon.weight_decay) == (0.3, 0.95, 0.1)
+    setup = prepare(write([{**SMALL, "local": {"optimiser": "sgd"}}], local={"optimiser": "adamw"}))
+    assert (setup.local_of(0).lr, setup.local_of(0).weight_decay) == (0.1, 0.0)
+
+
 EVERYTHING = {
     "local": {
         "batch": 8,
@@ -610,7 +621,7 @@ MISTAKES = (
         "patience of one pass",
         local(patience=1),
         "e.yaml:7: local.patience: ends no round early; found 1; expected less than "
-        "`epochs` (1); raise `epochs`, or remove it (`validation: {patience: …}` ends a "
+        "`epochs` (1); raise `epochs`, or set it to null (`validation: {patience: …}` ends a "
         "run)",
     ),
     Wrong(
