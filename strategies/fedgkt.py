@@ -93,15 +93,8 @@ class FedGKT(fl.Strategy):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``z_s`` of the client's examples, if any; the model stays with the client."""
-        tier = world.tier_of(client)
-        return fl.Task(
-            client=client,
-            graph=tier.graph,
-            state=tier.state,
-            program=Group(self.alpha, self.temperature),
-            private=frozenset(tier.graph.state_names),
-            extras=state.group(f"logits/{client}"),
-        )
+        program = Group(self.alpha, self.temperature)
+        return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
         """See whether what a client sent belongs to its examples, one by one.
@@ -172,15 +165,12 @@ class FedGKT(fl.Strategy):
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the clients' models of each tier, then their extractors with ``f_s``."""
 
-        def alone(tier: fl.Tier) -> fl.Model:
-            return fl.Model(tier.graph, tier.state)
-
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = model_halves(tier.graph).extractor, self._server(world).graph
             private = {name: tier.state[name] for name in extractor.state_names}
             return fl.Model(ag.chain([extractor, server]), private | state.group("server"))
 
-        yield from fl.by_tier(world, state, model=alone, private=True, whole=False)
+        yield from fl.private_networks(world, state)
         for tested in fl.by_tier(world, state, model=whole, private=True, whole=False):
             yield fl.Evaluated(
                 f"{tested.name}+server", tested.graph, tested.state, tested.clients, private=True

@@ -27,14 +27,7 @@ class Standalone(fl.Masking):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the initial weights of the client's architecture; all of them stay with it."""
-        tier = world.tier_of(client)
-        return fl.Task(
-            client=client,
-            graph=tier.graph,
-            state=tier.state,
-            program=fl.Train(fl.TaskLoss(mask_absent=self.mask_absent)),
-            private=frozenset(tier.graph.state_names),
-        )
+        return fl.private_network(world, client, fl.Train(fl.TaskLoss(self.mask_absent)))
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
@@ -46,9 +39,4 @@ class Standalone(fl.Masking):
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate each client's model, by architecture."""
-
-        def model(tier: fl.Tier) -> fl.Model:
-            return fl.Model(tier.graph, tier.state)
-
-        # The server has no weights: `private` lays each client's own over the initial ones.
-        return fl.by_tier(world, state, model=model, private=True, whole=False)
+        return fl.private_networks(world, state)

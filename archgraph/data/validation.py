@@ -66,6 +66,38 @@ def hold_out(
     return tuple(rest), np.sort(np.concatenate(parts))
 
 
+def set_aside(
+    shares: ShardIndices, count: int, seed: int, *, ordered: bool = False
+) -> tuple[ShardIndices, np.ndarray]:
+    """Take a number of examples out of the shares of clients, for all of them together.
+
+    Args:
+        shares: Positions of each client's examples.
+        count: Number of examples.
+        seed: Seed of the choice.
+        ordered: As for :func:`hold_out`.
+
+    Raises:
+        DataError: If a client would have nothing to train on.
+
+    Example:
+        >>> rest, public = set_aside((np.arange(10), np.arange(10, 20)), 5, seed=0)
+        >>> sum(map(len, rest)), len(public)
+        (15, 5)
+    """
+    everything = np.unique(np.concatenate(shares))
+    random = np.random.default_rng([seed, len(shares), count])
+    drawn = _from_the_end(shares) if ordered else random.permutation(everything)
+    public = np.sort(drawn[:count])
+    rest = tuple(np.setdiff1d(share, public) for share in shares)
+    for client, share in enumerate(rest):
+        if not len(share):
+            message = "leaves a client without examples to train on"
+            where, size = f"public: client {client}", plural(len(shares[client]), "example")
+            raise DataError(message, where=where, found=size, hint="set fewer examples aside")
+    return rest, public
+
+
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
     """Return all positions, ends of shares first: as much of every share at any point."""
     left = [np.arange(len(share))[::-1] / len(share) for share in shares]

@@ -189,5 +189,6 @@ class Experiment:
             keep=keep,
             device=self.world.device,
             learning=trained_task(self.world.learning, local, data.histogram, classes),
+            public=self.world.public,
             **more,
         ).copied()

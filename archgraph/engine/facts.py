@@ -10,13 +10,14 @@ import pydantic
 import pydantic_core
 import torch
 
-from archgraph.data import Dataset
+from archgraph.data import Dataset, Split
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
 from archgraph.fields import Place
 from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
+from archgraph.language.data import NamedData
 from archgraph.language.document import Document
 from archgraph.language.local import LocalChanges, LocalOptions
 from archgraph.language.mistakes import raise_mistake
@@ -103,6 +104,8 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
     if not every:
         known = ("partition", *spec.data.known)
         values["data"] = {key: value for key, value in values["data"].items() if key in known}
+        if isinstance(spec.public, NamedData):  # by its content, as the data is
+            values["public"].pop("root", None)
     return values
 
 
@@ -116,7 +119,11 @@ def _options(strategy: Strategy) -> dict[str, Json]:
 
 
 def deciding_facts(
-    spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
+    spec: ExperimentSpec,
+    strategy: Strategy,
+    family: Family,
+    data: Dataset,
+    public: Split | None = None,
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
@@ -143,16 +150,22 @@ def deciding_facts(
         },
         "examples": _content(dict(_examples(data))),
         **({"owners": _content(_owners(data))} if data.owners else {}),
+        **({"public_examples": _content(_tensors(public))} if public is not None else {}),
     }
 
 
 def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a data set, with what its inputs are normalised by."""
     for part, split in (("train", data.train), ("test", data.test)):
-        statistics = {"mean": split.mean, "std": split.std}
-        tensors = {"inputs": split.inputs, "targets": split.targets}
-        tensors |= {name: t for name, t in statistics.items() if t is not None}
-        yield from ((f"{part}/{name}", t) for name, t in {**tensors, **split.beside}.items())
+        yield from ((f"{part}/{name}", tensor) for name, tensor in _tensors(split).items())
+
+
+def _tensors(split: Split) -> State:
+    """Return the tensors of a split by name."""
+    statistics = {"mean": split.mean, "std": split.std}
+    tensors = {"inputs": split.inputs, "targets": split.targets}
+    tensors |= {name: t for name, t in statistics.items() if t is not None}
+    return {**tensors, **split.beside}
 
 
 def _owners(data: Dataset) -> State:

@@ -32,6 +32,7 @@ from archgraph.engine.fit import (
 from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
+from archgraph.engine.public import public_examples, public_shard
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.settings import check_local
 from archgraph.engine.task import check_strategy, learning_task
@@ -141,12 +142,19 @@ def prepare(
         members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
         shares = of_their_classes(shares, members, dataset)
     spec = spec.model_copy(update={"data": source})
+    if isinstance(spec.public, NamedData):
+        spec = spec.model_copy(update={"public": _rooted(spec.public, data_root)})
+    with spec.locating("public"):
+        shares, public = public_examples(
+            spec, strategy, dataset, shares, imagined=imagined is not None
+        )
     selection = None
     with spec.locating("validation"):
         shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
     world = _world(spec, family, dataset, shares, learning, device)
+    world = replace(world, public=public_shard(public, dataset))
     with allowed(python):
         learnings = {
             classes: replace(
@@ -175,7 +183,7 @@ def prepare(
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
         # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, dataset),
+        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, public),
         locating=spec.locating,
     )
 
@@ -229,15 +237,22 @@ def _data(
     if data is not None:  # no line of a file is at fault then
         source, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
     elif isinstance(source, NamedData):
-        root = data_root or source.root or os.environ.get(ROOT_VARIABLE)
-        # Absolute, for run.yaml: a run may be resumed from another folder.
-        path = None if root is None else str(Path(root).expanduser().absolute())
-        source = source.model_copy(update={"root": path})
+        source = _rooted(source, data_root)
     task = None if spec.task is None else spec.task.kind or OWN
     with located, allowed(python):
         if imagined is None:
             imagined = read_data(source, task) if data is None else data_from_python(data, task)
     return source, imagined
+
+
+def _rooted(source: NamedData, data_root: str | os.PathLike[str] | None) -> NamedData:
+    """Return a known data set with the folder of its files.
+
+    It is absolute, for run.yaml: a run may be resumed from another folder.
+    """
+    root = data_root or source.root or os.environ.get(ROOT_VARIABLE)
+    path = None if root is None else str(Path(root).expanduser().absolute())
+    return source.model_copy(update={"root": path})
 
 
 def _owned(source: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:

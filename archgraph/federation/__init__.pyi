@@ -3,6 +3,12 @@ from .average import covered_mean as covered_mean
 from .average import group_means as group_means
 from .average import identity_of as identity_of
 from .average import part as part
+from .by_class import check_rows as check_rows
+from .by_class import check_single as check_single
+from .by_class import class_sums as class_sums
+from .by_class import embedding_width as embedding_width
+from .by_class import rows_of as rows_of
+from .by_class import sent_rows as sent_rows
 from .catalogue import strategy_table as strategy_table
 from .contribution import Contribution as Contribution
 from .contribution import Update as Update
@@ -36,6 +42,8 @@ from .personal import VERSION as VERSION
 from .personal import InTurn as InTurn
 from .personal import PartAveraging as PartAveraging
 from .personal import TrainOnly as TrainOnly
+from .personal import private_network as private_network
+from .personal import private_networks as private_networks
 from .private_parts import classifier as classifier
 from .private_parts import named_entries as named_entries
 from .private_parts import private_models as private_models

@@ -1,17 +1,18 @@
-"""What methods with personal models share: a mean of parts, and training part by part."""
+"""What methods with personal models share: a mean of parts, training part by part, own networks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from archgraph.federation.average import by_tier, covered_mean, part
 from archgraph.federation.options import Averaging, Masking
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
-from archgraph.federation.tasks import Outcome, Program, Result, Task, Work
-from archgraph.federation.world import World
+from archgraph.federation.tasks import Model, Outcome, Program, Result, Task, Work
+from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.states import State
 
 VERSION = "version/"
 """Beginning of the names in ``Outcome.keep`` under which a program keeps a version of the model
@@ -96,6 +97,45 @@ class InTurn:
             sums = {k: metrics.get(k, 0.0) + outcome.metrics.get(k, 0.0) for k in ("steps", "seen")}
             metrics = {**metrics, **outcome.metrics, **sums}
         return replace(outcome, metrics=metrics)
+
+
+def private_network(
+    world: World,
+    client: int,
+    program: Program,
+    *,
+    extras: State | None = None,
+    others: Mapping[str, Model] | None = None,
+) -> Task:
+    """Make the task of a client whose whole network stays with it; it is sent once, as it begins.
+
+    Args:
+        world: Who takes part.
+        client: To whom.
+        program: What it is to do.
+        extras: Tensors that are sent beside the network.
+        others: Further models, which are sent and come back.
+    """
+    tier = world.tier_of(client)
+    return Task(
+        client=client,
+        graph=tier.graph,
+        state=tier.state,
+        program=program,
+        private=frozenset(tier.graph.state_names),
+        extras=extras or {},
+        others=others or {},
+    )
+
+
+def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
+    """Yield each tier's network for a test: of each of its clients the version that it has."""
+
+    def model(tier: Tier) -> Model:
+        return Model(tier.graph, tier.state)
+
+    # The server has no weights: `private` lays each client's own over the initial ones.
+    return by_tier(world, state, model=model, private=True, whole=False)
 
 
 @per_graph

@@ -155,6 +155,9 @@ class Strategy(ABC):
                 if not holds(value):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)
 
+    public: ClassVar[bool] = False
+    """Whether clients learn from examples that all of them have: the experiment's ``public``."""
+
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
     experiment whose task has such targets is refused."""

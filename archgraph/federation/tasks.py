@@ -91,6 +91,7 @@ class Work:
         device: Device to compute on.
         progress: Called after every step; on a device ten times a second at most.
         learning: The learning task.
+        public: Examples that every client has, if the experiment says so (``public``).
     """
 
     client: int
@@ -108,6 +109,7 @@ class Work:
     device: str = "cpu"
     progress: Progress = silent
     learning: LearningTask = CLASSIFICATION
+    public: ClientData | None = None
 
     def copied(self) -> Work:
         """Return a copy with tensors and values of its own, since a program may write in place."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from archgraph.federation.contribution import Contribution
     from archgraph.federation.server_optimiser import Reached
     from archgraph.federation.state import ServerState
+    from archgraph.federation.tasks import ClientData
 
     Means = Callable[
         [ServerState, Iterable[Contribution]], tuple[ServerState, Mapping[str, Reached]]
@@ -125,6 +126,7 @@ class World:
         means: Private means that replace the ordinary ones. Default: none.
         learning: The learning task.
         server: The optimiser that follows the means. Default: they are taken as they are.
+        public: Examples that every client has beside its own. Default: none.
     """
 
     graph: ArchGraph
@@ -139,6 +141,7 @@ class World:
     means: Means | None = None
     learning: LearningTask = CLASSIFICATION
     server: ServerSpec | None = None
+    public: ClientData | None = field(default=None, repr=False, compare=False)
 
     def tier(self, name: str) -> Tier:
         """Return a tier by name.

@@ -28,7 +28,7 @@ from archgraph.fields import (
 )
 from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
-from archgraph.language.data import Data, DataSpec
+from archgraph.language.data import Data, DataSpec, NamedData
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalChanges, LocalOptions, rounds_of
@@ -373,6 +373,13 @@ class ExperimentSpec(FromFile):
     validation: ValidationChoice | None = Field(
         default=None,
         description="training examples that are held out, to select by; left out: none",
+    )
+    public: Count | NamedData | None = Field(
+        default=None,
+        description="examples that every client has beside its own (FedMD): so many of the "
+        "training examples, which then belong to no client, or another known data set of the same "
+        "form, e.g. {dataset: mnist, limit: 500}; left out: none",
+        examples=[200],
     )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     local_of: Annotated[dict[Name, LocalChanges], Field(min_length=1)] | None = Field(

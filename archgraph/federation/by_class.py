@@ -1,0 +1,118 @@
+"""What methods share whose clients exchange a row per class: only of classes that a client has."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from archgraph.analysis.roles import head
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation.tasks import Result
+from archgraph.federation.world import World
+from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.states import State
+
+CLASSES, ROWS = "classes", "rows"
+
+
+def check_single(world: World) -> None:
+    """Refuse data whose examples have no single class.
+
+    Raises:
+        RunError: If they have none.
+    """
+    if not world.learning.per_example:
+        message = "clients exchange a row for each class, so an example needs a single class"
+        raise RunError(message, where="task", found=world.learning.name, expected="classification")
+
+
+@per_graph
+def embedding_width(graph: ArchGraph) -> int:
+    """Return how many numbers a network's head is applied to, for an example.
+
+    Raises:
+        RunError: If there is no head, or the number depends on an open size.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> embedding_width(
+        ...     trace(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), zeros(1, 3)).graph
+        ... )
+        4
+    """
+    last = head(graph)
+    shape = graph.node[last[1]].shape[1:] if last else ()
+    sizes = [size for size in shape if isinstance(size, int)]
+    if not sizes or len(sizes) < len(shape):
+        actual = f"[{', '.join(map(str, shape))}]" if last else "no layer with weights"
+        where, expected = graph.name or "model", "features of a fixed size in front of the head"
+        raise RunError("has no embedding", where=where, found=actual, expected=expected)
+    return math.prod(sizes)
+
+
+def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return sums of rows by class ``[class, column]``, and the number of each ``[class]``.
+
+    Args:
+        rows: ``[example, column]``.
+        targets: Class of each example ``[example]``.
+        classes: Number of classes.
+
+    Example:
+        >>> rows, targets = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([2, 0, 2])
+        >>> sums, counts = class_sums(rows, targets, 3)
+        >>> sums.flatten().tolist(), counts.tolist()
+        ([2.0, 0.0, 5.0], [1.0, 0.0, 2.0])
+    """
+    # A product, whose order of summing is fixed on a device, too.
+    member = torch.nn.functional.one_hot(targets, classes).to(rows)
+    return member.T @ rows, member.sum(0)
+
+
+def sent_rows(table: Tensor, known: Tensor) -> State:
+    """Return the rows of known classes and which classes they are, as they are sent.
+
+    Example:
+        >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
+        {'classes': tensor([1]), 'rows': tensor([[0., 1.]])}
+    """
+    return {CLASSES: known.nonzero().flatten(), ROWS: table[known]}
+
+
+def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return rows as a table ``[class, column]``, and which classes it knows; inverse of the above.
+
+    Example:
+        >>> table, known = rows_of({"classes": torch.tensor([1]), "rows": torch.ones(1, 2)}, 2, 2)
+        >>> table.tolist(), known.tolist()
+        ([[0.0, 0.0], [1.0, 1.0]], [False, True])
+    """
+    table, known = torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool)
+    if sent:
+        table, known = table.to(sent[ROWS]), known.to(sent[ROWS].device)
+        table[sent[CLASSES]], known[sent[CLASSES]] = sent[ROWS], True
+    return table, known
+
+
+def check_rows(world: World, result: Result, width: int) -> None:
+    """See whether a client's rows are of classes that it has, each once.
+
+    Raises:
+        RejectedUpdate: If they are not.
+    """
+    sent, rows = result.extras.get(CLASSES), result.extras.get(ROWS)
+    present = [c for c, n in enumerate(world.clients[result.client].histogram) if n]
+    integers = sent is not None and sent.dim() == 1 and sent.dtype == torch.int64
+    listed = sent.tolist() if sent is not None and integers else None
+    known = listed is not None and listed == [c for c in present if c in listed]
+    shape = None if rows is None else tuple(rows.shape)
+    if not known or shape != (len(listed or ()), width):
+        raise RejectedUpdate(
+            "does not have a row for each of its classes",
+            where=f"client {result.client}",
+            found=f"rows {shape}, classes {listed}",
+            expected=f"classes of {present}, ascending, and rows of {width} numbers",
+        )

@@ -1,0 +1,129 @@
+"""FedDistill (federated distillation): clients exchange the mean answer to each label.
+
+Jeong, Oh, Kim, Park, Bennis, Kim: *Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data*, 2018 (Algorithm 1: FD); Seo, Park, Oh,
+Bennis, Kim: *Federated Knowledge Distillation*, 2020.
+
+====================  ========================================================================
+symbol                here
+====================  ========================================================================
+``F(w, x)``           softmax of a network's logits: what the paper calls its logit vector
+``F̄_k,l``             group ``answers/k``: mean over what client k answered in training to label l
+``F̂_k,l``             mean of ``F̄_i,l`` over the other clients i ≠ k that have label l
+``φ(F, F̂)``, ``γ``    cross-entropy with the others' answer as target; its weight ``gamma``
+====================  ========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class FedDistill(fl.Masking):
+    """Options of FedDistill.
+
+    Attributes:
+        gamma: γ: weight of the others' answers in a client's loss; 0: every client is alone.
+
+    Example:
+        >>> FedDistill(gamma=0.5).gamma
+        0.5
+    """
+
+    paper = "Federated Distillation"
+    year = 2018
+    serves = ("any",)
+    needs_global = False
+    one_head = "clients exchange answers of all classes"
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "it distils probabilities of classes"
+    )
+
+    gamma: float = fl.option(1.0, least=0)
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start without an answer."""
+        fl.check_single(world)
+        return fl.ServerState()
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send ``F̂_k,l`` of the client's labels; the network stays with the client.
+
+        It is the sum over all clients less the client's own answers, by one client fewer.
+        """
+        total, extras = state.group("sum"), dict[str, Tensor]()
+        if total:
+            answers = state.group(f"answers/{client}")
+            rows, present = fl.rows_of(answers, world.classes, world.classes)
+            others = total["clients"] - present.float()
+            means = (total["rows"] - rows).clamp(min=0) / others.clamp(min=1)[:, None]
+            labels = torch.tensor(world.clients[client].histogram) > 0
+            extras = dict(fl.sent_rows(means, (others > 0) & labels))
+        program = Listening(fl.TaskLoss(self.mask_absent), self.gamma)
+        return fl.private_network(world, client, program, extras=extras)
+
+    def examine(self, world: fl.World, result: fl.Result) -> None:
+        """See whether answers are to labels that the client has."""
+        fl.check_rows(world, result, world.classes)
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Replace the answers of this round's clients, and sum those of all (global ensembling)."""
+        for result in results:
+            state = state.with_group(f"answers/{result.client}", result.extras)
+        rows, clients = torch.zeros(world.classes, world.classes), torch.zeros(world.classes)
+        for client in range(len(world.clients)):
+            answers = state.group(f"answers/{client}")
+            table, present = fl.rows_of(answers, world.classes, world.classes)
+            rows, clients = rows + table, clients + present.float()
+        return state.with_group("sum", {"rows": rows, "clients": clients})
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate each client's network."""
+        return fl.private_networks(world, state)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Training of a network that hears how others answer to a label, and tells how it answered.
+
+    Attributes:
+        objective: ``φ(F, c)``.
+        gamma: γ.
+    """
+
+    objective: fl.Objective
+    gamma: float
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Train, and send mean answers by label, over all minibatches of this round."""
+        classes = len(work.data.histogram)
+        table = fl.rows_of(work.extras, classes, classes)[0].to(work.device)
+        module = fl.module_of(work).train()
+        sums = torch.zeros(classes, classes, device=work.device)
+        counts = torch.zeros(classes, device=work.device)
+
+        def loss(examples: fl.Examples) -> Tensor:
+            outputs = module(*examples.inputs)
+            logits, labels = work.learning.predictions(outputs), examples.targets
+            rows, numbers = fl.class_sums(logits.detach().softmax(-1), labels, classes)
+            sums.add_(rows)
+            counts.add_(numbers)
+            # The target of a label that no other client has is 0, and counts for nothing.
+            distance = -(table[labels] * logits.log_softmax(-1)).sum(-1).mean()
+            return self.objective(outputs, examples, work) + self.gamma * distance
+
+        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        means = sums / counts.clamp(min=1)[:, None]
+        extras = fl.sent_rows(means, counts > 0)
+        return fl.Outcome(ag.state_of(module), work.keep, extras=extras, metrics=metrics)

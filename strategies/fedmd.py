@@ -1,0 +1,223 @@
+"""FedMD: clients with unlike networks agree on their scores of a public set.
+
+Li, Wang: *FedMD: Heterogenous Federated Learning via Model Distillation*, 2019 (Algorithm 1).
+
+====================  ========================================================================
+symbol                here
+====================  ========================================================================
+``D_0``               examples of the experiment's ``public``, which every client has
+``d_j``               ``subset`` of them, drawn for round j
+``f_k(x⁰)``           ``Result.extras`` of client k: its logits on ``d_j`` (communicate)
+``f̃(x⁰)``             group ``consensus``: mean of these over the round's clients (aggregate)
+====================  ========================================================================
+
+A round here starts in the middle of the paper's: distribute, digest, revisit, communicate,
+aggregate. A client begins with its transfer learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class FedMD(fl.Masking):
+    """Options of FedMD.
+
+    Attributes:
+        subset: Public examples that are drawn for a round. Default: all.
+        digest_epochs: Passes over them in which a client approaches the consensus.
+        public_epochs: Passes over the public set with its labels, before a client's first private
+            example (transfer learning); 0: public examples need no labels.
+
+    Example:
+        >>> FedMD(subset=100).digest_epochs
+        1
+    """
+
+    paper = "FedMD"
+    year = 2019
+    serves = ("any",)
+    needs_global = False
+    public = True
+    one_head = "clients exchange scores of all classes"
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "clients exchange scores of classes"
+    )
+
+    subset: int | None = fl.option(None, least=1)
+    digest_epochs: int = fl.option(1, least=1)
+    public_epochs: int = fl.option(0, least=0)
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start without a consensus.
+
+        Raises:
+            RunError: If a subset is larger than the public set, or that has more classes.
+        """
+        fl.check_single(world)
+        public = public_set(world.public)
+        for name, value, limit in (
+            ("subset", self.subset or 0, public.examples),
+            ("public_epochs", len(public.histogram) * bool(self.public_epochs), world.classes),
+        ):
+            if value > limit:
+                words = "examples" if name == "subset" else "classes to learn"
+                message = f"does not fit the public set: {words}"
+                raise ag.RunError(message, where=name, found=value, expected=f"at most {limit}")
+        return fl.ServerState(values={"drawn": 0})
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send the consensus (distribute); the network stays with the client."""
+        party = Party(
+            fl.TaskLoss(self.mask_absent),
+            Draw(world.seed, self.subset),
+            int(str(state.values["drawn"])),
+            self.digest_epochs,
+            self.public_epochs,
+        )
+        return fl.private_network(world, client, party, extras=state.group("consensus"))
+
+    def examine(self, world: fl.World, result: fl.Result) -> None:
+        """See whether there is a score of each drawn example.
+
+        Raises:
+            RejectedUpdate: If there is not.
+        """
+        scores = result.extras.get("scores")
+        actual = None if scores is None else tuple(scores.shape)
+        expected = (self.subset or public_set(world.public).examples, world.classes)
+        if actual != expected:
+            where, message = f"client {result.client}", "are not scores of the drawn examples"
+            raise ag.RejectedUpdate(message, where=where, found=actual, expected=expected)
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average the scores (aggregate): each client counts once."""
+        arrived = {result.client: result.extras["scores"] for result in results}
+        if not arrived:
+            return state
+        scores = [arrived[client] for client in sorted(arrived)]  # whatever the order of arrival
+        mean = torch.stack(scores).mean(0)
+        return state.with_group("consensus", {"scores": mean}).with_values(drawn=round)
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate each client's network."""
+        return fl.private_networks(world, state)
+
+
+def public_set(public: fl.ClientData | None) -> fl.ClientData:
+    """Return the public examples.
+
+    Raises:
+        RunError: If there are none.
+    """
+    if public is None:
+        raise ag.RunError("there are no public examples", hint="set `public` of the experiment")
+    return public
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The public examples of a round, which server and clients draw alike.
+
+    Attributes:
+        seed: Seed of the run.
+        subset: Number of examples. Default: all.
+    """
+
+    seed: int
+    subset: int | None
+
+    def __call__(self, public: fl.ClientData | None, round: int) -> fl.Shard:
+        """Return those of a round; ids count from 0."""
+        examples = public_set(public)
+        everything = next(iter(examples.batches(None, examples.examples)))
+        draw = fl.seeded(self.seed, "fedmd", round)
+        rows = torch.randperm(examples.examples, generator=draw)[: self.subset]
+        inputs = tuple(x[rows] for x in everything.inputs)
+        return fl.Shard(inputs, everything.targets[rows], examples.histogram)
+
+
+@dataclass(frozen=True)
+class Party:
+    """What a client does in a round: digest, revisit, communicate.
+
+    Attributes:
+        objective: Loss of its own examples.
+        draw: Public examples of a round.
+        drawn: The round that the consensus is of; 0: there is none yet.
+        digest_epochs: Passes over them.
+        public_epochs: Passes over the public set before all else.
+    """
+
+    objective: fl.Objective
+    draw: Draw
+    drawn: int
+    digest_epochs: int
+    public_epochs: int
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Train, and send scores of the examples that are drawn for this round."""
+        steps: list[fl.Program] = [fl.Train(self.objective)]
+        if self.drawn:
+            steps.insert(0, Digest(self.draw(work.public, self.drawn), self.digest_epochs))
+        if self.public_epochs and "begun" not in work.keep:
+            steps.insert(0, Transfer(fl.Train(self.objective, epochs=self.public_epochs)))
+        outcome = fl.InTurn(tuple(steps))(work)
+        module = fl.module_of(replace(work, state=outcome.state)).eval()
+        with torch.no_grad():
+            scores = [
+                work.learning.predictions(module(*(x.to(work.device) for x in batch.inputs)))
+                for batch in self.draw(work.public, work.round).batches(None, work.local.batch)
+            ]
+        keep = {**outcome.keep, "begun": torch.ones(())}
+        return replace(outcome, keep=keep, extras={"scores": torch.cat(scores)})
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Training on the public set with its labels."""
+
+    train: fl.Program
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Train there."""
+        return self.train(replace(work, data=public_set(work.public)))
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Training towards the consensus: mean absolute difference of logits, as in the published code.
+
+    Attributes:
+        public: The examples that the consensus is of, in its order.
+        epochs: Passes over them.
+    """
+
+    public: fl.ClientData
+    epochs: int
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Approach it."""
+        # All examples as they are: others have scored them so.
+        changes = {"epochs": self.epochs, "fraction": 1.0, "augment": None}
+        local = work.local.model_copy(update=changes)
+        module = fl.module_of(work).train()
+
+        def loss(examples: fl.Examples) -> Tensor:
+            answers = work.learning.predictions(module(*examples.inputs))
+            return (answers - work.extras["scores"][examples.ids].to(answers)).abs().mean()
+
+        work = replace(work, data=self.public, local=local)
+        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)

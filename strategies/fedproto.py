@@ -1,0 +1,174 @@
+"""FedProto: clients with unlike networks exchange the mean embedding of each class, a prototype.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: *FedProto: Federated Prototype Learning across Heterogeneous
+Clients*, AAAI 2022 (Algorithm 1, Eqs. 3, 6-8).
+
+=========================  =======================================================================
+symbol                     here
+=========================  =======================================================================
+``f_i(φ_i; x)``            what the head of client i's network is applied to (``with_features``)
+``C_i^(j)`` (Eq. 3)        ``Result.extras`` of client i, a row for each class j that it has
+``C̄^(j)`` (Eq. 6)          group ``prototypes``
+``L_S + λ L_R`` (Eq. 7)    :class:`Prototypes`, ``λ`` is ``pull``
+``L_R`` (Eq. 8)            ``Σ_j ‖C_i^(j) - C̄^(j)‖² / width`` over classes j of the minibatch
+=========================  =======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph import federation as fl
+
+
+@dataclass(frozen=True)
+class FedProto(fl.Masking):
+    """Options of FedProto.
+
+    Attributes:
+        pull: λ: how much global prototypes pull at those of a minibatch; 0: every client is alone.
+        width: Numbers in a prototype. Embeddings of another width are projected to it by a random
+            matrix that stays the same (not in the paper). Default: the one width of all networks.
+        weights: Weight of a client in a class's prototype: its examples of the class (Eq. 6), or 1
+            (``uniform``, as in the published code).
+
+    Example:
+        >>> FedProto(width=32).pull
+        1.0
+    """
+
+    paper = "FedProto"
+    year = 2022
+    serves = ("any",)
+    needs_global = False
+    one_head = "prototypes are of all classes"
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "it has a prototype for each class"
+    )
+
+    pull: float = fl.option(1.0, least=0)
+    width: int | None = fl.option(None, least=1)
+    weights: fl.Weights = "examples"
+
+    def init(self, world: fl.World) -> fl.ServerState:
+        """Start without a prototype (line 1).
+
+        Raises:
+            RunError: If embeddings differ in width, and no common one is set.
+        """
+        fl.check_single(world)
+        widths = {tier.name: fl.embedding_width(tier.graph) for tier in world.tiers}
+        if self.width is None and len(set(widths.values())) > 1:
+            raise ag.RunError(
+                "embeddings differ in width",
+                where="width",
+                found=", ".join(f"{width} ({name})" for name, width in widths.items()),
+                hint="set one, `width: 32`: a fixed random matrix projects the others to it",
+            )
+        return fl.ServerState()
+
+    def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
+        """Send ``C̄`` of the client's classes (line 4); the network stays with the client."""
+        width = self._width(world)
+        table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
+        present = torch.tensor(world.clients[client].histogram) > 0
+        program = Prototypes(fl.TaskLoss(self.mask_absent), self.pull, width, world.seed)
+        extras = fl.sent_rows(table, known & present)
+        return fl.private_network(world, client, program, extras=extras)
+
+    def examine(self, world: fl.World, result: fl.Result) -> None:
+        """See whether prototypes are of classes that the client has."""
+        fl.check_rows(world, result, self._width(world))
+
+    def receive(
+        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
+    ) -> fl.ServerState:
+        """Average by class over the clients that have it (line 6); other classes stay as before."""
+        arrived = {result.client: result.extras for result in results}
+        width = self._width(world)
+        table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
+        sums, totals = torch.zeros_like(table), torch.zeros(world.classes)
+        for client, extras in sorted(arrived.items()):  # the order of arrival decides no bits
+            rows, present = fl.rows_of(extras, world.classes, width)
+            examples = torch.tensor(world.clients[client].histogram)
+            weights = present * (examples if self.weights == "examples" else 1.0)
+            sums, totals = sums + weights[:, None] * rows, totals + weights
+        # As printed, Eq. 6 divides weights that sum to 1 by the number of clients again.
+        new = totals > 0
+        table = torch.where(new[:, None], sums / totals.clamp(min=1)[:, None], table)
+        return state.with_group("prototypes", fl.sent_rows(table, known | new))
+
+    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
+        """Evaluate each client's network by its own head."""
+        return fl.private_networks(world, state)
+
+    def _width(self, world: fl.World) -> int:
+        return self.width or fl.embedding_width(world.tiers[0].graph)
+
+
+def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:
+    """Return embeddings ``[example, ...]`` in the common width; those that have it are unchanged.
+
+    The matrix is drawn for both widths; lengths and distances stay as they are on average.
+    """
+    flat = embeddings.flatten(1)
+    if flat.shape[1] == width:
+        return flat
+    draw = fl.seeded(seed, "fedproto projection", flat.shape[1], width)
+    return flat @ (torch.randn(flat.shape[1], width, generator=draw) / width**0.5).to(flat)
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Training of a network whose prototypes are drawn towards global ones (LocalUpdate).
+
+    Attributes:
+        objective: ``L_S``.
+        pull: λ.
+        width: Numbers in a prototype.
+        seed: Seed of projections.
+    """
+
+    objective: fl.Objective
+    pull: float
+    width: int
+    seed: int
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Train, then send the mean embedding of each class that the client has."""
+        classes = len(work.data.histogram)
+        table, known = fl.rows_of(work.extras, classes, self.width)
+        model = fl.Model(ag.with_features(work.graph), work.state)
+        module = fl.module_of(model, work.device).train()
+
+        def loss(examples: fl.Examples) -> Tensor:
+            outputs, features = module(*examples.inputs)
+            rows = projected(features, self.width, self.seed)
+            sums, counts = fl.class_sums(rows, examples.targets, classes)
+            both = known.to(rows.device) & (counts > 0)
+            apart = sums[both] / counts[both][:, None] - table.to(rows)[both]
+            pull = self.pull * apart.square().mean(1).sum()
+            return self.objective(outputs, examples, work) + pull
+
+        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        module.eval()  # Eq. 3 is of the network as it is tested
+        sums, counts = torch.zeros(classes, self.width), torch.zeros(classes)
+        with torch.no_grad():
+            for batch in work.data.batches(None, work.local.batch):
+                _, features = module(*(x.to(work.device) for x in batch.inputs))
+                rows = projected(features, self.width, self.seed).cpu()
+                more = fl.class_sums(rows, batch.targets.cpu(), classes)
+                sums, counts = sums + more[0], counts + more[1]
+        means = sums / counts.clamp(min=1)[:, None]
+        return fl.Outcome(
+            state=ag.state_of(module),
+            keep=work.keep,
+            extras=fl.sent_rows(means, counts > 0),
+            metrics=metrics,
+        )
