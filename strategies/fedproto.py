@@ -34,7 +34,7 @@ class FedProto(fl.Masking):
     Attributes:
         pull: λ: how much global prototypes pull at those of a minibatch; 0: every client is alone.
         width: Numbers in a prototype. Embeddings of another width are projected to it by a random
-            matrix that stays the same (not in the paper). Default: the one width of all networks.
+            matrix that stays the same (not in the paper). Default: the smallest width of all.
         weights: Weight of a client in a class's prototype: its examples of the class (Eq. 6), or 1
             (``uniform``, as in the published code).
 
@@ -60,17 +60,10 @@ class FedProto(fl.Masking):
         """Start without a prototype (line 1).
 
         Raises:
-            RunError: If embeddings differ in width, and no common one is set.
+            RunError: If an example has no single class, or a network no embedding.
         """
         fl.check_single(world)
-        widths = {tier.name: fl.embedding_width(tier.graph) for tier in world.tiers}
-        if self.width is None and len(set(widths.values())) > 1:
-            raise ag.RunError(
-                "embeddings differ in width",
-                where="width",
-                found=", ".join(f"{width} ({name})" for name, width in widths.items()),
-                hint="set one, `width: 32`: a fixed random matrix projects the others to it",
-            )
+        self._width(world)
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -109,7 +102,8 @@ class FedProto(fl.Masking):
         return fl.private_networks(world, state)
 
     def _width(self, world: fl.World) -> int:
-        return self.width or fl.embedding_width(world.tiers[0].graph)
+        widths = [fl.embedding_width(tier.graph) for tier in world.tiers]
+        return self.width or min(widths)
 
 
 def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:

@@ -38,9 +38,8 @@ def embedding_width(graph: ArchGraph) -> int:
     Example:
         >>> from torch import nn, zeros
         >>> from archgraph.capture.trace import trace
-        >>> embedding_width(
-        ...     trace(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), zeros(1, 3)).graph
-        ... )
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        >>> embedding_width(trace(net, zeros(1, 3)).graph)
         4
     """
     last = head(graph)

@@ -37,7 +37,10 @@ STRATEGIES = {
     "fedavg": (ONE, "{norm: local}"),
     "fedfa": (MIXED, "{norm: local}"),
     "fedgkt": (EDGE, "{after: stage1, server_epochs: 1}"),
+    "feddistill": (DEPTHS, "{}"),
     "fedin": (DEPTHS, "{}"),
+    "fedmd": (WIDTHS, "{subset: 10}"),
+    "fedproto": (WIDTHS, "{}"),
     "fedrolex": (WIDTHS, "{}"),
     "fjord": (WIDTHS, "{}"),
     "fedit": (RANK, "{}"),
@@ -50,6 +53,7 @@ STRATEGIES = {
     "rolora": (RANKS, "{}"),
     "flexfl_pool": (WIDTHS, "{}"),
     "flexifed": (DEPTHS, "{}"),
+    "fml": (MIXED, "{}"),
     "heterofl": (WIDTHS, "{norm: local, scaler: false}"),
     "inclusivefl": (DEPTHS, "{}"),
     "ditto": (WIDTHS, "{}"),
@@ -63,6 +67,8 @@ STRATEGIES = {
     "scalefl": (EXITS, "{}"),
     "standalone": (ONE, "{}"),
 }
+# Keys of an experiment that a method needs.
+NEEDS = {"fedmd": "public: 20\n"}
 
 # Those whose servers compute gradients, after which no run of a process can begin to use others
 # where there is a device.
@@ -83,7 +89,7 @@ strategy: {{{name}: {options}}}
 rounds: 2
 local: {{batch: 16, lr: 0.05, momentum: 0.9}}
 evaluate: {{every: 2}}
-""")
+{NEEDS.get(name, "")}""")
     return file
 
 

@@ -29,6 +29,7 @@ MORE = {(name, "depth") for name in ("heterofl", "fiarse", "adaptivefl_pool", "f
 def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str, kind: str):
     tiers = {"part": REWRITES[kind](lab.graph), "whole": ag.Rewritten.identity(lab.graph)}
     world = lab.make_world(lab.graph, lab.state, tiers, ["part", "whole"])
+    world = lab.replace(world, public=lab.toy(0))
     strategy = find_strategy(name)
     # Those with exits need them for whatever else they serve.
     served = {kind, "any"} & set(strategy.serves) and "exits" not in strategy.serves

@@ -31,7 +31,11 @@ SOME: Mapping[str, tuple[str, ...]] = {
     "adaptivefl_pool": ("mobilenet_v2", "bert"),
     "clusteredfl": ("vit",),
     "depthfl": ("mobilenet_v2", "vit"),
+    "feddistill": ("mobilenet_v2",),
     "fedgkt": ("mobilenet_v2",),
+    "fedmd": ("resnet18",),
+    "fedproto": ("vit",),
+    "fml": ("vit", "bert"),
     "fedit": ("bert",),
     "fedrolex": ("mobilenet_v2", "vit"),
     "ffa_lora": ("vit",),
@@ -68,6 +72,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 # No state of a global model's form on the server.
 WITHOUT_GLOBAL = frozenset(
     {"clusteredfl", "exclusivefl", "fedgkt", "fedin", "flexifed", "recipfl", "standalone"}
+    | {"feddistill", "fedmd", "fedproto", "fml"}
 )
 # A hypernetwork that is small enough for a test; of words there are too many for a histogram.
 SMALL = {"width": 16, "hidden": 16, "tile": 8}
@@ -161,6 +166,7 @@ def experiment(
         rounds=2,
         local=LocalOptions(batch=3 if data.kind == "text" else 5, lr=0.01),
         evaluate=EvaluateSpec(every=2),
+        public=6 if strategy == "fedmd" else None,
     )
 
 
