@@ -235,6 +235,7 @@ rounds: {STAGES[0][0]}
 sample: 0.75
 local: {{batch: 16, lr: 0.05, momentum: 0.9}}
 evaluate: {{every: 2}}
+{"public: 40" if name == "fedmd" else ""}
 engine: {{workers: {workers}}}
 seed: 0
 """
