@@ -10,7 +10,7 @@ symbol                     here
 ``C_i^(j)`` (Eq. 3)        ``Result.extras`` of client i, a row for each class j that it has
 ``C̄^(j)`` (Eq. 6)          group ``prototypes``
 ``L_S + λ L_R`` (Eq. 7)    :class:`Prototypes`, ``λ`` is ``pull``
-``L_R`` (Eq. 8)            ``Σ_j ‖C_i^(j) - C̄^(j)‖² / width`` over classes j of the minibatch
+``L_R`` (Eq. 8)            ``Σ_j n_j / n ‖C_i^(j) - C̄^(j)‖² / width`` over a minibatch's classes
 =========================  =======================================================================
 """
 
@@ -147,7 +147,8 @@ class Prototypes:
             sums, counts = fl.class_sums(rows, examples.targets, classes)
             both = known.to(rows.device) & (counts > 0)
             apart = sums[both] / counts[both][:, None] - table.to(rows)[both]
-            pull = self.pull * apart.square().mean(1).sum()
+            # Of classes by their examples, as in the published code, whose λ are those of the paper.
+            pull = self.pull * (apart.square().mean(1) * counts[both]).sum() / counts.sum()
             return self.objective(outputs, examples, work) + pull
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss)

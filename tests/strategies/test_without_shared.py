@@ -135,8 +135,8 @@ def test_prototypes_pull_at_the_means_of_a_minibatch(lab, world):
     def loss(s):
         rows = embedded(s, data.inputs)
         apart = [
-            (rows[data.targets == c].mean(0) - known[ROWS][i]).square().sum() / 6
-            for i, c in ((0, 0), (1, 2))
+            n / 6 * (rows[data.targets == c].mean(0) - known[ROWS][i]).square().sum() / 6
+            for n, i, c in ((2, 0, 0), (1, 1, 2))
         ]
         return cross_entropy(answered(s, data.inputs), data.targets) + 0.7 * sum(apart)
 
