@@ -147,7 +147,7 @@ class Prototypes:
             sums, counts = fl.class_sums(rows, examples.targets, classes)
             both = known.to(rows.device) & (counts > 0)
             apart = sums[both] / counts[both][:, None] - table.to(rows)[both]
-            # Of classes by their examples, as in the published code, whose λ are those of the paper.
+            # Classes count by their examples, as in the published code, which λ was chosen for.
             pull = self.pull * (apart.square().mean(1) * counts[both]).sum() / counts.sum()
             return self.objective(outputs, examples, work) + pull
 

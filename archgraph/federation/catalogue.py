@@ -18,7 +18,7 @@ SERVES: Mapping[str, str] = {
     "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
     "(`ends_after` with a head)",
     "rank": "smaller ranks of low-rank adapters (`rank`)",
-    "any": "any architectures, also without a global model",
+    "any": "any architectures, also without a global model or shared weights",
 }
 
 
