@@ -24,7 +24,7 @@ def check_single(world: World) -> None:
         RunError: If they have none.
     """
     if not world.learning.per_example:
-        message = "clients exchange a row for each class, so an example needs a single class"
+        message = "the method needs a single class for each example"
         raise RunError(message, where="task", found=world.learning.name, expected="classification")
 
 

@@ -478,8 +478,22 @@ def test_another_data_set_may_be_public(tmp_path):
     assert "root" not in setup.facts["public"]
 
 
+def test_a_public_set_of_another_form_is_refused():
+    model = {
+        "archgraph": 1,
+        "name": "m",
+        "inputs": {"x": [1, 6, 6]},
+        "sections": [{"name": "head", "steps": ["flatten"]}],
+    }
+    model["sections"][0]["steps"].append({"linear": 2})
+    data = torch.rand(20, 1, 6, 6), torch.arange(20) % 2
+    spec = {**BASE, "family": {"clients": [{"name": "all", "model": model}]}, "data": {}}
+    with pytest.raises(ag.RunError, match=r"another form.*\[1, 8, 8\].*\[1, 6, 6\]"):
+        prepare({**spec, "public": {"dataset": "digits"}}, data=(data, data))
+
+
 @pytest.mark.parametrize("strategy", [FedProto(), FedDistill(), FedMD()])
 def test_an_example_needs_one_class(world, strategy):
     learning = dataclasses.replace(world.learning, per_example=False, name="segmentation")
-    with pytest.raises(ag.RunError, match="single class; found segmentation"):
+    with pytest.raises(ag.RunError, match="single class for each example; found segmentation"):
         strategy.init(dataclasses.replace(world, learning=learning))
