@@ -12,6 +12,7 @@ from archgraph.data.validation import set_aside, subset
 from archgraph.errors import RunError
 from archgraph.federation import Shard, Strategy
 from archgraph.language import ExperimentSpec
+from archgraph.language.task import OWN
 
 
 def public_examples(
@@ -57,7 +58,7 @@ def public_examples(
             where=where,
             hint="remove it",
         )
-    task = None if spec.task is None else spec.task.kind
+    task = None if spec.task is None else spec.task.kind or OWN
     other = read_data(public, task, check=imagined)
     if (other.kind, other.shape, other.inputs) != (data.kind, data.shape, data.inputs):
         raise RunError(

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import archgraph as ag
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run
 from archgraph.engine.world import prepare
-from archgraph.federation import LocalOptions, Outcome, Result, embedding_width, rows_of
+from archgraph.federation import LocalOptions, Outcome, Result, Shard, embedding_width, rows_of
 from archgraph.federation.by_class import CLASSES, ROWS
 from archgraph.record.equal import run_differences
 from archgraph.record.folder import checkpoint_of
@@ -154,7 +155,7 @@ def test_a_global_prototype_is_the_mean_over_clients_that_have_the_class(world):
         result(0, **{CLASSES: torch.tensor([0, 1, 2, 3]), ROWS: one}),
     ]
     for weights, (a, b) in (("examples", (1 / 4, 1 / 5)), ("uniform", (1 / 2, 1 / 2))):
-        strategy = FedProto(weights=weights)
+        strategy = FedProto(weights=weights)  # type: ignore[arg-type]  # names as in a spec
         after = strategy.receive(world, strategy.init(world), sent, 1)
         expected = torch.stack(
             [one[0], one[1], a * one[2] + (1 - a) * two[0], b * one[3] + (1 - b) * two[1], two[2]]
@@ -270,7 +271,7 @@ def test_the_shared_network_is_averaged_by_examples_and_is_the_smallest(lab, wor
     one, two = (lab.random_state(world.tier("half").state, seed) for seed in (1, 2))
     sent = [Result(0, {}, 6, others={"shared": one}), Result(1, {}, 9, others={"shared": two})]
     for weights, a in (("examples", 6 / 15), ("uniform", 0.5)):
-        strategy = FML(weights=weights)
+        strategy = FML(weights=weights)  # type: ignore[arg-type]
         after = strategy.receive(world, strategy.init(world), sent, 1).group("shared")
         for name, value in after.items():
             torch.testing.assert_close(value, a * one[name] + (1 - a) * two[name])
@@ -426,13 +427,18 @@ BASE = {
 }
 
 
+def public_of(setup: Experiment) -> Shard:
+    assert isinstance(setup.world.public, Shard)
+    return setup.world.public
+
+
 def test_public_examples_belong_to_no_client():
     setup = prepare({**BASE, "public": 12})
-    assert sum(map(len, setup.shares)) == 48 and setup.world.public.examples == 12
+    assert sum(map(len, setup.shares)) == 48 and public_of(setup).examples == 12
     everything = prepare({**BASE, "strategy": {"standalone": {}}})
     taken_out = set(range(60)) - {int(i) for share in setup.shares for i in share}
     inputs, _ = everything.data.train.examples(torch.tensor(sorted(taken_out)))
-    assert torch.equal(setup.world.public.inputs[0], inputs[0])
+    assert torch.equal(public_of(setup).inputs[0], inputs[0])
     # Beside it, another method trains on the same examples.
     other = prepare({**BASE, "strategy": {"standalone": {}}, "public": 12})
     assert [s.tolist() for s in other.shares] == [s.tolist() for s in setup.shares]
@@ -474,7 +480,7 @@ def test_another_data_set_may_be_public(tmp_path):
         )
     )
     setup = prepare(file)
-    assert setup.world.public.examples == 9
+    assert public_of(setup).examples == 9
     assert "root" not in setup.facts["public"]
 
 
@@ -483,9 +489,8 @@ def test_a_public_set_of_another_form_is_refused():
         "archgraph": 1,
         "name": "m",
         "inputs": {"x": [1, 6, 6]},
-        "sections": [{"name": "head", "steps": ["flatten"]}],
+        "sections": [{"name": "head", "steps": ["flatten", {"linear": 2}]}],
     }
-    model["sections"][0]["steps"].append({"linear": 2})
     data = torch.rand(20, 1, 6, 6), torch.arange(20) % 2
     spec = {**BASE, "family": {"clients": [{"name": "all", "model": model}]}, "data": {}}
     with pytest.raises(ag.RunError, match=r"another form.*\[1, 8, 8\].*\[1, 6, 6\]"):
