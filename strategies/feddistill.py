@@ -43,6 +43,7 @@ class FedDistill(fl.Masking):
     year = 2018
     serves = ("any",)
     needs_global = False
+    unread = frozenset({"contrast"})  # it trains another loss
     one_head = "clients exchange answers of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes"

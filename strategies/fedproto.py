@@ -47,6 +47,7 @@ class FedProto(fl.Masking):
     year = 2022
     serves = ("any",)
     needs_global = False
+    unread = frozenset({"contrast"})  # it trains another loss
     one_head = "prototypes are of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it has a prototype for each class"
