@@ -87,7 +87,7 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
-def real(rows: Tensor, where: str) -> Tensor:
+def real_numbers(rows: Tensor, where: str) -> Tensor:
     """Return real numbers as float32, finite; integers and booleans unchanged.
 
     Raises:

@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 
 _ALIGNED = 8
 """Bytes of the largest number: each tensor begins at a multiple."""
-Named = Mapping[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TargetFields:
         return ", ".join(map(str, self.fields))
 
     @classmethod
-    def of(cls, targets: Sequence[Named], where: str) -> TargetFields:
+    def of(cls, targets: Sequence[NamedTensors], where: str) -> TargetFields:
         """Return the form of all targets.
 
         Raises:
@@ -111,7 +111,7 @@ class TargetFields:
         """Length of a row."""
         return sum(field.bytes for field in self.fields)
 
-    def pack(self, targets: Sequence[Named]) -> Tensor:
+    def pack(self, targets: Sequence[NamedTensors]) -> Tensor:
         """Return targets as rows, uint8 ``[example, byte]``, padded to the largest."""
         rows = torch.zeros(len(targets), self.bytes, dtype=torch.uint8)
         for row, target in zip(rows, targets, strict=True):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from archgraph.data.arrays import Text, array_of, real, what
+from archgraph.data.arrays import Text, array_of, real_numbers, what
 from archgraph.data.fields import TargetFields
-from archgraph.data.items import Item, Items, Reading, Rows, Target, transformed
+from archgraph.data.items import Item, Items, ItemTarget, Reading, StoredRows, transformed
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
-from archgraph.data.values import Dataset, Reader, check_alike, row_form
+from archgraph.data.values import Dataset, ExampleReader, check_alike, row_form
 from archgraph.errors import DataError
 from archgraph.hints import listed
 
@@ -43,7 +43,7 @@ INPUT = "input"
 Transform: TypeAlias = Callable[..., object]
 
 
-class Part(NamedTuple):
+class SplitPart(NamedTuple):
     """One split, or of one client its part of it, before it is clear what targets mean.
 
     Attributes:
@@ -166,12 +166,12 @@ def dataset_of(
 
 
 def _reading(
-    parts: Sequence[Part],
+    parts: Sequence[SplitPart],
     items: Sequence[Items],
     said: Meaning,
     fields: TargetFields | None,
     data: Dataset,
-) -> Reader:
+) -> ExampleReader:
     """Return what reads training examples again.
 
     Targets are read again where there is one at each position (of a mask that is cropped with its
@@ -214,7 +214,7 @@ def _read_again(
 
 
 def _meant(
-    parts: Sequence[Part], where: str, task: str | None
+    parts: Sequence[SplitPart], where: str, task: str | None
 ) -> tuple[Meaning, TargetFields | None]:
     """Return the targets as tasks learn them, and how tensors by name stand in them."""
     dictionaries = [p.targets for p in parts if isinstance(p.targets, list)]
@@ -241,7 +241,7 @@ def _check_columns(value: object, where: str) -> None:
     )
 
 
-def _check_clients(parts: Sequence[Part]) -> None:
+def _check_clients(parts: Sequence[SplitPart]) -> None:
     """Raise if a client has no examples, or others of another form."""
     for part in parts:
         if not len(part.targets) and len(parts) > 1:
@@ -262,7 +262,7 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
     )
 
 
-def _part(value: object, where: str) -> Part:
+def _part(value: object, where: str) -> SplitPart:
     """Return the rows of one split, or of one client's part of it."""
     targets: object
     items = None
@@ -296,7 +296,7 @@ def _part(value: object, where: str) -> Part:
             shape = [count] if isinstance(rows, list) else list(rows.shape)
             shapes = f"{key} {list(tensor.shape)}, targets {shape}"
             raise DataError("inputs and targets differ in number", where=where, found=shapes)
-    return Part(where, tensors, rows, items)
+    return SplitPart(where, tensors, rows, items)
 
 
 def _target_rows(value: object, where: str) -> Tensor | Text | list[dict[str, Tensor]]:
@@ -336,15 +336,15 @@ def _pair(item: object, where: str) -> tuple[object, object]:
 
 def _items(value: Items, where: str) -> tuple[object, object]:
     """Read inputs and targets of a torch dataset, item by item."""
-    inputs: dict[str | None, Rows] = {}
-    targets: list[Target] = []
+    inputs: dict[str | None, StoredRows] = {}
+    targets: list[ItemTarget] = []
     reading, count = Reading([(0, value)], _item), len(value)
     # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
     for start in range(0, count, READ_AT_ONCE):
         positions = range(start, min(start + READ_AT_ONCE, count))
         for position, (one, target) in zip(positions, reading.of(positions, 0, where), strict=True):
             for key, part in one.items():
-                inputs.setdefault(key, Rows(count, where)).put(position, part)
+                inputs.setdefault(key, StoredRows(count, where)).put(position, part)
             targets.append(target)
     stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stacked_targets(targets, f"{where}: targets")
@@ -370,7 +370,7 @@ def _item(item: object, where: str) -> Item:
     return inputs, array_of(target, at, ignored=True)
 
 
-def _stacked_targets(targets: list[Target], where: str) -> object:
+def _stacked_targets(targets: list[ItemTarget], where: str) -> object:
     """Return the targets of items as one array, or as a list of dictionaries."""
     first = targets[0] if targets else torch.zeros(())
     if isinstance(first, dict):
@@ -378,18 +378,14 @@ def _stacked_targets(targets: list[Target], where: str) -> object:
     tensors = []
     for position, target in enumerate(targets):
         if type(target) is not type(first):
-            message, found, expected = (
-                "examples differ in shape or type",
-                *(_kind(one) for one in (target, first)),
-            )
-            at, like = f"{where}[{position}]", f"{expected}, as the first one"
-            raise DataError(message, where=at, found=found, expected=like)
+            message, at = "examples differ in shape or type", f"{where}[{position}]"
+            check_alike(_kind(target), _kind(first), at, message)
         if isinstance(target, Tensor):
             tensors.append(target)
     return _stack(tensors, where) if tensors or not targets else np.array(targets)
 
 
-def _kind(target: Target) -> str:
+def _kind(target: ItemTarget) -> str:
     return "a dictionary" if isinstance(target, dict) else form_of(target[None])
 
 
@@ -412,7 +408,7 @@ def _changes(value: Items, *, seeds: bool) -> bool:
     )
 
 
-def _same(one: Target, other: Target) -> bool:
+def _same(one: ItemTarget, other: ItemTarget) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(torch.equal(t, other[k]) for k, t in one.items())
     return np.array_equal(np.asarray(one), np.asarray(other))
@@ -452,5 +448,5 @@ def _numbers(value: object, where: str) -> Tensor:
 
 def _input(value: object, where: str) -> Tensor:
     """Return inputs as a model takes them: floating point as float32, integers unchanged."""
-    rows = real(_numbers(value, where), where)
+    rows = real_numbers(_numbers(value, where), where)
     return rows.to(torch.uint8) if rows.dtype == torch.bool else rows

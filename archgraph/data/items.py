@@ -22,8 +22,8 @@ IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
 OBJECTS = 2000  # of a data set that are looked at for generators
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
-Target: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
-Item: TypeAlias = tuple[dict[str | None, Tensor], Target]  # inputs by name, and a target
+ItemTarget: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
+Item: TypeAlias = tuple[dict[str | None, Tensor], ItemTarget]  # inputs by name, and a target
 
 
 class Items(Protocol):
@@ -171,7 +171,7 @@ def own_generators(items: object) -> list[object]:
     return result
 
 
-class Rows:
+class StoredRows:
     """Tensors of one form that become one, which is in a file where it is large."""
 
     def __init__(self, count: int, where: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.arrays import Text, array_of, real, what
+from archgraph.data.arrays import Text, array_of, real_numbers, what
 from archgraph.data.columns import INTEGER, NUMBER
 from archgraph.data.rows import number_classes
 from archgraph.data.values import row_form
@@ -49,7 +49,7 @@ def raw_targets(value: object, where: str) -> Tensor | Text:
     rows = array_of(value, where, ignored=True)
     if isinstance(rows, np.ndarray):
         return rows
-    rows = real(rows, where)
+    rows = real_numbers(rows, where)
     return rows if rows.is_floating_point() or rows.dtype == torch.bool else rows.to(torch.int64)
 
 
@@ -70,7 +70,7 @@ def named_target(value: Mapping[object, object], where: str) -> dict[str, Tensor
                 found=what(part),
                 hint="leave it out, or write numbers of classes",
             )
-        tensor = real(tensor, at)
+        tensor = real_numbers(tensor, at)
         same = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
         target[str(name)] = tensor if same else tensor.to(torch.int64)
     return target
@@ -118,7 +118,7 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
     if task == OWN:
         return Meaning([r.long() if r.dtype == torch.bool and r.dim() < 2 else r for r in rows])
     if task == "regression":
-        return Meaning([real(part.double(), where) for part in rows])
+        return Meaning([real_numbers(part.double(), where) for part in rows])
     if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":  # 3
         return Meaning([part.long() for part in rows], FLAGS)
     if first.dtype == torch.int64 and first.dim() == 1 and _only(rows, (-1, 1)):

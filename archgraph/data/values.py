@@ -36,7 +36,7 @@ from archgraph.states.updates import finite
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
 # From positions and a seed to inputs by name, in order, and targets; None: those that are known.
-Reader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor | None]]
+ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor | None]]
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
@@ -72,7 +72,7 @@ class Split:
     std: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     mask: str = ""
-    again: Reader | None = None
+    again: ExampleReader | None = None
 
     def __post_init__(self) -> None:
         """Check that every input has a target."""

@@ -39,17 +39,17 @@ def local_changes(spec: ExperimentSpec) -> dict[str, list[tuple[Document, Place,
     Raises:
         SpecError: If the experiment names a kind that there is not.
     """
-    family, own = family_of(spec), spec.local_of or {}
+    family, by_kind = family_of(spec), spec.local_of or {}
     changes: dict[str, list[tuple[Document, Place, LocalChanges]]] = {}
     for index, member in enumerate(family.clients):
         at: Place = ("clients", index, "local")
         changes[member.name] = []
         if member.local is not None:
             changes[member.name].append((family.document_of(at), at, member.local))
-        if member.name in own:  # after the family's: a run knows more
+        if member.name in by_kind:  # after the family's: a run knows more
             at = ("local_of", member.name)
-            changes[member.name].append((spec.document_of(at), at, own[member.name]))
-    for name in own.keys() - changes.keys():
+            changes[member.name].append((spec.document_of(at), at, by_kind[member.name]))
+    for name in by_kind.keys() - changes.keys():
         at = ("local_of", name)
         spec.document_of(at).fail(at, "is not a kind of client", **unknown(name, changes))
     return changes

@@ -59,8 +59,8 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
     if spec.function is not None:
         function = _imported(spec.function, "task.objective")
         collate = spec.collate and _imported(spec.collate.removeprefix(PYTHON), "task.collate")
-        own = OwnLoss(function, task.form, data.fields, collate or list)
-        task = dataclasses.replace(task, loss=own)
+        loss = OwnLoss(function, task.form, data.fields, collate or list)
+        task = dataclasses.replace(task, loss=loss)
         if data.fields is not None and spec.output is None and not spec.auxiliary:
             task = dataclasses.replace(task, predict=Outputs())
     if spec.output is not None:

@@ -39,11 +39,11 @@ class Reached(NamedTuple):
     """What the clients of a round have reached of a group.
 
     Attributes:
-        whole: Architecture of the group's weights, or the group's signature.
+        architecture: Architecture of the group's weights, or the group's signature.
         coverage: By entry how much of every value; 0: no client covers it.
     """
 
-    whole: ArchGraph | Signature
+    architecture: ArchGraph | Signature
     coverage: Mapping[str, Tensor]
 
 
@@ -63,9 +63,9 @@ def followed(
         reached: By group, what clients cover of it.
     """
     moments = before.group(MOMENTS)
-    for group, (whole, coverage) in reached.items():
+    for group, (architecture, coverage) in reached.items():
         old, new = before.group(group), means.group(group)
-        for slot in signature(whole):
+        for slot in signature(architecture):
             if slot.role != "parameter" or not slot.torch_dtype.is_floating_point:
                 continue
             covered = (coverage[slot.name] > 0).to(old[slot.name].device)

@@ -12,7 +12,7 @@ from archgraph.fields import Base, Count, Mistake, Share, bare
 from archgraph.language.optimisers import (
     NAMES,
     OptimiserChoice,
-    check_ranges,
+    check_optimiser,
     own_defaults,
     shared_options,
 )
@@ -212,7 +212,7 @@ class LocalOptions(LocalChanges):
                 facts = {"found": getattr(self, key), "hint": hint}
                 raise Mistake(f"is not an option of {name}", place=(key,), **facts)
         if self.optimiser_options:
-            check_ranges(name, self.optimiser_arguments)
+            check_optimiser(name, self.optimiser_arguments)
         if self.decay != type(self).model_fields["decay"].default and not self.milestones:
             raise Mistake("requires `milestones`", place=("decay",), found=self.decay)
         if self.schedule != "steps" and self.milestones:

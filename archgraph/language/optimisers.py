@@ -133,7 +133,7 @@ def _check_options(name: str, options: Mapping[str, Json]) -> None:
             raise Mistake("has a wrong value", place=(name, key), **facts)
 
 
-def check_ranges(name: str, values: Mapping[str, Json]) -> None:
+def check_optimiser(name: str, values: Mapping[str, Json]) -> None:
     """Raise what the class says of the values of its options, those of `local` included."""
     import torch
 

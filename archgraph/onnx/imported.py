@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
 OPEN = "open"  # instead of a number: any size
-Sizes: TypeAlias = Mapping[str, int | str]  # of dimensions by name: a number, or OPEN
+RequestedSizes: TypeAlias = Mapping[str, int | str]  # of dimensions by name: a number, or OPEN
 OPEN_EXAMPLES = (24, 64, 224)  # values at which sizes that stay open are captured
 EXAMPLES = 2  # the batch of a capture: a size of 1 would be taken for one that broadcasts
 
@@ -74,7 +74,7 @@ class Dimensions:
 
 
 def capture_file(
-    proto: onnx.ModelProto, path: Path, sizes: Sizes
+    proto: onnx.ModelProto, path: Path, sizes: RequestedSizes
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of a file that another program wrote.
 
@@ -153,7 +153,7 @@ def _captured(
     raise refusal
 
 
-def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: Sizes) -> Dimensions:
+def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes) -> Dimensions:
     """Return the dimensions of a file's inputs, with what is asked of them.
 
     1. The first input's first dimension is the batch, and so are others of its name; where it has

@@ -12,7 +12,7 @@ from archgraph.errors import GraphError, SpecError
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.limits import LIMITS
 from archgraph.onnx import require_packages
-from archgraph.onnx.imported import Sizes, capture_file
+from archgraph.onnx.imported import RequestedSizes, capture_file
 from archgraph.onnx.mark import marked_graph
 from archgraph.onnx.tensors import stored_tensor
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_onnx(
-    path: str | os.PathLike[str], sizes: Sizes | None = None
+    path: str | os.PathLike[str], sizes: RequestedSizes | None = None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Read the graph and the weights of an ONNX file.
 
