@@ -166,8 +166,8 @@ def own_generators(items: object) -> list[object]:
             left += one[:OBJECTS]
         else:
             left += getattr(one, "__dict__", {}).values()
-            cells = getattr(one, "__closure__", None) or ()
-            left += [cell.cell_contents for cell in cells if cell.cell_contents is not one]
+            left += [getattr(one, name, None) for name in ("__self__", "func", "args", "keywords")]
+            left += [cell.cell_contents for cell in getattr(one, "__closure__", None) or ()]
     return result
 
 

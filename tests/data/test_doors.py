@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import sys
@@ -753,6 +754,41 @@ class Crop:
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         at = int(self.draws.integers(3))
         return image[..., at : at + 2, :]
+
+
+def noisy(draws: random.Random, x: torch.Tensor, more: float) -> torch.Tensor:
+    return x + draws.random() + more
+
+
+class Method:
+    def __init__(self) -> None:
+        self.draws = torch.Generator().manual_seed(1)
+
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand((), generator=self.draws)
+
+
+def closure() -> Any:
+    draws = np.random.RandomState(0)  # as transforms of others have
+    return lambda x: x + draws.rand()
+
+
+TRANSFORMS: dict[str, Any] = {
+    "partial": lambda: functools.partial(noisy, random.Random(5), more=1.0),
+    "method": lambda: Method().noisy,
+    "closure": closure,
+    "list": lambda: torch.nn.Sequential(*[torch.nn.Dropout(0.5) for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_generators_of_transforms_are_seeded_wherever_they_are(name: str) -> None:
+    split = torch.rand(9, 6), torch.arange(9) % 3
+    data = dataset_of((split, split), transform=TRANSFORMS[name]())
+    assert data.notes == ()
+    reads = [data.train.examples(slice(None), seed)[0][0] for seed in (1, 2, 1)]
+    assert torch.equal(reads[0], reads[2])
+    assert not torch.equal(reads[0], reads[1])
 
 
 def test_transforms_are_drawn_anew_for_training_and_fixed_for_tests() -> None:
