@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
@@ -15,10 +15,25 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from archgraph.data.arrays import Text, array_of, real_numbers, what
 from archgraph.data.fields import TargetFields
-from archgraph.data.items import Item, Items, ItemTarget, Reading, StoredRows, transformed
+from archgraph.data.items import (
+    Item,
+    Items,
+    ItemTarget,
+    Reading,
+    StoredRows,
+    Streaming,
+    transformed,
+)
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
-from archgraph.data.values import Dataset, ExampleReader, check_alike, row_form
+from archgraph.data.values import (
+    Dataset,
+    ExampleReader,
+    Split,
+    channel_statistics,
+    check_alike,
+    row_form,
+)
 from archgraph.errors import DataError
 from archgraph.hints import listed
 
@@ -78,6 +93,7 @@ def dataset_of(
     cache: bool = False,
     transform: Transform | None = None,
     test_transform: Transform | None = None,
+    examples: int | None = None,
 ) -> Dataset:
     """Return a data set from tensors, arrays or torch datasets.
 
@@ -102,6 +118,9 @@ def dataset_of(
         transform: What is done to the input of each example to train on whenever it is read, as
             transforms of torchvision (v2) and albumentations are called.
         test_transform: Likewise to test on, once.
+        examples: Of streams: how many examples each pass reads of a client's. ``train`` is then a
+            mapping of clients to streams: what has an iterator (an ``IterableDataset``), or a
+            function that returns one. Nothing of a stream stays in memory but a minibatch.
 
     Raises:
         DataError: If it is something else, its examples differ in shape or type, or a number is not
@@ -128,6 +147,10 @@ def dataset_of(
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise DataError("is not a data set", where=name, found=what(value), expected=FORMS)
     train, test = value
+    if isinstance(train, Mapping) and any(map(_is_stream, train.values())):
+        return _streams(train, dataset_of((test, test), name, task), name, examples)
+    if examples is not None and not _is_stream(train):
+        raise DataError("examples counts those of streams", where=name, found=examples)
     by_client = isinstance(train, Mapping)
     if by_client and not train:
         raise DataError("lists no clients", where=f"{name}: train")
@@ -165,6 +188,97 @@ def dataset_of(
     return dataclasses.replace(data, train=train_split, notes=(*said.notes, *notes))
 
 
+def _is_stream(value: object) -> bool:
+    """Return whether examples of a split have no positions, but an order in which they come."""
+    plain = isinstance(value, str | bytes | Mapping | DataLoader | list | tuple)
+    return (
+        not plain
+        and not hasattr(value, "__getitem__")
+        and (hasattr(value, "__iter__") or callable(value))
+    )
+
+
+def _streams(
+    train: Mapping[Hashable, object], test: Dataset, name: str, examples: int | None
+) -> Dataset:
+    """Return data whose clients read streams; what targets mean is read off the test examples.
+
+    1. Of each stream the first examples are read: their form must be that of the test examples,
+       and images are normalised by them.
+    2. Inputs and targets of the train split stand for so many examples without taking memory.
+
+    Raises:
+        DataError: If a stream is none, can be read once, or has other examples than the tests.
+    """
+    if type(examples) is not int or examples < 2:
+        message, hint = "has streams, whose length nobody knows", "dataset_of(…, examples=1000)"
+        raise DataError(message, where=name, expected="examples of a pass", hint=hint)
+    firsts = {i * examples: stream for i, stream in enumerate(train.values())}
+    for client, stream in train.items():
+        at, once = f"{name}: train: {client}", isinstance(stream, Iterator)
+        if once or not _is_stream(stream):
+            raise DataError(
+                "is an iterator, which ends once" if once else "is not a stream, as others are",
+                where=at,
+                found=what(stream),
+                expected="what makes a new iterator in each pass",
+                hint="pass a function that returns the iterator, or an IterableDataset",
+            )
+    where = f"{name}: train"
+    reading = Streaming(firsts, _item, where)
+    read = functools.partial(_read_stream, reading, where, test)
+    begin = [next(read(first, 0, [min(examples, READ_AT_ONCE)])) for first in firsts]  # 1
+    split, total = test.test, examples * len(firsts)
+    inputs = {key: torch.cat([rows[key] for rows, _ in begin]) for key in begin[0][0]}
+    first, *beside = inputs.values()
+    mean, std = channel_statistics(first) if test.kind == "image" else (None, None)
+    stands = [one[:1].expand(total, *one.shape[1:]) for one in (first, *beside)]  # 2
+    targets = split.targets[:1].expand(total, *split.targets.shape[1:])
+    streamed = Split(
+        stands[0],
+        targets,
+        mean,
+        std,
+        dict(zip(split.beside, stands[1:], strict=True)),
+        stream=read,
+    )
+    owners = {str(c): np.arange(at, at + examples) for c, at in zip(train, firsts, strict=True)}
+    tested = dataclasses.replace(split, mean=mean, std=std)
+    return dataclasses.replace(test, train=streamed, test=tested, owners=owners)
+
+
+def _read_stream(
+    reading: Streaming, where: str, test: Dataset, first: int, seed: int, sizes: Sequence[int]
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield minibatches of a stream: inputs by name, and targets in the form of the test's."""
+    names = {(test.inputs or (INPUT,))[0]: test.test.inputs, **test.test.beside}
+    message = "examples differ from those to test on"
+    for items in reading.batches(first, seed, sizes):
+        inputs = _rows_of(items, names, where, message)
+        rows = raw_targets(_stacked_targets([target for _, target in items], where), where)
+        if isinstance(rows, np.ndarray):
+            known = {label: number for number, label in enumerate(test.labels)}
+            unheard = next((str(one) for one in rows if str(one) not in known), None)
+            if unheard is not None:
+                raise DataError("a class that no test example has", where=where, found=unheard)
+            rows = torch.tensor([known[str(one)] for one in rows])
+        rows = rows.to(test.test.targets.dtype)
+        check_alike(row_form(rows), row_form(test.test.targets), f"{where}: targets", message)
+        yield inputs, rows
+
+
+def _rows_of(
+    items: Sequence[Item], names: Mapping[str, Tensor], where: str, message: str
+) -> dict[str, Tensor]:
+    """Stack the inputs of items, each in the form that it has elsewhere."""
+    inputs = {}
+    for name, before in names.items():
+        parts = [one[name if name in one else None] for one, _ in items]
+        inputs[name] = _input(_stack(parts, where), where)
+        check_alike(row_form(inputs[name]), row_form(before), where, message)
+    return inputs
+
+
 def _reading(
     parts: Sequence[SplitPart],
     items: Sequence[Items],
@@ -198,12 +312,7 @@ def _read_again(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Read examples to train on again: inputs by name, and their targets if these change, too."""
     read = reading.of(positions.tolist(), seed, where)
-    inputs = {}
-    for name, before in names.items():
-        parts = [one[name if name in one else None] for one, _ in read]
-        rows = _input(_stack(parts, where), where)
-        check_alike(row_form(rows), row_form(before), where, "examples differ from the first read")
-        inputs[name] = rows
+    inputs = _rows_of(read, names, where, "examples differ from the first read")
     if not plain:
         return inputs, None
     targets = [target for _, target in read]
@@ -275,14 +384,18 @@ def _part(value: object, where: str) -> SplitPart:
         items = None if type(value) is list else value
         inputs, targets = _items(value, where)
     else:
-        # A stream is refused as well: examples are divided among clients by their positions.
+        # A stream is refused as well, but by client: examples are divided by their positions.
         loader = isinstance(value, DataLoader)
         raise DataError(
             "is not a split of a data set",
             where=where,
             found=what(value),
             expected="a torch dataset with __len__ and __getitem__, or a pair (inputs, targets)",
-            hint="pass loader.dataset: batches follow from the experiment" if loader else None,
+            hint="pass loader.dataset: batches follow from the experiment"
+            if loader
+            else "give streams by client: {client: stream}"
+            if _is_stream(value)
+            else None,
         )
     by_name = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
     tensors = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -109,6 +110,69 @@ class Reading:
     def generators(self) -> Mapping[int, Sequence[object]]:
         """Generators that belong to each part, by its id."""
         return {id(items): own_generators(items) for _, items in self.parts}
+
+
+@dataclass(frozen=True, eq=False)
+class Streaming:
+    """Reads streams: in each pass a new iterator, under a seed.
+
+    torch's, NumPy's and Python's generators are seeded before each minibatch, those that belong to
+    the stream at the start of the pass. A stream with `set_epoch` is told a number of the pass.
+
+    Attributes:
+        streams: Streams by the first position of their client's examples: what has an iterator, or
+            a function that returns one.
+        convert: Makes inputs by name, and a target, of an item.
+        where: Name of the split, for errors.
+    """
+
+    streams: Mapping[int, object]
+    convert: Callable[[object, str], Item]
+    where: str
+
+    def batches(self, first: int, seed: int, sizes: Sequence[int]) -> Iterator[list[Item]]:
+        """Yield minibatches of a client's stream.
+
+        Args:
+            first: First position of its examples.
+            seed: From which the seeds of the pass follow.
+            sizes: Numbers of examples.
+
+        Raises:
+            DataError: If the stream fails, or ends before.
+        """
+        stream, seed, count = self.streams[first], _mixed(seed, first), 0
+        generator = torch.Generator().manual_seed(0)
+        with isolated(generator):
+            _seed_all(seed, own_generators(stream))
+            if hasattr(stream, "set_epoch"):
+                stream.set_epoch(seed % 2**31)
+            source = iter(stream() if callable(stream) else stream)  # type: ignore[arg-type]
+        iterator = _reading(source, self.where)
+        for number, size in enumerate(sizes, 1):
+            items: list[Item] = []
+            with isolated(generator):
+                _seed_all(_mixed(seed, number), ())
+                for item in itertools.islice(iterator, size):
+                    items.append(self.convert(item, f"{self.where}[{count}]"))
+                    count += 1
+            if len(items) < size:
+                raise DataError(
+                    "a stream ended before its pass",
+                    where=self.where,
+                    found=f"{count} examples",
+                    expected=f"{sum(sizes)} examples in each pass",
+                )
+            yield items
+
+
+def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
+    """Yield what an iterator gives; errors say where it stands."""
+    try:
+        yield from iterator
+    except Exception as error:  # whatever the user's stream raises
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError("an example cannot be read", where=where, found=problem) from error
 
 
 def transformed(value: object, transform: Callable[..., object] | None) -> object:

@@ -19,7 +19,7 @@ The class ``-100`` counts for nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,10 @@ from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
+# From a client's first position, a seed and sizes to minibatches: inputs by name, and targets.
+StreamReader: TypeAlias = Callable[
+    [int, int, Sequence[int]], Iterator[tuple[Mapping[str, Tensor], Tensor]]
+]
 # From positions and a seed to inputs by name, in order, and targets; None: those that are known.
 ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor | None]]
 
@@ -58,6 +62,8 @@ class Split:
             batches have all positions.
         again: Reads examples anew under a seed, as they change from one read to the next. Default:
             they do not.
+        stream: Reads minibatches of a client's stream. Examples then have no positions, and
+            `inputs` and `targets` only say their form and number.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -73,6 +79,7 @@ class Split:
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     mask: str = ""
     again: ExampleReader | None = None
+    stream: StreamReader | None = None
 
     def __post_init__(self) -> None:
         """Check that every input has a target."""
@@ -94,8 +101,27 @@ class Split:
         Returns:
             Inputs `[batch, ...]`, normalised where there are statistics, and their targets.
         """
+        self._check_positions()
         chosen = _as_index(indices)
         return self._normalised(self.inputs[chosen]), self.targets[chosen]
+
+    def _check_positions(self) -> None:
+        """Refuse to read examples of a stream by their positions."""
+        if self.stream is not None:
+            raise DataError(
+                "examples of a stream have no positions",
+                expected="what reads a client's training examples in a pass alone",
+                hint="give the data as a torch dataset with __len__ and __getitem__",
+            )
+
+    def streamed(
+        self, first: int, seed: int, sizes: Sequence[int]
+    ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+        """Yield minibatches of a client's stream, as :meth:`examples` has them."""
+        assert self.stream is not None
+        for rows, targets in self.stream(first, seed, sizes):
+            inputs = [*rows.values()]
+            yield (self._normalised(inputs[0]), *map(_widened, inputs[1:])), targets
 
     def _normalised(self, inputs: Tensor) -> Tensor:
         # Normalised here and not when read: images stay uint8, a quarter of the memory.
@@ -121,6 +147,7 @@ class Split:
             >>> split.examples([0])
             ((tensor([[2, 7, 0]]), tensor([[1, 1, 0]])), tensor([1]))
         """
+        self._check_positions()
         chosen = _as_index(indices)
         if self.again is not None and seed is not None:
             rows, targets = self.again(torch.arange(len(self))[chosen], seed)
@@ -138,7 +165,7 @@ class Split:
     def with_only(self, names: Collection[str]) -> Split:
         """Return the split with only these of the further inputs."""
         beside = {name: more for name, more in self.beside.items() if name in names}
-        return Split(self.inputs, self.targets, self.mean, self.std, beside, again=self.again)
+        return dataclasses.replace(self, beside=beside, mask="")
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,13 +68,14 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
         return "" if client.of is None else f"client {client.of}"
 
     names = list(experiment.data.owners)
+    counted = experiment.data.train.stream is None
     rows = [
         ClientFacts(
             client=client.id,
             tier=client.name,
             name=str(names[client.owner]) if names else owner(client),
             examples=client.examples,
-            classes=list(client.histogram) if world.learning.per_example else [],
+            classes=list(client.histogram) if counted and world.learning.per_example else [],
             malicious=client.id in experiment.malicious,
             of=client.of,
             added=added.get(client.name, []),

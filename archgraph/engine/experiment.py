@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,12 @@ class Experiment:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
         if classes := self.world.clients[client].classes:
             return self.views[classes].shard(client)
+        if self.data.train.stream is not None:
+            train, share = self.data.train, self.shares[client]
+            stream = functools.partial(self._stream, int(share[0]))
+            return Shard(
+                (), train.targets[: len(share)], self.world.clients[client].histogram, stream=stream
+            )
         # `examples` makes tensors of its own, so no client sees another's data.
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram
@@ -150,6 +156,14 @@ class Experiment:
         there = tuple(x.to(device) for x in inputs)
         again = functools.partial(self._again, client) if train.again else None
         return Shard(there, targets.to(device), histogram, mask=mask, again=again)
+
+    def _stream(
+        self, first: int, seed: int, sizes: list[int]
+    ) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
+        """Read a client's stream."""
+        device = self.world.device
+        for inputs, targets in self.data.train.streamed(first, seed, sizes):
+            yield tuple(x.to(device) for x in inputs), targets.to(device)
 
     def _again(
         self, client: int, ids: torch.Tensor, seed: int

@@ -163,9 +163,10 @@ def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:
 def _tensors(split: Split) -> State:
     """Return the tensors of a split by name."""
     statistics = {"mean": split.mean, "std": split.std}
-    tensors = {"inputs": split.inputs, "targets": split.targets}
-    tensors |= {name: t for name, t in statistics.items() if t is not None}
-    return {**tensors, **split.beside}
+    examples = {"inputs": split.inputs, "targets": split.targets, **split.beside}
+    if split.stream is not None:  # one example is all that there is
+        examples = {name: rows[0].clone() for name, rows in examples.items()}
+    return examples | {name: t for name, t in statistics.items() if t is not None}
 
 
 def _owners(data: Dataset) -> State:

@@ -405,7 +405,8 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     Which rows an embedding has is in its weights alone, and indices may be computed from words: so
     the part of the graph that takes integers is run, up to its first results that are real numbers.
     """
-    split = max((data.train, data.test), key=lambda split: int(split.inputs.max()))
+    splits = (data.test,) if data.train.stream is not None else (data.train, data.test)
+    split = max(splits, key=lambda split: int(split.inputs.max()))
     largest = split.inputs.flatten(1).max(1).values
     example = int(largest.argmax())
     (tokens, *others), _ = split.examples([example])  # a copy

@@ -51,6 +51,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.class_heads import class_models
 from archgraph.federation.family import Family, resolve
+from archgraph.federation.world import Uncounted
 from archgraph.graph.ir import Ref
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, allowed, load_experiment
@@ -150,6 +151,8 @@ def prepare(
         )
     selection = None
     with spec.locating("validation"):
+        if dataset.train.stream is not None and spec.validation is not None:
+            raise RunError("examples of a stream cannot be held out", hint="leave validation out")
         shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
@@ -360,7 +363,9 @@ def _world(
             id=i,
             name=member.name,
             examples=len(examples),
-            histogram=tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
+            histogram=Uncounted()
+            if data.train.stream is not None
+            else tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
             classes=member.classes,
         )
         for i, (member, examples) in enumerate(zip(members, shares, strict=True))

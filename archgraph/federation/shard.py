@@ -24,6 +24,7 @@ class Shard:
             Default: batches have all positions.
         again: Reads examples anew, from positions and a seed to inputs and targets: in passes of a
             drawn order. Default: they do not change.
+        stream: Reads minibatches of a stream, from a seed and their sizes, instead of all of this.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -37,6 +38,7 @@ class Shard:
     ids: Tensor | None = None
     mask: int | None = None
     again: Callable[[Tensor, int], tuple[tuple[Tensor, ...], Tensor]] | None = None
+    stream: Callable[[int, list[int]], Iterator[tuple[tuple[Tensor, ...], Tensor]]] | None = None
 
     @property
     def examples(self) -> int:
@@ -49,22 +51,33 @@ class Shard:
         A remainder of one example joins the batch before it: batch statistics need two.
         """
         count = self.examples
+        if self.stream is not None:
+            seed = 0 if generator is None else _drawn_seed(generator)
+            positions = minibatches(torch.arange(count), size)
+            read = self.stream(seed, [len(ids) for ids in positions])
+            for ids, (inputs, targets) in zip(positions, read, strict=True):
+                yield Examples(inputs, targets, ids)
+            return
         order = (
             torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         )
         anew = None if generator is None else self.again
-        seed = torch.randint(2**62, (), generator=generator).item() if anew else 0
+        seed = _drawn_seed(generator) if generator is not None and anew else 0
         # Copied to the data's device once: each copy waits for all work there.
         there = order.to(self.targets.device)
         for ids, at in zip(minibatches(order, size), minibatches(there, size), strict=True):
             if anew is not None:
-                inputs, targets = anew(ids, int(seed))
+                inputs, targets = anew(ids, seed)
             else:
                 inputs = tuple(x.index_select(0, at) for x in self.inputs)
                 targets = self.targets.index_select(0, at)
             if self.mask is not None:
                 inputs, targets = without_padding(inputs, targets, self.mask)
             yield Examples(inputs, targets, ids if self.ids is None else self.ids[ids])
+
+
+def _drawn_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))
 
 
 def without_padding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,26 @@ class Tier:
     def state(self) -> State:
         """Weights before the first round, computed on each access: the memory of one at a time."""
         return self.source if self.own else self.transfer.pull(self.source)
+
+
+class Uncounted(tuple[int, ...]):
+    """Examples per class of a stream, which nobody has counted: whoever reads them is refused."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Refuse."""
+        raise RunError(
+            "the examples of a stream are not counted by class",
+            expected="a strategy, options and metrics that do not ask for them",
+            hint="give the data as a torch dataset with __len__ and __getitem__",
+        )
+
+    def __len__(self) -> int:
+        """Refuse."""
+        return len([*self])
+
+    def __getitem__(self, index: object) -> int:  # type: ignore[override]  # refuses everything
+        """Refuse."""
+        return len([*self])
 
 
 @dataclass(frozen=True)

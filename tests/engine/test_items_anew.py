@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,111 @@ def test_items_that_become_larger_are_refused_in_the_run():
 
     run = ag.run(experiment(1), data=(Growing(*split()), split()), progress=False)
     assert any("differ" in text for text in run.troubles)
+
+
+class Stream:
+    """Examples of a linear rule, drawn as they are asked for; it counts them."""
+
+    def __init__(self, width: int = 6, length: int | None = None) -> None:
+        self.width, self.length, self.reads = width, length, 0
+        self.draws = torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Any:
+        for _ in itertools.count() if self.length is None else range(self.length):
+            self.reads += 1
+            x = torch.rand(self.width, generator=self.draws)
+            yield x, int(x.sum() * 3 / self.width)
+
+
+def streams(examples: int = 40, **more: Any) -> ag.data.Dataset:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.rand(300, 6, generator=draw)
+    y = (x.sum(1) * 0.5).long().clamp(max=2)
+    train = {name: Stream(**more) for name in ("ann", "bob", "cleo")}
+    return dataset_of((train, (x, y)), examples=examples)
+
+
+def test_clients_learn_from_streams_alike_in_any_process(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("archgraph.processes.workers.LEAST", 0)
+    monkeypatch.setattr("archgraph.processes.workers.LEAST_AGAIN", 0)
+
+    def run(rounds: int = 2, **more: Any) -> Any:
+        out = more.pop("out", None)
+        resume = more.pop("resume", False)
+        told = experiment(rounds, **more)
+        return ag.run(told, data=streams(), out=out, resume=resume, progress=False)
+
+    alone = run()
+    assert [client.examples for client in alone.experiment.world.clients] == [40, 40, 40]
+    assert same(weights(alone), weights(run()))
+    assert same(weights(alone), weights(run(engine={"workers": 2})))
+    run(1, out=tmp_path / "run")
+    assert same(weights(alone), weights(run(out=tmp_path / "run", resume=True)))
+    fast = {"epochs": 2, "batch": 8, "lr": 0.5}
+    long = ag.run(experiment(40, local=fast), data=streams(), progress=False)
+    assert long.evaluation["global"]["accuracy"] > 0.9 > alone.evaluation["global"]["accuracy"]
+
+
+def test_each_pass_of_a_stream_is_another_and_reads_what_it_says():
+    data = streams()
+    read = [[x for (x,), _ in data.train.streamed(40, seed, [16, 16, 8])] for seed in (1, 2, 1)]
+    assert [len(x) for x in read[0]] == [16, 16, 8]
+    assert all(torch.equal(a, b) for a, b in zip(read[0], read[2], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(read[0], read[1], strict=True))
+    stream = data.train.stream.args[0].streams[40]  # type: ignore[union-attr]
+    assert stream.reads == 40 + 3 * 40, "the first read, and three passes"
+
+
+STREAMS: dict[str, tuple[Any, str]] = {
+    "no number of examples": (
+        lambda: dataset_of(({"a": Stream()}, split())), "expected examples of a pass.*examples=1000"
+    ),
+    "an iterator": (
+        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9), "ends once.*function"
+    ),
+    "not by client": (
+        lambda: dataset_of((Stream(), split()), examples=9), "give streams by client"
+    ),
+    "one of two": (
+        lambda: dataset_of(({"a": Stream(), "b": split()}, split()), examples=9),
+        "train: b: is not a stream, as others are",
+    ),
+    "examples of no stream": (
+        lambda: dataset_of((split(), split()), examples=9), "counts those of streams"
+    ),
+    "other examples": (
+        lambda: dataset_of(({"a": Stream(width=5)}, split()), examples=9),
+        r"differ from those to test on; found float32 \[5\]; expected float32 \[6\]",
+    ),
+    "too short": (
+        lambda: dataset_of(({"a": Stream(length=5)}, split()), examples=9),
+        "ended before its pass; found 5 examples; expected 9",
+    ),
+    "a partition": (
+        lambda: ag.run(
+            experiment(1, data={"partition": {"scheme": "iid"}}), data=streams(), progress=False
+        ),
+        "partitioned by client already",
+    ),
+    "held out": (
+        lambda: ag.run(experiment(1, validation=0.2), data=streams(), progress=False),
+        "stream cannot be held out",
+    ),
+    "counts of classes": (
+        lambda: ag.run(
+            experiment(1, strategy={"fedavg": {"mask_absent": True}}),
+            data=streams(), progress=False,
+        ),
+        "not counted by class",
+    ),
+    "statistics of training examples": (
+        lambda: streams().train.examples([3]), "examples of a stream have no positions"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_what_streams_cannot_is_refused_in_words(name: str):
+    ask, message = STREAMS[name]
+    with pytest.raises(ag.ArchGraphError, match=message):
+        ask()
