@@ -1,8 +1,8 @@
 """Memory of a run on streams: ``python -m benchmarks.bench_stream``.
 
 Two clients train a linear model on examples of 10,000 numbers that are drawn as they are asked for,
-10 MB and 10 GB in a pass, in two processes. What all processes of the run hold at once (proportional
-set size) is read ten times a second.
+10 MB and 10 GB in a pass, in two processes. What all processes of the run hold at once
+(proportional set size) is read ten times a second.
 """
 
 from __future__ import annotations
