@@ -39,13 +39,19 @@ class ServerSpec(Base):
         default=None, description="η: the server's rate; left out: 1 with momentum, else 0.1"
     )
     momentum: Decay | None = Field(
-        default=None, description="β of momentum: share of the last step in this one; left out: 0.9"
+        default=None,
+        description="β of momentum: share of the last step in this one; left out: 0.9",
+        examples=[0.9],
     )
     beta1: Decay | None = Field(
-        default=None, description="β₁ of the others: decay of the first moment; left out: 0.9"
+        default=None,
+        description="β₁ of the others: decay of the first moment; left out: 0.9",
+        examples=[0.9],
     )
     beta2: Decay | None = Field(
-        default=None, description="β₂ of Adam and Yogi: decay of the second moment; left out: 0.99"
+        default=None,
+        description="β₂ of Adam and Yogi: decay of the second moment; left out: 0.99",
+        examples=[0.99],
     )
     tau: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
@@ -55,6 +61,7 @@ class ServerSpec(Base):
         default=None,
         description="`none`: as in the paper, second moments begin at τ². `flower`: as Flower has "
         "it, they begin at 0 and Adam's rate is corrected; left out: none",
+        examples=["flower"],
     )
 
     @pydantic.model_validator(mode="after")

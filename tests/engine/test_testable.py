@@ -163,5 +163,8 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
             run = ag.run(spec, progress=False)
         assert run.sound
         fields = set(LocalOptions.model_fields)
-        assert fields - read == run.experiment.strategy.unread, entry.name
+        # Programs around `Train` lose what it keeps for `contrast`: they read it, and refuse it.
+        unread = run.experiment.strategy.unread
+        assert (fields - read) - {"contrast"} == unread - {"contrast"}, entry.name
+        assert "contrast" in read | unread, entry.name
     assert torch.is_grad_enabled()

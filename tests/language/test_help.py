@@ -132,7 +132,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("heterofl", ["rates", "mapping to number"]),
         ("fedfa.percentile", ["percentile (fedfa)", "0.95"]),
         ("experiment", ["mapping: a strategy's name to its options"]),
-        ("lr", ["lr (local)", "default 0.1"]),
+        ("local.lr", ["lr (local)", "default 0.1"]),
         ("sample", ["sample (experiment)"]),
     ],
 )
