@@ -150,7 +150,7 @@ HEAVY = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in VISION]
 )
@@ -301,7 +301,7 @@ def transformer(model: str, config: str, options: Mapping[str, object], **inputs
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_of_transformers(name):
     model, config, options, inputs, expected = TRANSFORMERS[name]

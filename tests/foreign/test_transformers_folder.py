@@ -104,7 +104,7 @@ def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     return net, graph, state | spread
 
 
-@pytest.mark.sample(19)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{c.__name__}" for n, c in CASES])
 def test_another_process_computes_the_same(name, cut, fresh, tmp_path):
     net, graph, state = traced(name)

@@ -31,7 +31,7 @@ def test_there_is_no_other_strategy() -> None:
     assert set(STRATEGIES) == {e.name for e in entry_points(group="archgraph.strategies")}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_has_the_same_bits_in_processes(name: str, tmp_path) -> None:
     spec = ag.load_experiment(experiment_of(name, tmp_path))

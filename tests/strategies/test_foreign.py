@@ -170,7 +170,7 @@ def experiment(
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [
