@@ -165,6 +165,8 @@ def prepare(
             )
             for classes in {tier.classes for tier in family.clients if tier.classes}
         }
+    # Those of the run's own data follow from the seed: a fact of one seed would part the seeds.
+    other = public if isinstance(spec.public, NamedData) else None
     return Experiment(
         world=world,
         learnings=learnings,
@@ -186,7 +188,7 @@ def prepare(
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
         # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, public),
+        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, other),
         locating=spec.locating,
     )
 
