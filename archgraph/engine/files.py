@@ -90,7 +90,10 @@ def checked_experiment(
         if not begins:
             # Without numbers: a strategy whose server computes does so on shapes, too.
             world = dataclasses.replace(prepared.world, device="meta")
-            begun(dataclasses.replace(prepared, world=world))
+            try:
+                begun(dataclasses.replace(prepared, world=world))
+            except (NotImplementedError, RuntimeError):  # one that chooses by weights needs some
+                begun(prepare(spec, imagined=data, family=family))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
     notes = () if data is None else data.notes
     return "; ".join((text, *notes, *(f"{name} {NOT_IMPORTED}" for name in closed)))

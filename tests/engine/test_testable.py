@@ -23,8 +23,10 @@ from archgraph.federation import (
     Work,
     World,
 )
+from archgraph.language.checking import verdicts
 from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
 from archgraph.language.local import LocalOptions
+from tests.engine.families import experiment_of
 
 DIGITS = Path(__file__).parents[2] / "specs" / "experiments" / "fedfa_digits.yaml"
 
@@ -168,3 +170,10 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert (fields - read) - {"contrast"} == unread - {"contrast"}, entry.name
         assert "contrast" in read | unread, entry.name
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["fiarse", "flexfl_pool"])
+def test_a_check_gives_numbers_to_strategies_that_choose_by_them(name: str, tmp_path: Path):
+    """The others begin on shapes alone."""
+    (verdict,) = verdicts([experiment_of(name, tmp_path)])
+    assert verdict.good, verdict.note
