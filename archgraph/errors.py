@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TypedDict
 
 
@@ -124,3 +125,27 @@ class DataError(ArchGraphError):
 
 class RunError(ArchGraphError):
     """A run cannot start, continue or be recorded."""
+
+
+_OS_WORDS = {
+    errno.ENOENT: "nothing of this name",
+    errno.ENOTDIR: "a file where a folder has to be",
+    errno.EISDIR: "a folder",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "a disk that cannot be written",
+    errno.ENOSPC: "a full disk",
+    errno.ENAMETOOLONG: "a name that is too long",
+    errno.ELOOP: "links that lead in a circle",
+}
+
+
+def os_reason(error: Exception) -> str:
+    """Return what stands in the way of reading or writing a file, to go on after "found".
+
+    >>> os_reason(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    'nothing of this name'
+    """
+    code = getattr(error, "errno", None)
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return _OS_WORDS.get(code, text) if code is not None else text

@@ -66,13 +66,17 @@ class Mistake(ValueError):
     Args:
         message: The mistake, as a short fact.
         place: Keys from the examined value down to the mistake.
+        other: Keys down to what it conflicts with, whose line is told, too.
         **facts: What was found, what was expected, how to fix it.
     """
 
-    def __init__(self, message: str, *, place: Place = (), **facts: Unpack[ErrorFacts]) -> None:
+    def __init__(
+        self, message: str, *, place: Place = (), other: Place = (), **facts: Unpack[ErrorFacts]
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.place = place
+        self.other = other
         self.facts = facts
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
@@ -47,7 +47,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
             with contextlib.suppress(OSError):  # the first error says more
                 Path(draft).unlink()
         raise RunError(
-            "cannot write the file", where=str(target), found=error.strerror or str(error)
+            "cannot write the file", where=str(target), found=os_reason(error)
         ) from error
     return target
 

@@ -101,7 +101,7 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         (0.5, 0.375, 0.25)
     """
 
-    paper, year, serves = "AdaptiveFL", 2024, ("width",)
+    paper, year, serves = "AdaptiveFL", 2024, ("width", "depth")
 
     starts: tuple[float, ...] = (0.5, 0.375, 0.25)  # of VGG-16's 16 layers 8, 6 and 4
     choice: Literal["drawn", "largest"] = "drawn"

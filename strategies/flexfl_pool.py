@@ -141,7 +141,7 @@ class FlexFLPool(fl.Averaging, fl.Masking):
         3.0
     """
 
-    paper, year, serves = "FlexFL", 2024, ("width",)
+    paper, year, serves = "FlexFL", 2024, ("width", "depth")
     unread = frozenset({"contrast"})  # it trains several sizes at once
     one_head = "smaller submodels, with whole heads, teach the larger ones"
 

@@ -49,7 +49,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
     paper = "HeteroFL"
     year = 2021
-    serves = ("width",)
+    serves = ("width", "depth")
 
     mode: Literal["fix", "dynamic"] = "fix"
     rates: Mapping[str, float] = field(default_factory=dict)

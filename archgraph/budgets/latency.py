@@ -20,7 +20,7 @@ from archgraph.analysis.cost_polynomial import (
 )
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.presence import Needs
-from archgraph.errors import GraphError, RunError, SpecError
+from archgraph.errors import GraphError, RunError, SpecError, os_reason
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph, Leaf, Node, per_graph, show, walk
@@ -269,7 +269,7 @@ def _json(path: Path) -> Json:
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os_reason(error)
         raise RunError("cannot be read", where=str(path), found=reason) from error
     except (RecursionError, ValueError) as error:
         raise SpecError("is not JSON", where=str(path), found=str(error)[:200]) from error

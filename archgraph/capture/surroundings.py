@@ -41,6 +41,32 @@ _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dty
 
 
 @contextlib.contextmanager
+def recording(model: nn.Module) -> Iterator[None]:
+    """Let autograd record, also for a model that was made in inference mode, or is traced in it.
+
+    Tensors that were made there cannot be recorded, ever: copies stand in for them.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        copies: dict[int, Tensor] = {}  # tied weights stay tied
+        swapped: list[tuple[dict[str, Any], str, Tensor]] = []
+        for module in model.modules():
+            owners: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for owner in owners:
+                for name, tensor in owner.items():
+                    if tensor is not None and tensor.is_inference():
+                        swapped.append((owner, name, tensor))
+                        copy = tensor.detach().clone()
+                        if isinstance(tensor, nn.Parameter):
+                            copy = nn.Parameter(copy, tensor.requires_grad)
+                        owner[name] = copies.setdefault(id(tensor), copy)
+        try:
+            yield
+        finally:
+            for owner, name, tensor in swapped:
+                owner[name] = tensor
+
+
+@contextlib.contextmanager
 def spelt_forward(
     model: nn.Module, keywords: Mapping[str, object], register: bool = False
 ) -> Iterator[None]:

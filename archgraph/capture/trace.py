@@ -35,6 +35,7 @@ from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import open_axes, with_signature
 from archgraph.capture.spell import OneMode, canonical
+from archgraph.capture.surroundings import recording
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import (
     extra_state,
@@ -148,6 +149,20 @@ def trace(
         %conv1d: float32[batch, 2, (length + 1) // 2 - 2] = \
 aten.conv1d(input=%input, weight=weight, bias=bias, stride=(2,))
     """
+    with recording(model):
+        return _captured(model, args, kwargs, train, strict, verify, name, open)
+
+
+def _captured(
+    model: nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    train: bool,
+    strict: bool,
+    verify: bool,
+    name: str,
+    open: Mapping[str, Mapping[int, str]],
+) -> Traced:
     with _explaining_tuples(args):
         _check_ready(model, args, kwargs)
         axes = open_axes(model, (args, kwargs), open)

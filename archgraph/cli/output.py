@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from archgraph.errors import RunError, SpecError
+from archgraph.errors import RunError, SpecError, os_reason
 from archgraph.plain import Json
 from archgraph.tables import wrapped
 
@@ -38,7 +38,7 @@ def message(error: Exception) -> str:
     """Return one line about an error."""
     # All mistakes read alike, wherever they come from.
     if isinstance(error, OSError):
-        error = RunError(error.strerror or str(error), where=error.filename)
+        error = RunError("cannot be used", where=error.filename, found=os_reason(error))
     if isinstance(error, RecursionError):  # YAML, or a graph's text
         error = SpecError("is nested too deeply")
     return str(error)

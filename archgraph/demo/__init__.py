@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _empty(folder: Path) -> Path:
         except FileExistsError:  # a file has the name
             pass
         except OSError as error:
-            reason = error.strerror
+            reason = os_reason(error)
             raise RunError("cannot write the folder", where=str(candidate), found=reason) from error
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")

@@ -7,7 +7,7 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 
 # Files of `archgraph/specs` that are copied: all that the commands of the pages name.
 COPIED = (
@@ -48,5 +48,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
         with resources.as_file(resources.files("archgraph.demo") / "start.md") as text:
             shutil.copyfile(text, root / "README.md")
     except OSError as error:
-        raise RunError("cannot write the folder", where=str(root), found=error.strerror) from error
+        raise RunError(
+            "cannot write the folder", where=str(root), found=os_reason(error)
+        ) from error
     return root

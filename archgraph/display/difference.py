@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,11 +88,38 @@ def correspondence_table(matched: Correspondence) -> Table:
 
 def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
     """Merge equal differences into one row."""
-    first, last = items[0], items[-1]
+    first = items[0]
     part = first.level if len(items) == 1 else plural(len(items), first.level, SEVERAL[first.level])
-    names = between(first.a, last.a) or "–", between(first.b, last.b) or "–"
+    names = (_ranges([item.a for item in items]), _ranges([item.b for item in items]))
     sizes = ("" if v is None else str(v) for v in (first.before, first.after))
     return (first.kind, part, *names, *sizes)
+
+
+def _ranges(names: Sequence[str]) -> str:
+    """Write names that follow one another as one, and where they do not as several.
+
+    >>> _ranges(["a.3", "a.4", "a.5", "b.2", "b.3"]), _ranges(["a.0", "a.2"]), _ranges([""])
+    ('a.3–5, b.2–3', 'a.0, a.2', '–')
+    """
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(dict.fromkeys(between(run[0], run[-1]) for run in runs)) or "–"
+
+
+def _follows(name: str, other: str) -> bool:
+    """Return whether a name is another one with one number larger by 1, or the same."""
+    parts = [re.split(r"(\d+)", text) for text in (name, other)]
+    if len(parts[0]) != len(parts[1]):
+        return False
+    apart = [(x, y) for x, y in zip(*parts, strict=True) if x != y]
+    if len(apart) != 1:
+        return not apart
+    ((x, y),) = apart
+    return x.isdigit() and y.isdigit() and int(y) == int(x) + 1
 
 
 def diff(a: ArchGraph, b: ArchGraph) -> Difference:

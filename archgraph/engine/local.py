@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
@@ -199,7 +201,9 @@ def run(
         resumable(folder)
     # Before the data is read: a folder that cannot be written should not cost minutes.
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
-    with free or contextlib.nullcontext():
+    # A caller's `no_grad` or `inference_mode` is for the caller's own tensors.
+    unaffected = torch.inference_mode(False), torch.enable_grad()
+    with free or contextlib.nullcontext(), unaffected[0], unaffected[1]:
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:

@@ -48,10 +48,10 @@ def trained(
     models = private_models(strategy, world, strategy.evaluated(world, server), every=True)
     private = {client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()}
 
-    def state_of(model: Evaluated, state: State) -> State:
+    def as_run(model: Evaluated, state: State) -> State:
         return as_tested(setup, model, state) if tested else state
 
-    return dict(versions(models, private, state_of))
+    return dict(versions(models, private, as_run))
 
 
 def versions(

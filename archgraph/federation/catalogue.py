@@ -30,7 +30,7 @@ def strategy_table() -> Table:
 
     Example:
         >>> next(row for row in strategy_table().rows if row[0] == "heterofl")[:4]
-        ('heterofl', 'HeteroFL', '2021', 'width')
+        ('heterofl', 'HeteroFL', '2021', 'width, depth')
     """
     rows = []
     for name in strategy_names():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archgraph.errors import GraphError, RunError
+from archgraph.errors import GraphError, RunError, os_reason
 from archgraph.files import sync
 from archgraph.states.lazy import LazyState
 
@@ -165,7 +165,7 @@ def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD
             index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os_reason(error)
         raise RunError("cannot write the weights", where=str(folder), found=reason) from error
     sync(folder)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from archgraph.capture.surroundings import replaced
 from archgraph.capture.trace import trace
-from archgraph.errors import GraphError, RunError, TraceWarning
+from archgraph.errors import GraphError, RunError, TraceWarning, os_reason
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.folder_weights import FolderWeights
 from archgraph.foreign.graph_comparison import first_unequal
@@ -315,7 +315,7 @@ def _rewrite_folder(
                 folder.rmdir()
             draft.replace(folder)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os_reason(error)
         raise RunError("cannot write the folder", where=str(folder), found=reason) from error
     return fit.changes(arguments)
 

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 from archgraph.states import wire
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def on_disk(state: State) -> dict[str, Tensor]:
         raise RunError(
             "clients' states cannot be written",
             where=tempfile.gettempdir(),
-            found=getattr(error, "strerror", None) or str(error),
+            found=os_reason(error),
             hint="free some space, name another folder in TMPDIR, or allow more memory",
         ) from error
     finally:

@@ -418,8 +418,8 @@ class ExperimentSpec(FromFile):
         if "python" in value:
             name = value["python"]
             if not (isinstance(name, str) and all(name.partition(":"))):
-                facts = {"found": repr(name), "expected": "package.module:Class"}
-                raise Mistake("does not name a Python class", place=("python",), **facts)
+                message, expected = "does not name a Python class", "package.module:Class"
+                raise Mistake(message, place=("python",), found=repr(name), expected=expected)
         elif len(value) != 1:
             names = ", ".join(map(str, value)) or "none"
             raise Mistake(
@@ -428,8 +428,8 @@ class ExperimentSpec(FromFile):
         else:
             ((name, options),) = value.items()
             if not isinstance(options, dict | None):
-                facts = {"found": repr(options), "expected": "a mapping, e.g. {percentile: 0.95}"}
-                raise Mistake("must be options by name", place=(name,), **facts)
+                message, expected = "must be options by name", "a mapping, e.g. {percentile: 0.95}"
+                raise Mistake(message, place=(name,), found=repr(options), expected=expected)
         return value
 
     @pydantic.model_validator(mode="after")

@@ -19,6 +19,8 @@ from archgraph.plain import Json
 ParamValue = int | float | str | bool | None
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
+# Arithmetic without a name, `16 * 6`: text that no option means otherwise.
+_ARITHMETIC = re.compile(r"[\s(]*\d+[\s)]*([-+*/%]+[\s(]*\d+[\s)]*)+")
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,10 +33,19 @@ _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
 def is_expression(value: object) -> bool:
     """Return whether a YAML value has to be evaluated.
 
-    >>> is_expression("$width * 6"), is_expression("relu")
-    (True, False)
+    >>> is_expression("$width * 6"), is_expression("16 * 6"), is_expression("relu")
+    (True, True, False)
     """
-    return isinstance(value, str) and "$" in value
+    return isinstance(value, str) and ("$" in value or _ARITHMETIC.fullmatch(value) is not None)
+
+
+def names_in(value: object) -> list[str]:
+    """Return the parameters that an expression names.
+
+    >>> names_in("$width * $factor"), names_in(8)
+    (['width', 'factor'], [])
+    """
+    return _NAME.findall(value) if isinstance(value, str) else []
 
 
 def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
@@ -71,7 +82,18 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep parentheses
         expected = "integers, $names, + - * // % ( )"
-        raise Mistake("is not an expression", found=repr(text), expected=expected) from None
+        plain = re.sub(r"\$\{([^}]*)\}", r"\1", text)
+        name = plain.strip().isidentifier()
+        hint = f"without braces: {'$' * name}{plain.strip()}" if plain != text else _bare(text)
+        raise Mistake(
+            "is not an expression", found=repr(text), expected=expected, hint=hint
+        ) from None
+
+
+def _bare(text: str) -> str | None:
+    """Return advice for numbers and keywords of Python that stand behind a `$`."""
+    plain = re.sub(r"\$(?=\d)", "", text)
+    return f"names alone have a $: {plain}" if plain != text else None
 
 
 def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:

@@ -166,7 +166,7 @@ class FamilySpec(FromFile):
         if absent and (self.choose or self.change != Rewrites()):
             key = "choose" if self.choose else "change"
             raise Mistake("belongs to a global model, but the family has none", place=(key,))
-        names: set[str] = set()
+        names: dict[str, int] = {}
         for index, member in enumerate(self.clients):
             loc: Place = ("clients", index)
             if absent and member.model is None:
@@ -179,8 +179,10 @@ class FamilySpec(FromFile):
             # Shares, `also` and figures name a kind of client.
             if member.name in names:
                 message, loc = "names two kinds of client alike", (*loc, "name")
-                raise Mistake(message, place=loc, found=repr(member.name))
-            names.add(member.name)
+                other: Place = ("clients", names[member.name], "name")
+                hint = "give each a name of its own; more clients of one kind are count: 2"
+                raise Mistake(message, place=loc, other=other, found=repr(member.name), hint=hint)
+            names[member.name] = index
         return self
 
     def rewrites(self) -> Iterator[Rewrites]:

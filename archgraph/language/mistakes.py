@@ -65,8 +65,16 @@ def raise_mistake(
     first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
     inner = where(first)
     if first["type"] not in ("extra_forbidden", "missing"):
-        # Of a union's members, the one that came furthest says most.
-        first = max(errors, key=lambda e: (where(e)[: len(inner)] == inner, len(e["loc"])))
+        # Of a union's members, the one that came furthest says most; one that was read as a whole
+        # came further than one that is of another type.
+        first = max(
+            errors,
+            key=lambda e: (
+                where(e)[: len(inner)] == inner,
+                e["type"] == "value_error",
+                len(e["loc"]),
+            ),
+        )
         inner = where(first)
     key = str(first["loc"][-1]) if first["loc"] else ""
     match first["type"]:
@@ -80,7 +88,9 @@ def raise_mistake(
         case "value_error":
             cause = first["ctx"]["error"]
             if isinstance(cause, Mistake):
-                document.fail((*inner, *cause.place), cause.message, **cause.facts)
+                line = document.lines.get((*inner, *cause.other)) if cause.other else None
+                message = cause.message + (f", as on line {line}" if line else "")
+                document.fail((*inner, *cause.place), message, **cause.facts)
             document.fail(inner, str(cause), found=abbreviate(first["input"]))
         case "literal_error" | "union_tag_invalid":
             _fail_choice(document, first, inner)

@@ -24,7 +24,7 @@ from archgraph.language.expression import ParamValue, is_expression
 from archgraph.language.mistakes import abbreviate
 from archgraph.plain import Json
 
-Expression = Annotated[str, Field(pattern=r"\$")]
+Expression = Annotated[str, Field(pattern=r"\$|^[\s\d()]+[-+*/%][\s\d()*/%+-]*$")]
 
 
 def _count(value: object) -> object:

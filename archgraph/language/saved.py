@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archgraph.errors import RunError, SpecError
+from archgraph.errors import RunError, SpecError, os_reason
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 
@@ -83,7 +83,7 @@ def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
                 shutil.rmtree(folder)
             draft.replace(folder)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os_reason(error)
         raise RunError("cannot write the folder", where=str(folder), found=reason) from error
     return folder
 

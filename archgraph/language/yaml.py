@@ -20,7 +20,7 @@ from typing import NoReturn, Unpack
 import yaml
 from yaml import Event, MarkedYAMLError, ScalarEvent
 
-from archgraph.errors import ErrorFacts, SpecError
+from archgraph.errors import ErrorFacts, SpecError, os_reason
 from archgraph.fields import Place
 from archgraph.language.document import Document
 from archgraph.language.mistakes import abbreviate
@@ -223,7 +223,7 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = os_reason(error)
         raise SpecError("cannot be read", where=_printable(path), found=reason) from None
     if len(data) > limit:
         raise SpecError("is too large", where=str(path), expected=f"at most {limit} bytes")

@@ -12,7 +12,7 @@ import torch
 
 from archgraph.capture.export import export_program
 from archgraph.capture.surroundings import quiet
-from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError
+from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError, os_reason
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import BATCH_WORD, ArchGraph, Leaf, Polynomial, Record, Ref, Value, refs
 from archgraph.graph.passes import specialise
@@ -102,7 +102,7 @@ def export_onnx(
             for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
                 file.replace(target.parent / file.name)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os_reason(error)
         raise RunError("cannot write the file", where=str(target), found=reason) from error
     return target
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from archgraph.errors import GraphError, SpecError
+from archgraph.errors import GraphError, SpecError, os_reason
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.limits import LIMITS
 from archgraph.onnx import require_packages
@@ -84,7 +84,7 @@ def _proto(path: Path) -> onnx.ModelProto:
         proto = onnx.load(path, load_external_data=False)
         onnx.checker.check_model(path)
     except OSError as error:
-        raise SpecError("cannot be read", where=str(path), found=error.strerror) from error
+        raise SpecError("cannot be read", where=str(path), found=os_reason(error)) from error
     except (DecodeError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
         raise SpecError("is not an ONNX file", where=str(path), found=reason) from error

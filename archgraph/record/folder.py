@@ -31,7 +31,7 @@ from typing import IO
 
 from safetensors import SafetensorError
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 from archgraph.files import write
 from archgraph.hints import listed
 from archgraph.plain import Json, differences, digest
@@ -475,7 +475,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise RunError(
             "cannot write the run folder",
             where=str(folder),
-            found=getattr(error, "strerror", None) or str(error),
+            found=os_reason(error),
             hint="choose a folder that can be written, on a disk with space",
         ) from error
 

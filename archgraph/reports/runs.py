@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from archgraph.analysis.cost import Cost, cost
 from archgraph.data.validation import Selection
 from archgraph.engine.clients import ClientFacts, read_clients
-from archgraph.errors import ArchGraphError, RunError
+from archgraph.errors import ArchGraphError, RunError, os_reason
 from archgraph.fields import GLOBAL
 from archgraph.notebook import framed, page_text
 from archgraph.plain import Json
@@ -192,7 +192,9 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
         raise RunError(
             "not a run folder",
             where=str(path),
-            found=f"{error.strerror}: {Path(error.filename or path).name}",
+            found=f"no {Path(error.filename or path).name} in it"
+            if path.is_dir()
+            else os_reason(error),
             expected="run.yaml and metrics.jsonl",
         ) from error
     return Log(path, config, tuple(parsed(raw, path / "metrics.jsonl")))

@@ -277,5 +277,5 @@ class _Identity:
             name = refs[0]
 
     def _refuse(self, reason: str) -> NoReturn:
-        problem, hint = "block cannot start as the identity", "graft() repeats the last block"
+        problem, hint = "block cannot start as the identity", "graft repeats the last block"
         raise RewriteError(problem, where=self.block.name, found=reason, hint=hint)

@@ -70,7 +70,9 @@ def skip(
             continue
         if not block.removable:
             problem, reason = "block cannot be left out", block.reason
-            hint = "keep_projection=True leaves its body out" if projected else None
+            option = f"skip: {{blocks: [{block.name}], keep_projection: true}}"
+            way = f"{option} (in Python keep_projection=True) leaves its body out"
+            hint = way if projected else None
             raise RewriteError(problem, where=block.name, found=reason, hint=hint)
         gone.add(block.name)
         terms.update(block.terms)

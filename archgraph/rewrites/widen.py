@@ -68,7 +68,8 @@ def widen(
     parts, refused = compensation(copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
-        hint = "a multiple of its size, approximate=True, or leave it out"
+        inexact = "approximate: true (in Python approximate=True)"
+        hint = f"a multiple of its size, {inexact}, or leave it out"
         raise RewriteError("cannot be widened exactly", where=axis, found=reason, hint=hint)
     wide = copies.rewritten
     entries = dict(wide.transfer.entries)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from archgraph.analysis.axes import Axis
-from archgraph.errors import RejectedUpdate, RewriteError
+from archgraph.errors import RejectedUpdate, RewriteError, os_reason
 from archgraph.files import write
 from archgraph.hints import unknown
 from archgraph.states.wire import decode, encode
@@ -182,7 +182,7 @@ class Importance:
             }
             return cls(losses=losses, **content)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os_reason(error)
             raise RewriteError(problem, where=str(path), found=reason, expected=expected) from None
         except (RejectedUpdate, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.errors import RunError
+from archgraph.errors import RunError, os_reason
 from archgraph.states import wire
 from archgraph.states.state import State
 
@@ -84,5 +84,5 @@ class Spill:
         except OSError as error:
             problem = f"clients' updates cannot be written to {tempfile.gettempdir()}"
             hint = "free some space, or name another folder in TMPDIR"
-            raise RunError(problem, found=error.strerror or str(error), hint=hint) from error
+            raise RunError(problem, found=os_reason(error), hint=hint) from error
         return stored

@@ -236,7 +236,8 @@ MISTAKES = {
     "two tiers of one name": Mistake(
         family("name: half", "name: whole"),
         RUN,
-        "family.yaml:6: clients[1].name: names two kinds of client alike; found 'whole'",
+        "family.yaml:6: clients[1].name: names two kinds of client alike, as on line 5; found "
+        "'whole'; give each a name of its own; more clients of one kind are count: 2",
     ),
     "a tier without clients": Mistake(
         family("count: 3", "count: 0"),
@@ -332,13 +333,13 @@ MISTAKES = {
     ),
     "no classifier at the end": Mistake(
         {
-            **model("global_avg_pool, flatten, ", ""),
+            **model("global_avg_pool, flatten, ", "permute: [0, 2, 3, 1], "),
             **experiment("heterofl", "fedavg"),
             **family("take: 0.5", "model: model.yaml"),
         },
         RUN,
         "experiment.yaml:3: family: tiny: the model's output does not fit classification; "
-        "found [batch, 4, 8, 10]; expected [batch, 10]: a logit for each of 10 classes "
+        "found [batch, 8, 8, 10]; expected [batch, 10]: a logit for each of 10 classes "
         "(digits); flatten, or pool, in front of the classifier",
     ),
     "another number of classes": Mistake(
@@ -469,7 +470,7 @@ MISTAKES = {
     "a folder without a run": Mistake(
         {},
         "compare nowhere",
-        "nowhere: not a run folder; found No such file or directory: run.yaml; expected "
+        "nowhere: not a run folder; found nothing of this name; expected "
         "run.yaml and metrics.jsonl",
     ),
     "a picture of another kind": Mistake(

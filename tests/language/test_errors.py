@@ -360,9 +360,7 @@ def test_mistakes_in_other_forms(text: str, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load(tmp_path / "none.yaml")
-    assert str(error.value) == (
-        f"{tmp_path}/none.yaml: cannot be read; found No such file or directory"
-    )
+    assert str(error.value) == (f"{tmp_path}/none.yaml: cannot be read; found nothing of this name")
 
 
 FAMILY = """\
@@ -396,7 +394,8 @@ clients:
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices"),
         ("name: b", "name: a",
-         "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'"),
+         "f.yaml:5: clients[1].name: names two kinds of client alike, as on line 4; found 'a'; "
+         "give each a name of its own; more clients of one kind are count: 2"),
         ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
          "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],

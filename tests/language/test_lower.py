@@ -234,6 +234,19 @@ REFERENCES: list[tuple[Any, list[int], Any, str]] = [
     ({"softmax": {"dim": 1}}, IMAGE, nn.Softmax(1), "softmax"),
     ({"log_softmax": {"dim": 1}}, IMAGE, nn.LogSoftmax(1), "log_softmax"),
     ({"max_pool": 2}, IMAGE, nn.MaxPool2d(2), "pool"),
+    ({"upsample": 2}, IMAGE, nn.Upsample(scale_factor=2), "upsample"),
+    (
+        {"upsample": {"factor": [2, 3], "mode": "linear"}},
+        IMAGE,
+        nn.Upsample(scale_factor=(2, 3), mode="bilinear"),
+        "upsample",
+    ),
+    (
+        {"conv_transpose": {"out": 8, "kernel": 3, "groups": 2}},
+        IMAGE,
+        nn.ConvTranspose2d(IMAGE[0], 8, 3, 2, 1, 1, groups=2),
+        "conv_transpose",
+    ),
     (
         {"max_pool": {"kernel": 3, "stride": 2, "padding": "same"}},
         IMAGE,

@@ -335,7 +335,9 @@ def test_folder_in_use_is_refused_untouched(experiment, tmp_path):
 
 def test_folder_that_cannot_be_written(experiment, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write the run folder; found Not a directory"):
+    with pytest.raises(
+        RunError, match="cannot write the run folder; found a file where a folder has to be"
+    ):
         execute(experiment(rounds=1), out=tmp_path / "file" / "run")
     with pytest.raises(RunError, match="cannot write the run folder"):
         execute(experiment(rounds=1), out=Path("/proc/run"))
@@ -344,7 +346,7 @@ def test_folder_that_cannot_be_written(experiment, tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_folder_without_permission(experiment, tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(RunError, match="cannot write the run folder; found Permission denied"):
+    with pytest.raises(RunError, match="cannot write the run folder; found no permission"):
         execute(experiment(rounds=1), out=tmp_path / "run")
 
 
@@ -353,7 +355,7 @@ def test_folder_that_takes_no_file_is_refused_before_any_work(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    with pytest.raises(RunError, match="cannot write the run folder; found No space"):
+    with pytest.raises(RunError, match="cannot write the run folder; found a full disk"):
         with reserved(tmp_path / "run"):
             raise AssertionError("the work has begun")
 
@@ -424,7 +426,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
         loop.start(setup.strategy.init(setup.world))
         loop.round()
         monkeypatch.setattr("archgraph.states.wire.save_file", full)
-        with pytest.raises(RunError, match="found No space left on device"):
+        with pytest.raises(RunError, match="found a full disk"):
             loop.round()
     names = [p.name for p in (tmp_path / "checkpoints").iterdir()]
     assert sorted(names) == ["round-000000", "round-000001"]

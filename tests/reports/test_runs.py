@@ -95,7 +95,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError) as caught:
         read_run(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}: not a run folder; found No such file or directory: run.yaml; "
+        f"{tmp_path}: not a run folder; found no run.yaml in it; "
         "expected run.yaml and metrics.jsonl"
     )
 

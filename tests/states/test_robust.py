@@ -376,7 +376,7 @@ def test_a_full_disk_is_said(call):
 
     spill = Spill()
     real, spill._file = spill._file, Full()  # type: ignore[assignment]
-    with pytest.raises(RunError, match=r"cannot be written to .*; found No space left"):
+    with pytest.raises(RunError, match=r"cannot be written to .*; found a full disk"):
         spill.put({"x": torch.ones(2)})
 
 

@@ -20,8 +20,6 @@ REWRITES = {
     "width": lambda graph: ag.take(graph, 0.5),
     "depth": lambda graph: ag.shorten(graph, {"layer1": 2}),
 }
-# The paper has none, and nothing is in the way of it: the last three take parameters from a tier.
-MORE = {(name, "depth") for name in ("heterofl", "fiarse", "adaptivefl_pool", "flexfl_pool")}
 
 
 @pytest.mark.parametrize("kind", sorted(REWRITES))
@@ -33,7 +31,7 @@ def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str
     strategy = find_strategy(name)
     # Those with exits need them for whatever else they serve.
     served = {kind, "any"} & set(strategy.serves) and "exits" not in strategy.serves
-    if served or (name, kind) in MORE:
+    if served:
         assert strategy().init(world)
     else:
         with pytest.raises(ag.RunError):
@@ -86,5 +84,5 @@ def test_a_shared_option_has_one_sentence_and_a_method_may_say_it_in_its_own_way
 def test_the_command_prints_the_table():
     printed = CliRunner().invoke(app, ["strategies", "--markdown"])
     assert printed.exit_code == 0
-    assert "| heterofl | HeteroFL | 2021 | width |" in printed.output
+    assert "| heterofl | HeteroFL | 2021 | width, depth |" in printed.output
     assert "`take`" in printed.output

@@ -10,6 +10,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
@@ -42,7 +43,7 @@ def lower(
         SpecError: If it cannot be built, with file, line and key.
         GraphError: If the whole breaks a law that no step could break alone.
     """
-    reader = StepReader(document, choose(document, model, choices or {}))
+    reader = StepReader(document, choose(document, model, choices or {})).resolved()
     reader.check()
     return _Lowering(reader).graph()
 
@@ -69,6 +70,7 @@ class _Lowering:
         self.places: dict[str, Place] = {}  # node → the step that made it
         self.nesting: list[str] = []
         self.unfolded = 0  # steps so far
+        self.maps: set[Ref] = set()  # values [batch, channel, size, size, …]
 
     # -- the whole ------------------------------------------------------------------------
 
@@ -79,6 +81,8 @@ class _Lowering:
         for name, spec in model.inputs.items():
             shape = (Polynomial.of(s) if isinstance(s, str) else s for s in model.shape(name))
             values[name] = self.draft.input(name, TensorType(tuple(shape), spec.dtype), sizes)
+            if _is_image(spec.shape):
+                self.maps.add(values[name])
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
         # Known beforehand, so that an error tells "made later" from "unknown".
         later = frozenset(labels | {s.name for s in model.sections})
@@ -212,7 +216,11 @@ class _Lowering:
         # A block in place has no parameters of its own: it sees those of the block around.
         defaults = block.params if isinstance(block, BlockSpec) else {}
         # Inner names hide outer ones, as in Python.
-        params = {**outer.params, **defaults, **arguments}
+        params = {**outer.params, **arguments}
+        for key, value in defaults.items():
+            # In order, so that a default may be computed from parameters before it.
+            if key not in arguments:
+                params[key] = self.reader.parameter(value, params, (*loc, "params", key))
         for key in defaults:
             if params[key] is None:
                 self.document.fail(user, f"lacks the parameter {key!r} of block {loc[-1]!r}")
@@ -224,7 +232,10 @@ class _Lowering:
         if kind is not None:
             norm = _is_norm(self.reader.step_name(block.steps[-1], scope.params, loc))
             shortcut = Shortcut(self.reader, self.draft, scope, (*loc, "shortcut"), kind, norm)
-            y = shortcut.add(x, y)
+            added = shortcut.add(x, y)
+            if y in self.maps:
+                self.maps.add(added)
+            y = added
         # Behind the sum: what ResNets apply to it (a ReLU), and pre-activation nets leave out.
         y = self._steps(block.after, (*loc, "after"), scope, y, modules[count:])
         self.nesting.pop()
@@ -333,11 +344,37 @@ class _Lowering:
         site = Site(self.draft, path, lambda name: find(name, other), normalised)
         # A step may append several operators: errors about any of them point at its line.
         before = len(self.draft.nodes)
+        spatial = len(self.draft.shape(inputs[0])) - 2 if inputs[0] in self.maps else 0
+        # A layer norm may take the channels in, too.
+        if row.axes == "last" and spatial > 1 and getattr(options, "axes", 1) <= spatial:
+            self._fail_on_maps(step.name, inputs[0], inner)
         with reader.guard(inner):
             result = row.emit(site, options, inputs)
+        if row.axes == "maps" or (row.axes == "same" and inputs[0] in self.maps):
+            self.maps.add(result)
         for name in itertools.islice(self.draft.nodes, before, None):
             self.places[name] = loc
         return result
+
+    def _fail_on_maps(self, name: str, x: Ref, loc: Place) -> NoReturn:
+        """Refuse what would work on one of the spatial axes: mostly a forgotten flatten."""
+        sizes = ", ".join(map(str, self.draft.shape(x)[1:]))
+        self.document.fail(
+            loc,
+            "works on the last axis, which is a spatial one here",
+            found=f"[{sizes}]: channels, then sizes",
+            expected="flatten, or global_avg_pool and flatten, in front of it",
+            hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; for the "
+            f"last axis indeed: aten.{name}",
+        )
+
+
+def _is_image(sizes: Sequence[int | str]) -> bool:
+    """Return whether an input is one grey or colour image: channels, height, width."""
+    match sizes:
+        case (1 | 3, height, width):
+            return all(isinstance(size, str) or size > 3 for size in (height, width))
+    return False
 
 
 def _is_norm(name: str) -> bool:

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 import pydantic
 
-from archgraph.errors import ErrorFacts, GraphError
+from archgraph.errors import GraphError
 from archgraph.fields import Mistake, Place
 from archgraph.hints import nearest, unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.elsewhere import suggestion
-from archgraph.language.expression import ParamValue, is_expression, resolve_expressions
+from archgraph.language.expression import (
+    ParamValue,
+    evaluate,
+    is_expression,
+    names_in,
+    resolve_expressions,
+)
+from archgraph.language.lowering.scope import CHANNELS, FEATURES, INPUT
 from archgraph.language.mistakes import abbreviate, raise_mistake
 from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
 from archgraph.language.steps import StepOptions
 from archgraph.plain import Json
 
 Read = TypeVar("Read", bound=StepOptions)
+
+SIZES = {CHANNELS: "the size of axis 1", FEATURES: "the size of the last axis"}
+"""Names that parameters would hide."""
+RESERVED = SIZES | {
+    field.alias or name: "an option of every step"
+    for name, field in StepOptions.model_fields.items()
+}
+"""Names that a parameter of a block cannot have, since it could not be given."""
 
 
 class BlockOptions(BlockBody, StepOptions):
@@ -40,6 +55,32 @@ class StepReader:
     document: Document
     model: AuthoredModel
 
+    def resolved(self) -> StepReader:
+        """Return the reader of the model whose parameters are values: each may use those before it.
+
+        Raises:
+            SpecError: If one is not an expression over these; points at it.
+        """
+        params: dict[str, ParamValue] = {}
+        for name, value in self.model.params.items():
+            for used in names_in(value):
+                if used in self.model.params and used not in params:
+                    later = "itself" if used == name else "a parameter that is defined after it"
+                    self.document.fail(
+                        ("params", name), f"is defined by {later}", found=repr(value)
+                    )
+            params[name] = self.parameter(value, params, ("params", name))
+        return replace(self, model=self.model.model_copy(update={"params": params}))
+
+    def parameter(
+        self, value: ParamValue, params: Mapping[str, ParamValue], loc: Place
+    ) -> ParamValue:
+        """Return the value of a parameter where it is defined."""
+        if not is_expression(value):
+            return value
+        with self.guard(loc):
+            return evaluate(str(value), params)
+
     def check(self) -> None:
         """Check names, arguments of blocks and options of steps, used or not.
 
@@ -47,16 +88,24 @@ class StepReader:
             SpecError: For the first mistake, with file, line and key.
         """
         # Before steps are read: a step of that name would be read as the block.
-        for name in self.model.blocks:
+        for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
-                facts: ErrorFacts = {"found": repr(name), "hint": "rename it"}
-                self.document.fail(("blocks", name), "has the name of a step", **facts)
-        names = set(self.model.inputs)
+                meaning = "a block in place" if name == "block" else "a step"
+                self._reserved(name, meaning, ("blocks", name))
+            for key in block.params:
+                if key in RESERVED:
+                    self._reserved(key, RESERVED[key], ("blocks", name, "params", key))
+        for key in self.model.params:
+            if key in SIZES:
+                self._reserved(key, SIZES[key], ("params", key))
+        names: dict[str, Place] = {name: ("inputs", name) for name in self.model.inputs}
         for index, section in enumerate(self.model.sections):
             loc: Place = ("sections", index)
+            if section.name == INPUT:
+                self._reserved(INPUT, "what a list of steps begins with", (*loc, "name"))
             if section.name in names:
-                self.duplicate(section.name, (*loc, "name"))
-            names.add(section.name)
+                self.duplicate(section.name, (*loc, "name"), names[section.name])
+            names[section.name] = (*loc, "name")
             if section.block is not None:
                 self._check_arguments(section, section.block, loc)
             else:
@@ -65,9 +114,19 @@ class StepReader:
             self._check_steps(block.steps, ("blocks", name, "steps"))
             self._check_steps(block.after, ("blocks", name, "after"))
 
-    def duplicate(self, name: str, loc: Place) -> NoReturn:
-        """Raise the error for a name that something else has already."""
-        self.document.fail(loc, "is taken", found=repr(name), expected="another name")
+    def _reserved(self, word: str, meaning: str, loc: Place) -> NoReturn:
+        self.document.fail(
+            loc,
+            f"is a reserved word: {meaning}",
+            found=repr(word),
+            hint=f"rename it, e.g. {word}_1, here and where it is used",
+        )
+
+    def duplicate(self, name: str, loc: Place, other: Place | None = None) -> NoReturn:
+        """Raise the error for a name that something else has already, there if it is known."""
+        line = None if other is None else self.document.lines.get(other)
+        taken = "is taken" if line is None else f"is taken, on line {line}"
+        self.document.fail(loc, taken, found=repr(name), expected="another name")
 
     def _check_arguments(self, section: SectionSpec, name: str, loc: Place) -> None:
         block = self.model.blocks.get(name)

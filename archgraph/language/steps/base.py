@@ -101,6 +101,7 @@ class StepOptions(Base):
     name: Name | None = Field(default=None, description="its place in the state's keys")
 
 
+Axes = Literal["", "maps", "same", "last"]
 Emit = Callable[[Site, Any, tuple[Ref, ...]], Ref]
 
 
@@ -115,6 +116,8 @@ class StepRow:
         main: Option that a bare value gives: ``linear: 10`` is ``linear: {out: 10}``.
         several: Whether ``from`` may name several values.
         batch_norm: Whether convolutions beside it need no bias.
+        axes: What its axes mean: ``maps``, its result is [batch, channel, size, …]; ``same``, as in
+            its first value; ``last``, it works on the last axis alone.
         sentence: A one-sentence description.
         example: A step of this kind, as YAML.
     """
@@ -127,6 +130,7 @@ class StepRow:
     batch_norm: bool = False
     sentence: str = ""
     example: str = ""
+    axes: Axes = ""
 
 
 STEPS: dict[str, StepRow] = {}
@@ -140,6 +144,7 @@ def add_step(
     example: str,
     several: bool = False,
     batch_norm: bool = False,
+    axes: Axes = "",
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     """Put a step into the table: a function whose further arguments are its options.
 
@@ -163,7 +168,8 @@ def add_step(
 
         sentence = " ".join((function.__doc__ or "").split())
         model, module = options_model(name, fields), stem or name
-        STEPS[name] = StepRow(model, emit, module, main, several, batch_norm, sentence, example)
+        words = sentence, example
+        STEPS[name] = StepRow(model, emit, module, main, several, batch_norm, *words, axes)
         return function
 
     return add

@@ -15,6 +15,7 @@ from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
 from archgraph.language.steps.base import (
     STEPS,
+    Axes,
     AxisNumber,
     Site,
     StepOptions,
@@ -72,6 +73,7 @@ def derive(
     stem: str = "",
     fixed: dict[str, Value] | None = None,
     unless: str = "",
+    axes: Axes = "same",
     **options: SchemaOption,
 ) -> None:
     """Put a step that is one operator into the table.
@@ -85,6 +87,7 @@ def derive(
         stem: Module name; default: the step's.
         fixed: Arguments that are always the same.
         unless: Option that at 0 leaves the value as it is.
+        axes: What the axes of its result mean.
         options: Its options by name.
     """
     known = op_schema(op).by_name
@@ -105,7 +108,8 @@ def derive(
         return site.call(op, **specified)
 
     model, example = options_model(name, fields), example or name
-    STEPS[name] = StepRow(model, emit, stem or name, main, sentence=sentence, example=example)
+    module = stem or name
+    STEPS[name] = StepRow(model, emit, module, main, False, False, sentence, example, axes)
 
 
 _ACTIVATIONS = {
@@ -180,6 +184,7 @@ derive(
     "aten.flatten.using_ints",
     "Several neighbouring axes become one.",
     "flatten: {start: 2}",
+    axes="",
     start=SchemaOption("the first of the axes", "start_dim", 1),
     end=SchemaOption("the last of the axes", "end_dim"),
 )
@@ -188,6 +193,7 @@ derive(
     "aten.permute",
     "Axes in another order, the batch axis 0 included.",
     "permute: [0, 2, 3, 1]",
+    axes="",
     main="dims",
     dims=SchemaOption("for each axis of the result, which axis of the input it is"),
 )
@@ -196,6 +202,7 @@ derive(
     "aten.mean.dim",
     "The mean over one or several axes.",
     "mean: {dim: 1, keep: true}",
+    axes="",
     main="dim",
     dim=SchemaOption("the axes", type=AxisNumber | tuple[AxisNumber, ...], default=...),
     keep=SchemaOption("whether the axes stay, with size 1", "keepdim"),
@@ -205,6 +212,7 @@ derive(
     "aten.select.int",
     "One position of an axis, which disappears.",
     "select: {dim: 1, index: 0}",
+    axes="",
     main="index",
     dim=SchemaOption("the axis", default=1),
     index=SchemaOption("the position; negative: from the end", default=0),

@@ -13,7 +13,7 @@ from archgraph.language.steps.base import Site, add_step
 Epsilon = Annotated[float, Field(gt=0), "added to the variance"]
 
 
-@add_step("batch_norm", "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}")
+@add_step("batch_norm", "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}", axes="maps")
 def _batch_norm(
     site: Site,
     x: Ref,
@@ -46,7 +46,7 @@ def _batch_norm(
     )
 
 
-@add_step("group_norm", "norm", main="groups", example="group_norm: 4")
+@add_step("group_norm", "norm", main="groups", example="group_norm: 4", axes="maps")
 def _group_norm(
     site: Site,
     x: Ref,
@@ -68,7 +68,7 @@ def _group_norm(
     )
 
 
-@add_step("layer_norm", "norm", example="layer_norm")
+@add_step("layer_norm", "norm", example="layer_norm", axes="last")
 def _layer_norm(
     site: Site, x: Ref, axes: Annotated[Count, "how many of the last axes"] = 1, eps: Epsilon = 1e-5
 ) -> Ref:
@@ -84,7 +84,7 @@ def _layer_norm(
     )
 
 
-@add_step("rms_norm", "norm", example="rms_norm")
+@add_step("rms_norm", "norm", example="rms_norm", axes="last")
 def _rms_norm(site: Site, x: Ref, eps: Epsilon = 1e-6) -> Ref:
     """Divide the numbers along the last axis by their root mean square."""
     shape = (site.size(x, -1),)

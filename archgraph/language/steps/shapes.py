@@ -33,13 +33,13 @@ def _transpose(
     return site.call("aten.transpose.int", self=x, dim0=dims[0], dim1=dims[1])
 
 
-@add_step("get", main="index", example="get: {index: 1, from: parts}")
+@add_step("get", main="index", example="get: {index: 1, from: parts}", axes="same")
 def _get(site: Site, x: Ref, index: Annotated[Natural, "which of the results, from 0"]) -> Ref:
     """Take one of the values that a step such as split gives."""
     return site.call("getitem", source=x, index=index)
 
 
-@add_step("identity", example="identity: {as: skip}")
+@add_step("identity", example="identity: {as: skip}", axes="same")
 def _identity(site: Site, x: Ref) -> Ref:
     """Return the value unchanged, e.g. to name it."""
     return x
@@ -52,7 +52,7 @@ def _operands(site: Site, names: Name | tuple[Name, ...], xs: tuple[Ref, ...]) -
     return values
 
 
-@add_step("add", main="other", several=True, example="add: input")
+@add_step("add", main="other", several=True, example="add: input", axes="same")
 def _add(
     site: Site,
     xs: tuple[Ref, ...],
@@ -64,7 +64,7 @@ def _add(
     )
 
 
-@add_step("mul", main="other", several=True, example="mul: input")
+@add_step("mul", main="other", several=True, example="mul: input", axes="same")
 def _mul(
     site: Site,
     xs: tuple[Ref, ...],
@@ -79,7 +79,7 @@ def _mul(
     )
 
 
-@add_step("cat", main="other", several=True, example="cat: {other: input, dim: 1}")
+@add_step("cat", main="other", several=True, example="cat: {other: input, dim: 1}", axes="same")
 def _cat(
     site: Site,
     xs: tuple[Ref, ...],

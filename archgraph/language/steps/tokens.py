@@ -23,7 +23,7 @@ def _linear_map(site: Site, x: Ref, out: int, bias: bool) -> Ref:
     )
 
 
-@add_step("linear", main="out", example="linear: 10")
+@add_step("linear", main="out", example="linear: 10", axes="last")
 def _linear(
     site: Site,
     x: Ref,
@@ -71,7 +71,7 @@ def _class_token(site: Site, x: Ref) -> Ref:
     return site.call("aten.cat", tensors=(token, x), dim=1)
 
 
-@add_step("layer_scale", "scale", main="dim", example="layer_scale: {dim: 1}")
+@add_step("layer_scale", "scale", main="dim", example="layer_scale: {dim: 1}", axes="same")
 def _layer_scale(
     site: Site,
     x: Ref,

@@ -87,14 +87,18 @@ def _window(
     return Window(sizes, steps, _padding(padding, sizes, steps, spread), spread)
 
 
-def _convolve(
-    site: Site, x: Ref, out: int, groups: int, window: Window, bias: bool | Literal["auto"]
-) -> Ref:
-    channels = site.size(x, 1)
+def _check_groups(groups: int, channels: int, out: int) -> None:
     for what, size in (("input", channels), ("output", out)):
         if size % groups:
             sizes = f"{groups} groups, {size} channels"
             raise Mistake(f"does not divide its {what} channels", place=("groups",), found=sizes)
+
+
+def _convolve(
+    site: Site, x: Ref, out: int, groups: int, window: Window, bias: bool | Literal["auto"]
+) -> Ref:
+    channels = site.size(x, 1)
+    _check_groups(groups, channels, out)
     # A batch norm behind it subtracts any bias again.
     has_bias = not site.normalised if bias == "auto" else bias
     return site.call(
@@ -125,7 +129,7 @@ def _convolution(name: str, ranks: Sequence[int], sentence: str, example: str) -
         return _convolve(site, x, out, groups, window, bias)
 
     emit.__doc__ = sentence
-    add_step(name, "conv", "out", example=example)(emit)
+    add_step(name, "conv", "out", example=example, axes="maps")(emit)
 
 
 _convolution(
@@ -142,7 +146,7 @@ _convolution(
 )
 
 
-@add_step("depthwise", "conv", main="kernel", example="depthwise: {kernel: 3}")
+@add_step("depthwise", "conv", main="kernel", example="depthwise: {kernel: 3}", axes="maps")
 def _depthwise(
     site: Site,
     x: Ref,
@@ -179,15 +183,91 @@ def _pool(kind: str, sentence: str) -> None:
         )
 
     emit.__doc__ = sentence
-    add_step(f"{kind}_pool", "pool", "kernel", example=f"{kind}_pool: {{kernel: 2}}")(emit)
+    example = f"{kind}_pool: {{kernel: 2}}"
+    add_step(f"{kind}_pool", "pool", "kernel", example=example, axes="maps")(emit)
 
 
 _pool("max", "The largest number of each window.")
 _pool("avg", "The mean of each window.")
 
 
-@add_step("global_avg_pool", "pool", example="global_avg_pool")
+@add_step("global_avg_pool", "pool", example="global_avg_pool", axes="maps")
 def _global_avg_pool(site: Site, x: Ref) -> Ref:
     """Take the mean over all positions of each channel; every spatial axis gets size 1."""
     axes = _spatial(site, x, (1, 2, 3))
     return site.call(f"aten.adaptive_avg_pool{axes}d", self=x, output_size=(1,) * axes)
+
+
+@add_step("upsample", main="factor", example="upsample: 2", axes="maps")
+def _upsample(
+    site: Site,
+    x: Ref,
+    factor: Annotated[CountOrPair, "what each spatial size is multiplied by"] = 2,
+    mode: Annotated[
+        Literal["nearest", "linear"], "the nearest number, or a mean (bilinear for images)"
+    ] = "nearest",
+) -> Ref:
+    """Enlarge the spatial axes: repeat numbers, or interpolate between them."""
+    axes = _spatial(site, x, (1, 2, 3))
+    linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]
+    options = {"align_corners": False} if mode == "linear" else {}
+    return site.call(
+        f"aten.upsample_{linear if mode == 'linear' else mode}{axes}d.vec",
+        input=x,
+        output_size=None,
+        scale_factors=tuple(map(float, _each(factor, axes, "factor"))),
+        **options,
+    )
+
+
+@add_step(
+    "conv_transpose",
+    main="out",
+    example="conv_transpose: {out: 32, kernel: 2, stride: 2}",
+    axes="maps",
+)
+def _conv_transpose(
+    site: Site,
+    x: Ref,
+    out: Annotated[Count, "output channels"],
+    kernel: Kernel = 2,
+    stride: Annotated[CountOrPair, "what each spatial size is multiplied by"] = 2,
+    padding: Annotated[
+        Padding, "what is cut off around the result; same: size · stride; valid: 0; or sizes"
+    ] = "same",
+    dilation: Dilation = 1,
+    groups: Groups = 1,
+    bias: Bias = "auto",
+) -> Ref:
+    """Apply a transposed convolution, which enlarges the spatial axes."""
+    axes = _spatial(site, x, (1, 2, 3))
+    sizes = _each(kernel, axes, "kernel")
+    steps = _each(stride, axes, "stride")
+    spread = _each(dilation, axes, "dilation")
+    # size · stride + surplus - 2 · padding + extra: PyTorch's `output_padding` is the last.
+    surplus = [d * (k - 1) + 1 - s for k, s, d in zip(sizes, steps, spread, strict=True)]
+    cut, extra = [0] * axes, [0] * axes
+    if padding == "same":
+        cut = [max(-(-more // 2), 0) for more in surplus]
+        extra = [2 * p - more for p, more in zip(cut, surplus, strict=True)]
+        for size, distance, wide, more in zip(sizes, steps, spread, extra, strict=True):
+            if more >= max(distance, wide):
+                window = f"kernel {size}, stride {distance}"
+                hint = "choose an odd kernel, or write the padding"
+                raise Mistake("cannot be cut evenly", place=("padding",), found=window, hint=hint)
+    elif padding != "valid":
+        cut = list(_each(padding, axes, "padding"))
+    channels = site.size(x, 1)
+    _check_groups(groups, channels, out)
+    has_bias = not site.normalised if bias == "auto" else bias
+    return site.call(
+        f"aten.conv_transpose{axes}d{'' if axes == 1 else '.input'}",
+        input=x,
+        weight=site.parameter("weight", (channels, out // groups, *sizes)),
+        bias=site.parameter("bias", (out,)) if has_bias else None,
+        stride=steps,
+        padding=tuple(cut),
+        output_padding=tuple(extra),
+        groups=groups,
+        dilation=spread,
+    )
