@@ -42,6 +42,8 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
         >>> array_of(np.ma.masked_array([3, 4], [True, False]), "y", ignored=True)
         tensor([-100,    4])
     """
+    if value is None:
+        raise DataError("is missing", where=where, found="nothing", expected="numbers or names")
     items: list[object] = list(value) if isinstance(value, list | tuple) else []
     tensors = [_dense(item, where, ignored) for item in items if isinstance(item, Tensor)]
     if len(tensors) == len(items) and len({tensor.shape for tensor in tensors}) == 1:
@@ -56,12 +58,11 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
     except (TypeError, ValueError) as error:
         uneven = bool(items)
         raise DataError(
-            "its parts differ in shape"
-            if uneven
-            else "is not a tensor and does not convert to one",
+            "parts differ in shape" if uneven else "is not a tensor and does not convert to one",
             where=where,
             found=what(value),
-            hint="pad or cut them to one shape; as a target, name them: {'boxes': …, 'labels': …}"
+            hint="pad or cut them to one shape; if they are different things, as boxes and labels, "
+            "name them: {'boxes': …, 'labels': …}"
             if uneven
             else None,
         ) from error
@@ -133,7 +134,7 @@ def _dense(value: Tensor, where: str, ignored: bool) -> Tensor:
         return torch.from_numpy(_unmasked(data.numpy(), hidden.numpy(), where, ignored))
     if value.is_nested:
         raise DataError(
-            "its parts differ in shape",
+            "parts differ in shape",
             where=where,
             found=f"a nested tensor of {value.size(0)}",
             hint="pad them to one shape: torch.nested.to_padded_tensor(x, 0)",

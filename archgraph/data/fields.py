@@ -97,7 +97,7 @@ class TargetFields:
                         where=f"{at}: {name}",
                         found=_form(tensor),
                         expected=f"{_form(like)}, as the first one",
-                        hint=f"none of them is torch.zeros({empty}, dtype={like.dtype})"
+                        hint=f"without {name}, write torch.zeros({empty}, dtype={like.dtype})"
                         if not tensor.numel() or not like.numel()
                         else None,
                     )

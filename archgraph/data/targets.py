@@ -68,7 +68,7 @@ def named_target(value: Mapping[object, object], where: str) -> dict[str, Tensor
                 "is text, which no tensor holds",
                 where=at,
                 found=what(part),
-                hint="leave it out, or write numbers of classes",
+                hint="leave it out, or write a number in its place",
             )
         tensor = real_numbers(tensor, at)
         same = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
@@ -112,6 +112,13 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
     """
     texts = [part for part in parts if isinstance(part, np.ndarray)]
     if texts:  # 1
+        if task not in (None, OWN, "classification"):
+            raise DataError(
+                f"are text, which {task} does not learn",
+                where=where,
+                found=repr(texts[0].flat[0].item()),
+                hint="text names classes: write task: classification",
+            )
         return _named(texts, where)
     rows = [_squeezed(part, task) for part in parts if isinstance(part, Tensor)]  # 2
     first = rows[0]
@@ -141,14 +148,18 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
     if single and constant:  # zeros alone say nothing
         return Meaning(rows)
     number = first.is_floating_point()
-    others = ["classification"] if single else []
-    others += ["multilabel", "regression"] if number else ["multilabel", *_PLACED]
+    others = ["classification (a class each)"] if single else []
+    others += ["multilabel (yes or no for each label)"]
+    others += (
+        ["regression (numbers)"] if number else [f"{t} (a class at each place)" for t in _PLACED]
+    )
     raise DataError(
-        f"are {'floating point numbers' if number else 'integers'}, all 0 or 1",
+        f"are {'floating point numbers' if number else 'integers'}, all 0 or 1, which may mean "
+        "several things",
         where=where,
         found=form_of(first),
-        expected="a task that says what they are",
-        hint=f"write task: {' or '.join(others)}"
+        expected="a task that says which",
+        hint=f"write task: {', or '.join(others)}"
         + ("" if single else "; for labels without a task: targets.bool()"),
     )
 

@@ -365,14 +365,19 @@ def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, wher
         where=where,
         found=actual,
         expected=f"{' or '.join(allowed)}: {learning.says(classes)} ({data.name})",
-        hint="flatten, or pool, in front of the classifier" if flat else _counted_from(data),
+        hint="flatten, or pool, in front of the classifier" if flat else _reading(data, len(shape)),
     )
 
 
-def _counted_from(data: Dataset) -> str | None:
-    """Return advice for classes that seem to be counted from 1."""
+def _reading(data: Dataset, axes: int) -> str | None:
+    """Return advice where targets are read in another way than is meant, as it seems."""
     targets = data.train.targets
-    if data.classes is None or targets.dtype != torch.int64 or bool((targets == 0).any()):
+    if data.classes is None or targets.dtype != torch.int64:
+        return None
+    if targets.dim() == 2 and axes == 1:
+        positions = f"targets [example, {targets.shape[1]}] are read as a class at each position"
+        return f"{positions}; one class for each example is [example]"
+    if bool((targets == 0).any()):
         return None
     return "no example is of class 0: if classes are counted from 1, write targets - 1"
 

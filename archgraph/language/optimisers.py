@@ -129,8 +129,8 @@ def _check_options(name: str, options: Mapping[str, Json]) -> None:
             raise Mistake(f"is not an option of {name}", place=(name, key), **unknown(key, known))
         if not _alike(value, known[key]):
             expected = f"a value such as {_yaml(known[key])}"
-            facts = {"found": _yaml(value), "expected": expected}
-            raise Mistake("has a wrong value", place=(name, key), **facts)
+            message, loc = "has a wrong value", (name, key)
+            raise Mistake(message, place=loc, found=_yaml(value), expected=expected)
 
 
 def check_optimiser(name: str, values: Mapping[str, Json]) -> None:

@@ -365,7 +365,7 @@ class _Lowering:
             found=f"[{sizes}]: channels, then sizes",
             expected="flatten, or global_avg_pool and flatten, in front of it",
             hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; for the "
-            f"last axis indeed: aten.{name}",
+            f"last axis all the same: aten.{name}",
         )
 
 

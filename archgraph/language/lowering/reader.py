@@ -30,7 +30,10 @@ from archgraph.plain import Json
 
 Read = TypeVar("Read", bound=StepOptions)
 
-SIZES = {CHANNELS: "the size of axis 1", FEATURES: "the size of the last axis"}
+SIZES = {
+    CHANNELS: "which stands for the size of axis 1",
+    FEATURES: "which stands for the size of the last axis",
+}
 """Names that parameters would hide."""
 RESERVED = SIZES | {
     field.alias or name: "an option of every step"
@@ -90,7 +93,9 @@ class StepReader:
         # Before steps are read: a step of that name would be read as the block.
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
-                meaning = "a block in place" if name == "block" else "a step"
+                meaning = (
+                    "which begins a block in place" if name == "block" else "the name of a step"
+                )
                 self._reserved(name, meaning, ("blocks", name))
             for key in block.params:
                 if key in RESERVED:
@@ -102,7 +107,9 @@ class StepReader:
         for index, section in enumerate(self.model.sections):
             loc: Place = ("sections", index)
             if section.name == INPUT:
-                self._reserved(INPUT, "what a list of steps begins with", (*loc, "name"))
+                self._reserved(
+                    INPUT, "which stands for what a list of steps begins with", (*loc, "name")
+                )
             if section.name in names:
                 self.duplicate(section.name, (*loc, "name"), names[section.name])
             names[section.name] = (*loc, "name")
@@ -117,7 +124,7 @@ class StepReader:
     def _reserved(self, word: str, meaning: str, loc: Place) -> NoReturn:
         self.document.fail(
             loc,
-            f"is a reserved word: {meaning}",
+            f"is a reserved word, {meaning}",
             found=repr(word),
             hint=f"rename it, e.g. {word}_1, here and where it is used",
         )
@@ -125,8 +132,8 @@ class StepReader:
     def duplicate(self, name: str, loc: Place, other: Place | None = None) -> NoReturn:
         """Raise the error for a name that something else has already, there if it is known."""
         line = None if other is None else self.document.lines.get(other)
-        taken = "is taken" if line is None else f"is taken, on line {line}"
-        self.document.fail(loc, taken, found=repr(name), expected="another name")
+        message = "is taken" if line is None else f"is taken, by line {line}"
+        self.document.fail(loc, message, found=repr(name), expected="another name")
 
     def _check_arguments(self, section: SectionSpec, name: str, loc: Place) -> None:
         block = self.model.blocks.get(name)

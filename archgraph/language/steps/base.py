@@ -101,7 +101,7 @@ class StepOptions(Base):
     name: Name | None = Field(default=None, description="its place in the state's keys")
 
 
-Axes = Literal["", "maps", "same", "last"]
+AxisMeaning = Literal["", "maps", "same", "last"]
 Emit = Callable[[Site, Any, tuple[Ref, ...]], Ref]
 
 
@@ -130,7 +130,7 @@ class StepRow:
     batch_norm: bool = False
     sentence: str = ""
     example: str = ""
-    axes: Axes = ""
+    axes: AxisMeaning = ""
 
 
 STEPS: dict[str, StepRow] = {}
@@ -144,7 +144,7 @@ def add_step(
     example: str,
     several: bool = False,
     batch_norm: bool = False,
-    axes: Axes = "",
+    axes: AxisMeaning = "",
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     """Put a step into the table: a function whose further arguments are its options.
 

@@ -15,7 +15,7 @@ from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
 from archgraph.language.steps.base import (
     STEPS,
-    Axes,
+    AxisMeaning,
     AxisNumber,
     Site,
     StepOptions,
@@ -73,7 +73,7 @@ def derive(
     stem: str = "",
     fixed: dict[str, Value] | None = None,
     unless: str = "",
-    axes: Axes = "same",
+    axes: AxisMeaning = "same",
     **options: SchemaOption,
 ) -> None:
     """Put a step that is one operator into the table.
