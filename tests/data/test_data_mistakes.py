@@ -537,7 +537,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "labels_out_of_range": (
         function("d = torch.rand(9, 2), torch.arange(9) - 4; return d, d"),
         "experiment.yaml:7: data.python: wrong_data:make: train: label out of range; found "
-        "-4…4; expected classes 0…4",
+        "-4…4; expected classes 0…4; classes count from 0, and -100 for nothing",
     ),
     "unequal_numbers": (
         function("return (torch.rand(9, 2), torch.arange(8)), (torch.rand(9, 2), torch.arange(9))"),
@@ -547,8 +547,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "zero_one_floats": (
         function("d = torch.rand(9, 2), torch.ones(9, 3).tril(); return d, d"),
         "experiment.yaml:7: data.python: wrong_data:make: targets: are floating point numbers, "
-        "all 0 or 1; found float32 [3]; expected a task that says what they are; write task: "
-        "multilabel or regression; for labels without a task: targets.bool()",
+        "all 0 or 1, which may mean several things; found float32 [3]; expected a task that says "
+        "which; write task: multilabel (yes or no for each label), or regression (numbers); for "
+        "labels without a task: targets.bool()",
     ),
     "nan_in_tensor": (
         function("d = torch.full((9, 2), torch.nan), torch.arange(9) % 3; return d, d"),
