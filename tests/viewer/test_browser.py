@@ -735,3 +735,36 @@ def test_networks_without_a_common_part_say_so(opened, net):
     page = opened([net, other])
     assert "nothing in common" in text(page)
     assert page.locator("[data-mark]").count() == 0
+
+
+def test_the_whole_graph_says_where_its_parameters_are(opened, net):
+    page = opened(net)
+    section = page.locator("#panel section", has_text="Where the parameters are")
+    rows = section.locator("tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in rows] == ["layers", "stem", "head"]  # the largest first
+    assert rows[0].startswith("layers ×3")
+    sizes = {p.name: math.prod(p.shape) for p in net.params}
+    total = sum(sizes.values())
+    stem = sum(size for name, size in sizes.items() if name.startswith("stem."))
+    assert f"{stem / total:.0%}, {stem}".replace("%", " %") in rows[1]
+    section.locator("button", has_text="stem").click()
+    assert f"{stem} ({stem / total:.0%})".replace("%", " %") in text(page)
+
+
+def test_parts_say_what_the_submodel_has_of_them(opened, family):
+    """A closed section counts the blocks that stay; an axis says how many positions do."""
+    page = opened(family, hash="#as=client2")
+    page.click("#less")
+    assert "2 of 3 blocks" in item(page, "s1").text_content()
+    item(page, "s1").click()
+    assert "short: 2 of 3 blocks" in text(page)
+    page.select_option("#as", "client1")  # the panel follows
+    assert (
+        "3 blocks" in item(page, "s1").text_content()
+        and " of 3" not in item(page, "s1").text_content()
+    )
+    assert "2 of 3 blocks" not in text(page)
+    item(page, "s0").click()
+    assert "8 positions, channels\n4 of them in narrow" in text(page)
+    page.select_option("#as", "whole")
+    assert "of them in" not in text(page)

@@ -68,6 +68,12 @@ def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder)
     page.focus("#round")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#told") == "2 of 3" and "Round 2" in page.inner_text("#panel")
+    farthest = "#changed tbody tr td:nth-child(2)"  # of this round, the largest first
+    norms = [float(one) for one in page.locator(farthest).all_inner_texts()]
+    assert norms == sorted(norms, reverse=True) and 0 < len(norms) <= 5
+    assert math.hypot(*norms) == pytest.approx(
+        float(page.inner_text("#changed dd >> nth=0")), rel=1e-3
+    )
     assert page.get_attribute("#round", "aria-valuetext") == "round 2 of 3"
     seen.append(shown())
     page.focus("g.item[tabindex='0']")

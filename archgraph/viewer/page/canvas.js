@@ -339,6 +339,11 @@ class Canvas {
     g.classList.toggle("gone", gone === 1);
     const badge = frame.find((/** @type {any} */ part) => part.matches("text.times"));
     if (badge) badge.textContent = gone && gone < 1 ? `${Math.round(item.times * (1 - gone))} of ${item.times}` : `×${item.times}`;
+    const many = this.model.blocksOf(item).length;
+    if (item.kind === "section" && item.fold < 0 && many > 1 && !layout.inside) {
+      const [, count] = frame.filter((/** @type {any} */ part) => part.matches("text"));
+      count.textContent = gone && gone < 1 ? `${Math.round(many * (1 - gone))} of ${many} blocks` : `${many} blocks`;
+    }
   }
 
   /** A word and a border where an item differs from its counterpart. */

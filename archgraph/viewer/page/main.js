@@ -212,7 +212,7 @@ class App {
     $("told").textContent = `${numbers[at]} of ${numbers[numbers.length - 1]}`;
     $("track").replaceChildren(...tested(this.data.graphs, numbers[at]));
     $("round").setAttribute("aria-valuetext", `round ${$("told").textContent}`);
-    $("key").replaceChildren(h("span", {}, overlay.legend), h("div", { class: "ramp" },
+    $("key").replaceChildren(h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length))), h("div", { class: "ramp" },
       h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }
@@ -248,7 +248,7 @@ class App {
     this.refit(room);
     const first = this.panes[0];
     const item = first && first.model.items.get(first.selected);
-    if (item && item.kind === "graph") this.panel.show(first, item, false);
+    if (item) this.panel.show(first, item, false);
     this.write();
   }
 

@@ -3,7 +3,7 @@
 /**
  * @typedef {Object} Overlay
  * @property {string} name
- * @property {string} legend
+ * @property {string} legend the name and what it means
  * @property {"scale"|"amount"} colours
  * @property {string[]} ticks at equal distances
  * @property {(model: Model, item: Item) => number|null} at the place on the scale, 0 to 1; null: a part has none
@@ -16,8 +16,8 @@ const SHARES = ["0 %", "25 %", "50 %", "75 %", "100 %"];
 const silent = () => "";
 
 /** How clients feed a part. @returns {Overlay} */
-function fed(/** @type {string} */ name, /** @type {(row: any, clients: number) => number} */ share) {
-  return { name, legend: name, colours: "scale", ticks: SHARES, told: silent, at: (model, item) => {
+function fed(/** @type {string} */ name, /** @type {string} */ what, /** @type {(row: any, clients: number) => number} */ share) {
+  return { name, legend: `${name}: ${what}`, colours: "scale", ticks: SHARES, told: silent, at: (model, item) => {
     const row = model.fed(item);
     return row && share(row, model.data.feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
   } };
@@ -25,7 +25,7 @@ function fed(/** @type {string} */ name, /** @type {(row: any, clients: number) 
 
 /** Share of the whole, from a thousandth of it. @returns {Overlay} */
 function amount(/** @type {string} */ key, /** @type {string} */ name) {
-  return { name, legend: `${name}, share of the whole`, colours: "amount", ticks: ["≤ 0.1 %", "1 %", "10 %", "100 %"], told: silent, at: (model, item) => {
+  return { name, legend: `${name}, share of the whole network`, colours: "amount", ticks: ["≤ 0.1 %", "1 %", "10 %", "100 %"], told: silent, at: (model, item) => {
     const whole = model.sum(model.root, key);
     const part = whole ? model.sum(item, key) / whole : 0;
     return part ? Math.max(0, 1 + Math.log10(part) / 3) : 0;
@@ -61,7 +61,8 @@ function overlays(/** @type {any} */ data) {
   const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
   return {
     kinds: kinds(data.families),
-    ...feeding && { clients: fed("share of clients", (row, clients) => row[0] / clients), weights: fed("share of weights", (row) => row[1]) },
+    ...feeding && { clients: fed("share of clients", "that have any of a part", (row, clients) => row[0] / clients),
+      weights: fed("share of weights", "mean over the clients that have any", (row) => row[1]) },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),
   };

@@ -69,9 +69,12 @@ class Panel {
   }
 
   /** What the round that is shown changed of an item; `turn` tells it of another round. */
-  changed(/** @type {Model} */ model, /** @type {Item} */ item) {
+  changed(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { model } = canvas;
     const host = h("section", { id: "changed" });
-    this.turn = () => host.replaceChildren(...changedFacts(model, item));
+    const farthest = () => item.kind === "graph" ? table("Moved farthest", ["block", "update norm", "coverage"], moved(model).map(([i, one]) =>
+      [this.block(canvas, i), length(one.norm), one.coverage === null ? "unknown" : percent(one.coverage)])) : null;
+    this.turn = () => host.replaceChildren(...[...changedFacts(model, item), farthest()].filter(Boolean));
     this.turn();
     return host;
   }
@@ -91,14 +94,26 @@ class Panel {
       facts([["parameters", t.parameters], ["MACs per example", t.macs], ["operators", t.operators],
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
-        ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`],
+        ["axes (free: can be cut)", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`],
         ["counted at", t.at], ...this.told(canvas.model, canvas.model.root)]),
-      this.changed(canvas.model, canvas.model.root),
+      this.changed(canvas, canvas.model.root),
       this.app.comparison && this.app.comparison.table(this.app),
       clientMap(this.app, canvas),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
+      this.largest(canvas),
     ];
+  }
+
+  /** The outermost parts and their shares of parameters and MACs, the largest first. */
+  largest(/** @type {Canvas} */ canvas) {
+    const { model } = canvas;
+    const t = model.data.totals;
+    const rows = model.children(model.root).map((item) => ({ item, parameters: model.sum(item, "parameters"), macs: model.sum(item, "macs") }))
+      .filter((one) => one.parameters).sort((a, b) => b.parameters - a.parameters);
+    return few(rows, (part) => table("Where the parameters are", ["part", "parameters", "MACs"], part.map(({ item, parameters, macs }) =>
+      [this.to(canvas, () => item, canvas.title(item) + (item.times > 1 ? ` ×${item.times}` : "")), `${percent(parameters / t.parameters)}, ${brief(parameters)}`,
+        h("span", { class: "whole" }, t.macs ? percent(macs / t.macs) : "")])) || "");
   }
 
   /** Blocks that are fed least, one button each. */
@@ -126,25 +141,37 @@ class Panel {
     const { data } = model;
     const kind = item.kind === "operator" || item.operators.length === 1 ? data.kinds[data.operators.kind[item.operators[0]]][0] : item.kind;
     const several = item.times > 1 ? ` ×${item.times}` : "";
-    const figures = ["parameters", "macs", "bytes"].map((key) => model.sum(item, key));
+    const figures = ["parameters", "macs", "bytes"].map((key) => {
+      const [one, all] = [model.sum(item, key), model.sum(model.root, key)];
+      return one ? `${one.toLocaleString("en")} (${percent(one / all)})` : 0;
+    });
     const at = item.operators.length === 1 ? item.operators[0] : -1;
     const place = at >= 0 ? data.places[data.operators.place[at]] : ["", ""];
     return [
       h("h2", {}, item.name + several),
       h("p", { class: "kind" }, kind),
+      this.left(canvas, item),
       item.make ? h("p", {}, h("button", { class: "act", onclick: () => this.app.toggle(canvas, item) },
         canvas.opened(item) ? "Close" : "Open"),
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
         ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.removal(model, item)]),
       traced(this.app, canvas, item),
-      this.changed(model, item),
+      this.changed(canvas, item),
       this.clients(canvas, item),
       this.axes(canvas, item),
       this.shapes(canvas, item),
       this.leaves(canvas, item),
       this.app.comparison && this.app.comparison.beside(this.app, canvas, item),
     ];
+  }
+
+  /** What the submodel that is shown has of a part's blocks. */
+  left(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const blocks = canvas.model.blocksOf(item);
+    const gone = canvas.small ? blocks.filter((b) => canvas.small?.gone.has(b)).length : 0;
+    return gone ? h("p", { class: "small" }, h("strong", {}, `${canvas.small?.name}: `),
+      gone < blocks.length ? `${blocks.length - gone} of ${blocks.length} blocks` : "lacks it") : null;
   }
 
   /** Figures that were given or measured. @returns {Array<[string, string]>} */
@@ -168,7 +195,9 @@ class Panel {
     if (!feeding || !row) return null;
     const { total, lacking, over } = feeders(feeding, row);
     const those = row[0] < total ? ` on average of those that have it, ${percent(over)} over all` : "";
-    const said = h("p", {}, `${row[0]} of ${total} clients, ${percent(row[1])} of the weights${those}. `,
+    const all = item.kind === "graph" ? `${total} clients, which have ${percent(row[1])} of the weights on average. `
+      : `${row[0]} of ${total} clients, ${percent(row[1])} of the weights${those}. `;
+    const said = h("p", {}, all,
       lacking.length ? h("strong", {}, `Lacking in ${lacking.join(", ")}.`) : item.kind === "graph" ? this.lacking(canvas) : "No client lacks it.");
     const made = table("Clients", ["kind", "clients", "share of the weights"], feeding.clients.map((/** @type {any} */ c, /** @type {number} */ i) =>
       [c[0], c[1], row[2][i] ? percent(row[2][i]) : "none"]));
@@ -219,7 +248,8 @@ class Panel {
             : spans.length ? h("span", {}, h("br"), `runs over it: ${spans.join(", ")}`) : null);
       const taken = feeding ? feeding.texts[feeding.axes[n]].map((/** @type {string} */ text, /** @type {number} */ i) =>
         h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`)) : [];
-      return [h("div", {}, soft(name), h("small", {}, `${size.toLocaleString("en")} positions, ${role}`)), h("div", {}, why, taken)];
+      return [h("div", {}, soft(name), h("small", {}, `${size.toLocaleString("en")} positions${last(pin) < 2 ? `, ${role}` : ""}`,
+        canvas.small?.sizes.has(n) ? [h("br"), `${canvas.small.sizes.get(n)?.toLocaleString("en")} of them in ${canvas.small.name}`] : null)), h("div", {}, why, taken)];
     });
     return few(rows, (part) => table("Axes", ["axis", `can it be cut?${feeding ? " who has which positions?" : ""}`], part) || "");
   }

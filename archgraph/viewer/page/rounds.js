@@ -10,10 +10,10 @@ function stops(/** @type {any} */ rounds) {
 }
 
 /** The round that is shown, and what it changed of a part; null: no round has ended, or the part has no parameters. */
-function changed(/** @type {Model} */ model, /** @type {Item} */ item) {
+function changed(/** @type {Model} */ model, /** @type {{operators: number[]}|Item} */ part) {
   const { rounds, leaves } = model.data;
   const { numbers, at } = stops(rounds);
-  const own = new Set(at < 0 ? [] : model.every(item).flatMap((o) => model.leaves[o]));
+  const own = new Set(at < 0 ? [] : ("kind" in part ? model.every(part) : part.operators).flatMap((o) => model.leaves[o]));
   /** @type {number[]} */ const columns = own.size ? rounds.leaves.flatMap((/** @type {number} */ leaf, /** @type {number} */ i) => own.has(leaf) ? [i] : []) : [];
   if (!columns.length) return null;
   const norms = columns.map((i) => rounds.norm[at][i]);
@@ -58,10 +58,20 @@ function tested(/** @type {any[]} */ graphs, /** @type {number} */ round) {
   return [curve, h("span", {}, text)];
 }
 
+/** An update norm in words. */
+function length(/** @type {number|null} */ norm) {
+  return norm === null ? "not finite" : String(Number(norm.toPrecision(4)));
+}
+
 /** What the panel says of it. */
 function changedFacts(/** @type {Model} */ model, /** @type {Item} */ item) {
   const found = changed(model, item);
-  return found ? [h("h3", {}, `Round ${found.round}`), facts([
-    ["update norm", found.norm === null ? "not finite" : String(Number(found.norm.toPrecision(4)))],
-    ["updates reached", found.coverage === null ? "unknown" : `${percent(found.coverage)} of the weights`]])] : [];
+  return found ? [h("h3", {}, `Round ${found.round}`), facts([["update norm", length(found.norm)],
+    ["coverage", found.coverage === null ? "unknown" : `${percent(found.coverage)} of the weights`]])] : [];
+}
+
+/** The blocks that the round moved farthest, their numbers first. @returns {Array<[number, any]>} */
+function moved(/** @type {Model} */ model) {
+  return model.blockOps.map((operators, i) => /** @type {[number, any]} */ ([i, changed(model, { operators })])).filter(([, one]) => one)
+    .sort(([, a], [, b]) => (b.norm ?? Infinity) - (a.norm ?? Infinity)).slice(0, 5);
 }
