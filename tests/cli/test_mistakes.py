@@ -287,9 +287,10 @@ MISTAKES = {
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
         RUN,
-        "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, "
-        "batch, optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, "
-        "clip, fraction, augment, precision; write numbers with a point, not with a comma",
+        "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, batch, "
+        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
+        "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
+        "contrast, augment, precision; write numbers with a point, not with a comma",
     ),
     "a number in words": Mistake(
         experiment("rounds: 2", "rounds: two"),
@@ -433,8 +434,8 @@ MISTAKES = {
         RUN + " --set lr=0.2",
         "--set lr: is an unknown key; found 'lr'; expected one of archgraph, name, family, "
         "data, task, weights, strategy, rounds, sample, also, spare, patience, bound, aggregate, "
-        "privacy, validation, local, local_of, server, attack, evaluate, engine, trackers, seed, "
-        "out; it is a key of 'local': local.lr",
+        "privacy, validation, public, local, local_of, server, attack, evaluate, engine, trackers, "
+        "seed, out; it is a key of 'local': local.lr",
     ),
     "a misspelt setting": Mistake(
         {},
