@@ -49,11 +49,13 @@ def recording(model: nn.Module) -> Iterator[None]:
     with torch.inference_mode(False), torch.enable_grad():
         copies: dict[int, Tensor] = {}  # tied weights stay tied
         swapped: list[tuple[dict[str, Any], str, Tensor]] = []
-        for module in model.modules():
+        # What is no module, or has weights without a shape yet, is refused behind this.
+        for module in model.modules() if isinstance(model, nn.Module) else ():
             owners: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for owner in owners:
                 for name, tensor in owner.items():
-                    if tensor is not None and tensor.is_inference():
+                    lazy = tensor is None or nn.parameter.is_lazy(tensor)
+                    if not lazy and tensor.is_inference():
                         swapped.append((owner, name, tensor))
                         copy = tensor.detach().clone()
                         if isinstance(tensor, nn.Parameter):

@@ -157,6 +157,7 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
                 "data": {"dataset": "digits", "limit": 40},
                 "strategy": {entry.name: options},
                 "rounds": 1,
+                **({"public": 20} if entry.name == "fedmd" else {}),
             }
         )
         read.clear()
