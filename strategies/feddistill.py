@@ -44,6 +44,7 @@ class FedDistill(fl.Masking):
     serves = ("any",)
     needs_global = False
     unread = frozenset({"contrast"})  # it trains another loss
+    unmixable = "clients exchange answers to images of one class"
     one_head = "clients exchange answers of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes"

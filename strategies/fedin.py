@@ -526,7 +526,7 @@ class InTraining:
         )
         # 3. All received pairs, also where an epoch sees a fraction of the client's own data.
         if count > 0 and self.step == "sequential":
-            every = work.local.model_copy(update={"fraction": 1.0})
+            every = work.local.model_copy(update={"fraction": 1.0, "augment": None})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(pairs, middle, lambda examples: distance(examples.ids))
         if distances:

@@ -48,6 +48,7 @@ class FedProto(fl.Masking):
     serves = ("any",)
     needs_global = False
     unread = frozenset({"contrast"})  # it trains another loss
+    unmixable = "prototypes are of images of one class"
     one_head = "prototypes are of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it has a prototype for each class"

@@ -16,7 +16,7 @@ from archgraph.data import Dataset, Split
 from archgraph.data.classes import of_classes
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
-from archgraph.federation import LearningTask, Shard, State, Strategy, Work, World
+from archgraph.federation import LearningTask, Pixels, Shard, State, Strategy, Work, World
 from archgraph.federation.training_loss import trained_task
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
@@ -190,6 +190,7 @@ class Experiment:
         that a program that writes in place changes neither the server nor what was kept.
         """
         data, local = self.shard(client), self.local_of(client)
+        mean, std = self.data.train.mean, self.data.train.std
         classes = self.world.clients[client].classes
         return Work(
             client=client,
@@ -204,5 +205,6 @@ class Experiment:
             device=self.world.device,
             learning=trained_task(self.world.learning, local, data.histogram, classes),
             public=self.world.public,
+            pixels=None if mean is None or std is None else Pixels(mean, std),
             **more,
         ).copied()

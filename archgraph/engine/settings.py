@@ -17,7 +17,7 @@ from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec
-from archgraph.language.local import LocalOptions
+from archgraph.language.local import AugmentOptions, ColourJitterOptions, LocalOptions
 from archgraph.ops.schema import torch_dtype
 
 
@@ -37,12 +37,15 @@ def check_local(
     changes = local_changes(spec)
     for tier in family.clients:
         try:
-            _check(by_kind.get(tier.name, spec.local), strategy, tier.graph, data, learning)
+            local = by_kind.get(tier.name, spec.local)
+            _check(local, strategy, tier.graph, data, learning)
+            if local.augment is not None:
+                _check_augment(local.augment, strategy, data, learning, spec.public)
         except RunError as error:
-            key = str(error.where).removeprefix("local.")
+            keys = str(error.where).split(".")[1:]
             for document, at, one in reversed(changes[tier.name]):
-                if key in one.model_fields_set:
-                    error.where = document.where((*at, key))
+                if keys[0] in one.model_fields_set:
+                    error.where = document.where((*at, *keys))
                     raise
             with spec.locating("local"):  # wrong for any kind of client
                 raise
@@ -60,7 +63,6 @@ def _check(
         if getattr(local, key) != LocalOptions.model_fields[key].default:
             where = f"local.{key}"
             raise RunError("the strategy's clients do not read it", where=where, hint="remove it")
-    check_images(local.augment, data)
     for key in ("class_weights", "label_smoothing"):
         if getattr(local, key) is not None:
             _check_loss(f"local.{key}", data, learning)
@@ -104,4 +106,68 @@ def _check_loss(where: str, data: Dataset, learning: LearningTask) -> None:
             "changes the task's cross-entropy, which an objective of yours replaces",
             where=where,
             hint="remove it, and let the objective do so",
+        )
+
+
+def _check_augment(
+    options: AugmentOptions,
+    strategy: Strategy,
+    data: Dataset,
+    learning: LearningTask,
+    public: object,
+) -> None:
+    """Check that there are images, whose colours are known and that can be mixed as they say."""
+    check_images(options, data)
+    if options.colour_jitter is not None:
+        _check_colours(options.colour_jitter, data, public)
+    for key in ("mixup", "cutmix"):
+        if getattr(options, key) is None:
+            continue
+        where, hint = f"local.augment.{key}", "remove it"
+        if not learning.per_example:
+            raise RunError(
+                "mixes two images and the losses of their classes, and here an image has no "
+                "single class",
+                where=where,
+                found=f"{learning.name} ({data.name})",
+                expected="classification",
+                hint=hint,
+            )
+        if strategy.unmixable:
+            message = f"the method cannot learn from mixed images: {strategy.unmixable}"
+            raise RunError(message, where=where, hint=hint)
+        if data.train.beside:
+            inputs = ", ".join(data.inputs)
+            message = "mixes images, and the model has further inputs"
+            raise RunError(message, where=where, found=inputs, expected="one input", hint=hint)
+
+
+def _check_colours(options: ColourJitterOptions, data: Dataset, public: object) -> None:
+    """Check that images have the colours that change, in a known range."""
+    where, channels = "local.augment.colour_jitter", data.shape[0]
+    for key in ("saturation", "hue"):
+        if getattr(options, key) and channels != 3:
+            raise RunError(
+                "needs images of red, green and blue",
+                where=f"{where}.{key}",
+                found=f"{channels} channel{'s' * (channels > 1)} ({data.name})",
+                expected="three channels",
+                hint="remove it; brightness and contrast change any image",
+            )
+    if not isinstance(public, int | None):
+        raise RunError(
+            "undoes the normalisation of the run's data, and public images of another data set "
+            "have one of their own",
+            where=where,
+            hint="take `public` out of the training examples, `public: 200`",
+        )
+    images = (data.train if data.train.stream is None else data.test).inputs
+    least, most = map(float, images.aminmax())
+    if data.train.mean is None and (least < 0 or most > 1):
+        raise RunError(
+            "does not know the range of these images",
+            where=where,
+            found=f"values from {least:.3g} to {most:.3g} ({data.name})",
+            expected="bytes, or numbers between 0 and 1",
+            hint="give images as they are before you normalise them; bytes are normalised here",
         )

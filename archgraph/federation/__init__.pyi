@@ -32,6 +32,7 @@ from .objectives import TaskLoss as TaskLoss
 from .objectives import Towards as Towards
 from .objectives import counted_logits as counted_logits
 from .objectives import mask_absent as mask_absent
+from .objectives import target_loss as target_loss
 from .options import Averaging as Averaging
 from .options import Masking as Masking
 from .options import Weighted as Weighted
@@ -67,8 +68,10 @@ from .strategy import option as option
 from .tasks import ClientData as ClientData
 from .tasks import Examples as Examples
 from .tasks import LocalOptions as LocalOptions
+from .tasks import Mix as Mix
 from .tasks import Model as Model
 from .tasks import Outcome as Outcome
+from .tasks import Pixels as Pixels
 from .tasks import Program as Program
 from .tasks import Progress as Progress
 from .tasks import Result as Result

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import RunError
+from archgraph.federation.learning import LearningTask
 from archgraph.federation.metrics import IGNORED
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
@@ -52,7 +53,30 @@ class TaskLoss:
     def _of(self, predictions: Tensor, examples: Examples, work: Work) -> Tensor:
         if self.mask_absent and work.learning.classed:
             predictions = mask_absent(predictions, work.present)
-        return work.learning.loss(predictions, examples.targets)
+        return target_loss(predictions, examples, work.learning)
+
+
+def target_loss(predictions: Tensor, examples: Examples, learning: LearningTask) -> Tensor:
+    """Return the mean loss of predictions; of mixed images that of both targets, by their shares.
+
+    Args:
+        predictions: ``[batch, ..., class]``, or in the shape of the targets.
+        examples: The minibatch.
+        learning: The task.
+
+    Example:
+        >>> from archgraph.federation.learning import CLASSIFICATION
+        >>> from archgraph.federation.tasks import Mix
+        >>> logits, ids = torch.tensor([[0.0, 2.0]]), torch.arange(1)
+        >>> mixed = Examples((), torch.tensor([0]), ids, Mix(torch.tensor([1]), 0.25))
+        >>> round(target_loss(logits, mixed, CLASSIFICATION).item(), 4)  # 2.1269/4 + 0.1269·3/4
+        0.6269
+    """
+    value = learning.loss(predictions, examples.targets)
+    if examples.mix is None:
+        return value
+    targets, share = examples.mix
+    return share * value + (1 - share) * learning.loss(predictions, targets)
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:

@@ -19,6 +19,18 @@ from archgraph.states import State, Transfer, wire
 Weights = Literal["examples", "uniform"]
 
 
+class Mix(NamedTuple):
+    """What the images of a minibatch are mixed with; :func:`target_loss` reads it.
+
+    Attributes:
+        targets: Class of the other image in each, ``[batch]``.
+        share: λ: share of the images that ``Examples.targets`` are of.
+    """
+
+    targets: Tensor
+    share: float
+
+
 class Examples(NamedTuple):
     """A minibatch.
 
@@ -26,11 +38,25 @@ class Examples(NamedTuple):
         inputs: Arguments of the model in its order; batch axis first.
         targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
+        mix: What images are mixed with (``augment: {mixup: …}``). Default: nothing.
     """
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
     ids: Tensor
+    mix: Mix | None = None
+
+
+class Pixels(NamedTuple):
+    """What normalised images were before: bytes.
+
+    Attributes:
+        mean: Mean of each channel that was subtracted, ``[channel]``.
+        std: Standard deviation that they were divided by.
+    """
+
+    mean: Tensor
+    std: Tensor
 
 
 class ClientData(Protocol):
@@ -92,6 +118,7 @@ class Work:
         progress: Called after every step; on a device ten times a second at most.
         learning: The learning task.
         public: Examples that every client has, if the experiment says so (``public``).
+        pixels: What images were normalised by. Default: they were not.
     """
 
     client: int
@@ -110,6 +137,7 @@ class Work:
     progress: Progress = silent
     learning: LearningTask = CLASSIFICATION
     public: ClientData | None = None
+    pixels: Pixels | None = None
 
     def copied(self) -> Work:
         """Return a copy with tensors and values of its own, since a program may write in place."""

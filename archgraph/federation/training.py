@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.errors import RejectedUpdate
-from archgraph.federation.augment import augmented
+from archgraph.federation.augment import augmented, mixed
 from archgraph.federation.contrast import Contrast, compared, remembered
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Towards
 from archgraph.federation.shard import Shard, batch_sizes
@@ -199,9 +199,11 @@ def steps_of(examples: int, local: LocalOptions) -> int:
 def _arrived(batch: Examples, work: Work) -> Examples:
     """Return a minibatch on the client's device, augmented."""
     inputs = tuple(x.to(work.device) for x in batch.inputs)
-    if work.local.augment is not None:
-        inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
-    return Examples(inputs, batch.targets.to(work.device), batch.ids)
+    targets, options = batch.targets.to(work.device), work.local.augment
+    if options is None:
+        return Examples(inputs, targets, batch.ids)
+    images = augmented(inputs[0], options, work.generator, work.pixels)
+    return mixed(Examples((images, *inputs[1:]), targets, batch.ids), options, work.generator)
 
 
 class _MeanWeights:

@@ -18,15 +18,88 @@ from archgraph.language.optimisers import (
 )
 from archgraph.plain import Json
 
+Ratio = Annotated[float, Field(gt=0)]
+Strength = Annotated[float, Field(ge=0)]
+Alpha = Annotated[float, Field(gt=0)]
+
+
+class ResizedCropOptions(Base):
+    """Windows of images, drawn as by torchvision's ``RandomResizedCrop``.
+
+    Source: Szegedy et al., *Going Deeper with Convolutions*, CVPR 2015, §6.
+    """
+
+    scale: tuple[Share, Share] = Field(
+        default=(0.08, 1.0), description="smallest and largest share of an image's pixels"
+    )
+    ratio: tuple[Ratio, Ratio] = Field(
+        default=(3 / 4, 4 / 3), description="smallest and largest ratio of width to height"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _ascending(self) -> ResizedCropOptions:
+        for key in ("scale", "ratio"):
+            least, most = getattr(self, key)
+            if least > most:
+                expected = f"[{most:g}, {least:g}]"
+                facts = {"found": f"[{least:g}, {most:g}]", "expected": expected}
+                raise Mistake("begins with the larger number", place=(key,), **facts)
+        return self
+
+
+class ColourJitterOptions(Base):
+    """How much colours of images change, as in torchvision's ``ColorJitter``."""
+
+    brightness: Strength = Field(
+        default=0.0, description="b: values are multiplied by a number from max(0, 1 - b) to 1 + b"
+    )
+    contrast: Strength = Field(
+        default=0.0, description="likewise, the distances of values from the image's mean grey"
+    )
+    saturation: Strength = Field(
+        default=0.0, description="likewise, the distances of colours from their own grey"
+    )
+    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        default=0.0, description="largest turn of the hues, of a full one"
+    )
+
 
 class AugmentOptions(Base):
-    """How training changes images at random, each time that it sees them."""
+    """How training changes images at random, each time that it sees them.
+
+    Source of ``mixup``: Zhang et al., *mixup: Beyond Empirical Risk Minimization*, ICLR 2018. Of
+    ``cutmix``: Yun et al., *CutMix*, ICCV 2019.
+    """
 
     crop: Count | None = Field(
         default=None,
         description="pixels of zeros around an image, of which a window of its size is cut",
     )
+    resized_crop: ResizedCropOptions | None = Field(
+        default=None,
+        description="windows of random area and shape, scaled to the image's size; left out: none",
+        examples=[{"scale": [0.5, 1.0]}],
+    )
     flip: bool = Field(default=False, description="mirror every second image, left to right")
+    colour_jitter: ColourJitterOptions | None = Field(
+        default=None,
+        description="changes of colours, in the range that values have before they are "
+        "normalised; left out: none",
+        examples=[{"brightness": 0.4, "hue": 0.1}],
+    )
+    mixup: Alpha | None = Field(
+        default=None,
+        description="α: an image is λ of itself and 1 - λ of another of its minibatch, and so is "
+        "its loss, λ of Beta(α, α); left out: images are not mixed",
+        examples=[0.2],
+    )
+    cutmix: Alpha | None = Field(
+        default=None,
+        description="α: a window of another image of the minibatch replaces 1 - λ of the pixels, "
+        "λ of Beta(α, α) before the window is cut at the edge; with `mixup`, every minibatch "
+        "draws one of both",
+        examples=[1.0],
+    )
 
 
 class ContrastOptions(Base):
@@ -147,7 +220,7 @@ class LocalChanges(Base):
         examples=[{"weight": 1.0, "temperature": 0.5}],
     )
     augment: AugmentOptions | None = Field(
-        default=None, description="random crops and mirror images in training; left out: none"
+        default=None, description="random changes of images in training; left out: none"
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
