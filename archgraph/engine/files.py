@@ -133,7 +133,13 @@ def _schema() -> dict[str, Any]:
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language import data, experiment
     from archgraph.language.aggregate import AggregateSpec
-    from archgraph.language.local import AugmentOptions, ContrastOptions, LocalOptions
+    from archgraph.language.local import (
+        AugmentOptions,
+        ColourJitterOptions,
+        ContrastOptions,
+        LocalOptions,
+        ResizedCropOptions,
+    )
     from archgraph.language.privacy import PrivacySpec
     from archgraph.language.server import ServerSpec
     from archgraph.language.task import TaskSpec
@@ -155,6 +161,8 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "weights": WeightsSpec,
         "local": LocalOptions,
         "augment": AugmentOptions,
+        "resized_crop": ResizedCropOptions,
+        "colour_jitter": ColourJitterOptions,
         "contrast": ContrastOptions,
         "aggregate": AggregateSpec,
         "server": ServerSpec,

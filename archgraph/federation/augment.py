@@ -272,4 +272,5 @@ def pasted(
     )
     images = images.clone()
     images[..., top:bottom, left:right] = others[..., top:bottom, left:right]
-    return images, 1 - (bottom - top) * (right - left) / math.prod(sizes)
+    pixels = math.prod(sizes)
+    return images, (pixels - (bottom - top) * (right - left)) / pixels

@@ -19,6 +19,7 @@ _ALIASES = {
     "cat": "concat concatenate",
     "class_weights": "classweight",
     "clip": "clipgradnorm gradclip maxgradnorm",
+    "colour_jitter": "colorjitter",
     "contrast": "moon",
     "conv": "convolution",
     "conv_transpose": "deconv deconvolution convtransposed transposedconv transposedconvolution",
