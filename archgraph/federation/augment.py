@@ -53,7 +53,7 @@ def augmented(
         # Indices that broadcast to [batch, height, width] cut a window of its own from each image.
         images = padded.movedim(1, -1)[example, rows, columns].movedim(-1, 1).contiguous()
     if options.resized_crop is not None:
-        images = resized(images, windows(images.shape, options.resized_crop, generator))
+        images = zoomed(images, random_windows(images.shape, options.resized_crop, generator))
     if options.flip:
         mirrored = (torch.rand(count, generator=generator) < 0.5)[:, None, None, None]
         images = torch.where(mirrored.to(images.device, non_blocking=True), images.flip(-1), images)
@@ -62,7 +62,9 @@ def augmented(
     return images
 
 
-def windows(shape: torch.Size, options: ResizedCropOptions, generator: torch.Generator) -> Tensor:
+def random_windows(
+    shape: torch.Size, options: ResizedCropOptions, generator: torch.Generator
+) -> Tensor:
     """Draw a window of each image: top, left, height and width, ``[4, batch]``.
 
     1. Area and ratio of sides are drawn; the logarithm of the ratio is uniform.
@@ -76,7 +78,7 @@ def windows(shape: torch.Size, options: ResizedCropOptions, generator: torch.Gen
 
     Example:
         >>> full = ResizedCropOptions(scale=(1.0, 1.0), ratio=(1.0, 1.0))
-        >>> windows(torch.Size([1, 3, 8, 8]), full, torch.Generator()).flatten().tolist()
+        >>> random_windows(torch.Size([1, 3, 8, 8]), full, torch.Generator()).flatten().tolist()
         [0, 0, 8, 8]
     """
     count, _, height, width = shape
@@ -100,7 +102,7 @@ def windows(shape: torch.Size, options: ResizedCropOptions, generator: torch.Gen
     return torch.where(fits, torch.stack([top, left, rows, columns]).long(), middle)
 
 
-def resized(images: Tensor, windows: Tensor) -> Tensor:
+def zoomed(images: Tensor, windows: Tensor) -> Tensor:
     """Cut a window of each image and scale it to the image's size, bilinearly.
 
     Windows are not larger than images, so that nothing is to be smoothed before.
@@ -111,7 +113,7 @@ def resized(images: Tensor, windows: Tensor) -> Tensor:
 
     Example:
         >>> row = torch.tensor([[[[0.0, 1.0, 2.0, 5.0]]]])
-        >>> resized(row, torch.tensor([[0], [1], [1], [2]])).tolist()
+        >>> zoomed(row, torch.tensor([[0], [1], [1], [2]])).tolist()
         [[[[1.0, 1.25, 1.75, 2.0]]]]
     """
     count, _, height, width = images.shape

@@ -18,9 +18,8 @@ from archgraph.language.optimisers import (
 )
 from archgraph.plain import Json
 
-Ratio = Annotated[float, Field(gt=0)]
-Strength = Annotated[float, Field(ge=0)]
-Alpha = Annotated[float, Field(gt=0)]
+_Amount = Annotated[float, Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
 
 
 class ResizedCropOptions(Base):
@@ -32,7 +31,7 @@ class ResizedCropOptions(Base):
     scale: tuple[Share, Share] = Field(
         default=(0.08, 1.0), description="smallest and largest share of an image's pixels"
     )
-    ratio: tuple[Ratio, Ratio] = Field(
+    ratio: tuple[_Positive, _Positive] = Field(
         default=(3 / 4, 4 / 3), description="smallest and largest ratio of width to height"
     )
 
@@ -50,13 +49,13 @@ class ResizedCropOptions(Base):
 class ColourJitterOptions(Base):
     """How much colours of images change, as in torchvision's ``ColorJitter``."""
 
-    brightness: Strength = Field(
+    brightness: _Amount = Field(
         default=0.0, description="b: values are multiplied by a number from max(0, 1 - b) to 1 + b"
     )
-    contrast: Strength = Field(
+    contrast: _Amount = Field(
         default=0.0, description="likewise, the distances of values from the image's mean grey"
     )
-    saturation: Strength = Field(
+    saturation: _Amount = Field(
         default=0.0, description="likewise, the distances of colours from their own grey"
     )
     hue: Annotated[float, Field(ge=0, le=0.5)] = Field(
@@ -87,13 +86,13 @@ class AugmentOptions(Base):
         "normalised; left out: none",
         examples=[{"brightness": 0.4, "hue": 0.1}],
     )
-    mixup: Alpha | None = Field(
+    mixup: _Positive | None = Field(
         default=None,
         description="α: an image is λ of itself and 1 - λ of another of its minibatch, and so is "
         "its loss, λ of Beta(α, α); left out: images are not mixed",
         examples=[0.2],
     )
-    cutmix: Alpha | None = Field(
+    cutmix: _Positive | None = Field(
         default=None,
         description="α: a window of another image of the minibatch replaces 1 - λ of the pixels, "
         "λ of Beta(α, α) before the window is cut at the edge; with `mixup`, every minibatch "

@@ -23,9 +23,9 @@ from archgraph.federation.augment import (
     jittered,
     mixed,
     pasted,
+    random_windows,
     recoloured,
-    resized,
-    windows,
+    zoomed,
 )
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.objectives import target_loss
@@ -111,8 +111,8 @@ def test_all_of_a_square_image_is_itself(sides: tuple[int, int]):
 
 def test_a_window_is_scaled_as_pytorch_scales_it_alone():
     images = torch.rand(40, 2, 9, 7, generator=drawing(1))
-    at = windows(images.shape, ResizedCropOptions(), drawing())
-    crops = resized(images, at)
+    at = random_windows(images.shape, ResizedCropOptions(), drawing())
+    crops = zoomed(images, at)
     for image, crop, (top, left, rows, columns) in zip(images, crops, at.T.tolist(), strict=True):
         window = image[None, :, top : top + rows, left : left + columns]
         alone = functional.interpolate(window, (9, 7), mode="bilinear", antialias=True)
@@ -122,7 +122,9 @@ def test_a_window_is_scaled_as_pytorch_scales_it_alone():
 
 def test_windows_have_the_areas_and_ratios_that_were_asked_for():
     options = ResizedCropOptions(scale=(0.2, 0.4), ratio=(0.5, 2.0))
-    top, left, rows, columns = windows(torch.Size([4000, 1, 200, 300]), options, drawing()).double()
+    top, left, rows, columns = random_windows(
+        torch.Size([4000, 1, 200, 300]), options, drawing()
+    ).double()
     area, ratio = rows * columns / 60_000, columns / rows
     assert 0.198 < area.min() < 0.205 and 0.395 < area.max() < 0.402
     assert 0.495 < ratio.min() < 0.51 and 1.95 < ratio.max() < 2.02
@@ -139,7 +141,9 @@ def test_windows_have_the_areas_and_ratios_that_were_asked_for():
 def test_where_no_window_fits_the_middle_is_taken(shape: tuple[int, int], window: list[int]):
     """As torchvision 0.28 answers."""
     options = ResizedCropOptions(scale=(1.0, 1.0), ratio=(0.9, 1.1))
-    assert windows(torch.Size([1, 3, *shape]), options, drawing()).flatten().tolist() == window
+    assert (
+        random_windows(torch.Size([1, 3, *shape]), options, drawing()).flatten().tolist() == window
+    )
 
 
 # ---------------------------------------------------------------- colours
