@@ -40,9 +40,9 @@ class ResizedCropOptions(Base):
         for key in ("scale", "ratio"):
             least, most = getattr(self, key)
             if least > most:
-                expected = f"[{most:g}, {least:g}]"
-                facts = {"found": f"[{least:g}, {most:g}]", "expected": expected}
-                raise Mistake("begins with the larger number", place=(key,), **facts)
+                said, expected = f"[{least:g}, {most:g}]", f"[{most:g}, {least:g}]"
+                message = "begins with the larger number"
+                raise Mistake(message, place=(key,), found=said, expected=expected)
         return self
 
 

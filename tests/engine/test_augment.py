@@ -141,9 +141,8 @@ def test_windows_have_the_areas_and_ratios_that_were_asked_for():
 def test_where_no_window_fits_the_middle_is_taken(shape: tuple[int, int], window: list[int]):
     """As torchvision 0.28 answers."""
     options = ResizedCropOptions(scale=(1.0, 1.0), ratio=(0.9, 1.1))
-    assert (
-        random_windows(torch.Size([1, 3, *shape]), options, drawing()).flatten().tolist() == window
-    )
+    drawn = random_windows(torch.Size([1, 3, *shape]), options, drawing())
+    assert drawn.flatten().tolist() == window
 
 
 # ---------------------------------------------------------------- colours
@@ -452,6 +451,24 @@ JITTER = {"brightness": 0.2}
 def test_what_cannot_be_changed_or_mixed_is_refused(spec: Any, data: Any, message: str):
     with pytest.raises(ag.ArchGraphError, match=message):
         prepare(spec, data=data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"resized_crop": {"scale": [1.0, 0.5]}},
+            r"resized_crop\.scale: begins with the larger number; found \[1, 0.5\]",
+        ),
+        ({"resized_crop": {"ratio": [2, 0.5]}}, r"resized_crop\.ratio: begins with the larger"),
+        ({"colour_jitter": {"hue": 0.7}}, r"colour_jitter\.hue: .* expected 0.5 or less"),
+        ({"mixup": 0}, r"augment\.mixup: .* expected more than 0"),
+        ({"color_jitter": {"hue": 0.1}}, r"it is 'colour_jitter' here"),
+    ],
+)
+def test_options_are_in_their_ranges(options: Any, message: str):
+    with pytest.raises(ag.ArchGraphError, match=message):
+        prepare(spec_of([3, 4, 4], **options), data=split(COLOURED, CLASSES))
 
 
 @pytest.mark.parametrize("images", [COLOURED, COLOURED / 255], ids=["bytes", "floats"])
