@@ -837,8 +837,8 @@ sections:
         (
             FLAT.replace("global_avg_pool, flatten, {linear: {out: 10, as: b}}", "{linear: 10}"),
             "",
-            "linear: works on the last axis, which is a spatial one here; found [4, 8, 8]: channels, "
-            "then sizes; expected flatten",
+            "linear: works on the last axis, which is a spatial one here; found [4, 8, 8]: "
+            "channels, then sizes; expected flatten",
         ),
         (FLAT + "outputs: [a, b]\n", "", "the model's outputs contain no logits; found 0, 1"),
         (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
