@@ -13,6 +13,7 @@ from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.outputs import Outputs, auxiliary
+from archgraph.federation.shard import SHORTEST
 from archgraph.graph.ir import (
     BATCH,
     ArchGraph,
@@ -69,9 +70,10 @@ def matched(
 
 
 def _is_open(graph: ArchGraph) -> bool:
-    """Return whether a model takes inputs of any number of positions."""
+    """Return whether a model takes texts of any length, also the shortest of batches."""
+    sizes = open_sizes(graph)
     return all(
-        isinstance(size, Polynomial)
+        isinstance(size, Polynomial) and all(sizes[n].low <= SHORTEST for n in size.names)
         for node in graph.nodes
         if node.op == "input"
         for size in node.shape[1:2]
@@ -215,7 +217,7 @@ def _take(graph: ArchGraph, inputs: Sequence[Node], examples: Sequence[TensorTyp
         if len(node.shape) != len(example.shape):
             return False
         for size, actual in zip(node.shape, example.shape, strict=True):
-            name = single_name(size) if isinstance(size, Polynomial) else ""
+            name = single_name(size)
             if isinstance(actual, int) and name and name != BATCH_WORD:
                 known = sizes[name]
                 if (

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from archgraph.federation.tasks import Examples
 
+SHORTEST = 2  # positions of a batch of texts, at least: models may branch on one
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -96,7 +98,7 @@ def without_padding(
         ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
     """
     filled = inputs[mask].ne(0).any(0).nonzero()
-    length = max(int(filled.max()) + 1, 2) if len(filled) else 2
+    length = max(int(filled.max()) + 1, SHORTEST) if len(filled) else SHORTEST
 
     def cut(x: Tensor) -> Tensor:
         return x[:, :length] if x.dim() > 1 and x.shape[1] == inputs[mask].shape[1] else x

@@ -101,15 +101,19 @@ def _meets(graph: ArchGraph, both: Tensor, first: Tensor, second: Tensor) -> boo
     return not alike and not any(_close(both, other, graph) for other in joined)
 
 
-def check_sizes(graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str) -> None:
+def check_sizes(
+    graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, batch: int | None
+) -> None:
     """Refuse a graph that computes something else than the file's nodes at other open sizes.
+
+    Its nodes run on examples of the batch size that the file is for.
 
     Raises:
         SpecError: If it does.
     """
     if not (sizes := other_sizes(graph)):
         return
-    inputs = random_inputs(graph, 2, sizes=sizes)
+    inputs = random_inputs(graph, batch or 2, sizes=sizes)
     built = build(graph, state).eval()
     check_memory(built, inputs, lambda: where)
     expected = _computed_by_nodes(module, inputs, where)

@@ -169,7 +169,7 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
     }
     for name in open_sizes(graph):
         if name not in dims:  # PyTorch's exporter unrolls recurrent layers, say
-            hint = "give it a value first: ag.fix_sizes(graph)"
+            hint = f"give it a value first: ag.fix_sizes(graph, {{{name!r}: N}})"
             raise GraphError("cannot be exported with an open size", found=name, hint=hint)
     return exported.model
 

@@ -144,7 +144,7 @@ def _captured(
         except TraceError as error:
             refusal = refusal or _cause(error, module, where)
             continue
-        check_sizes(traced.graph, traced.state, module, where)  # 3.
+        check_sizes(traced.graph, traced.state, module, where, dims.batch)  # 3.
         return traced
     assert refusal is not None
     if left := sorted({*opened} - {*dims.examples}):

@@ -10,6 +10,7 @@ import torch
 
 from archgraph.errors import GraphError, SpecError, os_reason
 from archgraph.graph.ir import ArchGraph, Param
+from archgraph.graph.sizes import fix_sizes
 from archgraph.limits import LIMITS
 from archgraph.onnx import require_packages
 from archgraph.onnx.imported import RequestedSizes, capture_file
@@ -27,7 +28,7 @@ def read_onnx(
 
     Args:
         path: The file; one that :func:`archgraph.export` wrote becomes the same graph again.
-        sizes: Of a file of another program: numbers for dimensions that it leaves open, and
+        sizes: Numbers for dimensions that it leaves open, and, of a file of another program,
             ``"open"`` for those that it does not.
 
     Raises:
@@ -39,12 +40,12 @@ def read_onnx(
     proto = _proto(Path(path))
     try:
         graph = marked_graph(proto, where)
+        if graph is None:
+            return capture_file(proto, Path(path), sizes or {})
+        if sizes:
+            graph = fix_sizes(graph, sizes)  # type: ignore[arg-type]  # which refuses words
     except GraphError as error:
         raise error.within(where, kind=SpecError) from error
-    if graph is None:
-        return capture_file(proto, Path(path), sizes or {})
-    if sizes:
-        raise SpecError("has no choices", where=where, found=", ".join(sizes), expected="none")
     stored = {item.name: item for item in proto.graph.initializer}
     # Constants are part of the graph's text.
     params = [param for param in graph.params if param.role != "constant"]

@@ -13,6 +13,7 @@ from archgraph.data import Dataset, Split
 from archgraph.data.values import Dataset as Values
 from archgraph.errors import RunError
 from archgraph.federation.shard import Shard, without_padding
+from archgraph.graph.sizes import open_sizes
 
 LENGTH = 24
 
@@ -91,6 +92,27 @@ def test_batches_end_with_their_longest_text(tmp_path: Any, monkeypatch: Any) ->
     ours, theirs = (dict(run.models[0].state) for run in (opened, fixed))
     for name, value in theirs.items():
         assert torch.allclose(value, ours[name], rtol=0, atol=1e-5), name
+
+
+class Windows(Texts):
+    """A maximum over windows of 12 tokens: no text may be shorter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(16, 16, 12)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids) * mask[..., None]
+        return self.head(self.conv(x.transpose(1, 2)).amax(2))
+
+
+def test_models_that_no_short_text_suits_get_all_positions(tmp_path: Any, monkeypatch: Any) -> None:
+    lengths = seen(monkeypatch)
+    inputs = torch.ones(2, LENGTH).long()
+    model = ag.trace(Windows(), inputs, inputs, open=OPEN)
+    assert open_sizes(model.graph)["length"].low > 2
+    run(model, DATA, tmp_path / "r")
+    assert set(lengths) == {LENGTH}
 
 
 def test_padding_goes_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ import torch
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.errors import SpecError
+from archgraph.errors import GraphError, SpecError
 from archgraph.graph.sizes import other_sizes
 from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 
@@ -300,6 +300,21 @@ def test_open_sizes_are_written(name: str, tmp_path: Path):
     names = [size if isinstance(size, int) else str(size) for size in graph.nodes[0].shape]
     assert item.shape == names
     assert ag.load(path).graph == graph
+    numbers = other_sizes(graph)
+    assert ag.load(path, numbers).graph == ag.fix_sizes(graph, numbers)
+    with pytest.raises(SpecError, match=r"net\.onnx: no such open size; found 'depth'"):
+        ag.load(path, {"depth": 3})
+
+
+def test_the_length_of_a_recurrent_layer_is_a_number_in_a_file(tmp_path: Path):
+    axes = {"input": {0: "length", 1: "batch"}}
+    graph, state = ag.trace(torch.nn.LSTM(3, 4), torch.zeros(5, 2, 3), open=axes)
+    with pytest.raises(
+        GraphError, match=r"open size; found length.*fix_sizes\(graph, \{'length': N"
+    ):
+        ag.export(graph, state, tmp_path / "net.onnx")
+    fixed = ag.fix_sizes(graph, {"length": 6})
+    assert ag.load(ag.export(fixed, state, tmp_path / "net.onnx")).graph == fixed
 
 
 def test_equal_values_are_chosen_in_order(tmp_path: Path):

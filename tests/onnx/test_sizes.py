@@ -137,6 +137,16 @@ def test_any_dimension_of_a_number_is_opened_on_request(tmp_path: Path):
     torch.testing.assert_close(ag.build(graph, state)(x), x / x, rtol=0, atol=0)
 
 
+def test_a_batch_and_another_dimension_are_opened_together(tmp_path: Path):
+    nodes = [("ReduceMean", "x", "m", {"axes": [1]}), ("Reshape", "ms", "y", {})]
+    sizes = {"batch": "open", "x_1": "open"}
+    graph, state = ag.load(file(tmp_path / "m.onnx", nodes, 1, s=[1, 1, 1]), sizes)
+    assert str(graph.node["x"].type) == "float32[batch, x_1]"
+    x = torch.randn(3, 7)
+    expected = x.mean(1).view(3, 1, 1)
+    torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_file_for_one_batch_size_is_a_graph_for_it(batch: int, tmp_path: Path):
     nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
