@@ -130,6 +130,7 @@ def ranges(
                 found=min(
                     (test for test in mine.values() if _differs(test, name, example)), key=len
                 ),
+                hint="leave it out of open, or change the code that asks for it",
             )
     joint = {
         guard: test

@@ -126,7 +126,7 @@ def open_axes(
                 shape = list(tensor.shape)
                 raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
             if not isinstance(name, str) or not is_size_name(name):
-                expected = "an identifier that is no reserved word"
+                expected = "an identifier that is not a reserved word"
                 raise TraceError("not a name", where=where, found=repr(name), expected=expected)
             size = tensor.shape[axis]
             if values.setdefault(name, size) != size:

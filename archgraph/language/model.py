@@ -254,8 +254,9 @@ class _WithInputs(Base):
         used = {s: n for n, i in self.inputs.items() for s in i.shape if isinstance(s, str)}
         for size, name in used.items():
             if size not in self.open and size != BATCH_WORD:
-                hint = f"open: {{{size}: {{example: 64}}}}"
-                raise Mistake("is no open size", place=("inputs", name), found=size, hint=hint)
+                hint = f"add `open: {{{size}: {{example: 64}}}}`"
+                message = "has a size that is not listed under open"
+                raise Mistake(message, place=("inputs", name), found=size, hint=hint)
         for size in self.open.keys() - used.keys():
             raise Mistake("is a size that no input has", place=("open", size))
         return self

@@ -331,7 +331,7 @@ def test_sizes_are_open_in_yaml(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="needs the largest value of a size; found length"):
         ag.load(file)
     file.write_text(SPEC.replace("open: {length", "open: {long"))
-    with pytest.raises(SpecError, match="is no open size; found length"):
+    with pytest.raises(SpecError, match="is not listed under open; found length"):
         ag.load(file)
     file.write_text(SPEC.replace("example: 16", "example: 65"))
     with pytest.raises(SpecError, match="is out of its range; found 65; expected 1 to 64"):

@@ -118,7 +118,8 @@ def test_the_good_model_is_good() -> None:
         (
             "[3, 8, 8]",
             "[3, eight, 8]",
-            "m.yaml:3: inputs.image: is no open size; found eight; open: {eight: {example: 64}}",
+            "m.yaml:3: inputs.image: has a size that is not listed under open; found eight; "
+            "add `open: {eight: {example: 64}}`",
         ),
         (
             "out: $width",
