@@ -42,6 +42,12 @@ def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
     return next((axis for axis, other in axes.items() if other == name), None)
 
 
+def size_values(inputs: object, axes: OpenAxes) -> dict[str, int]:
+    """Return the values of open sizes in some inputs, by name."""
+    pairs = zip(example_tensors(inputs), axes, strict=True)
+    return {name: int(x.shape[axis]) for x, mine in pairs for axis, name in mine.items()}
+
+
 def leading(inputs: object, axes: OpenAxes) -> bool:
     """Return whether a tensor may be of a batch of one."""
     pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)

@@ -27,6 +27,7 @@ from archgraph.capture.examples import (
     leading,
     register_dataclasses,
     shapes,
+    size_values,
 )
 from archgraph.capture.failures import (
     UnknownType,
@@ -73,21 +74,10 @@ class Captured:
         """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
-    def example(self, name: str) -> int:
-        """Return the value of an open size in the example."""
-        for tensor, axes in zip(example_tensors(self.inputs), self.axes, strict=True):
-            if (axis := axis_of(axes, name)) is not None:
-                return int(tensor.shape[axis])
-        raise KeyError(name)
-
     def sizes(self) -> dict[str, OpenSize]:
         """Return what a graph says of its open sizes, without the inputs that have them."""
-        known = {}
-        for name in dict.fromkeys(name for axes in self.axes for name in axes.values()):
-            low, high = self.ranges[name].ends
-            example = 1 if name == BATCH_WORD else self.example(name)
-            known[name] = OpenSize(name, example, low, high, ())
-        return known
+        examples = {**size_values(self.inputs, self.axes), BATCH_WORD: 1}
+        return {n: OpenSize(n, examples[n], *r.ends, ()) for n, r in self.ranges.items()}
 
     def ends(self) -> Iterator[tuple[str, ExampleInputs]]:
         """Yield the example's inputs at each end of the range of each open size but the batch.
@@ -103,9 +93,9 @@ class Captured:
     def larger(self) -> ExampleInputs:
         """Return the example's inputs with one more of each open size, where the range allows."""
         inputs = self.inputs
-        for name, size in self.sizes().items():
-            if (more := self.example(name) + 1) <= size.high:
-                inputs = at_size(inputs, self.axes, name, more)
+        for name, value in size_values(self.inputs, self.axes).items():
+            if value < self.ranges[name].ends[1]:
+                inputs = at_size(inputs, self.axes, name, value + 1)
         return inputs
 
 
@@ -270,12 +260,8 @@ def _ranges(
     inputs: ExampleInputs,
 ) -> dict[str, Range]:
     """Return the values of open sizes for which a program holds, by name."""
-    example: dict[str, int] = {}
-    for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
-        for axis, name in mine.items():
-            example.setdefault(name, tensor.shape[axis])
     at = functools.partial(_export_at, model, inputs, axes)
-    return ranges(model, program, names, example, at)
+    return ranges(model, program, names, size_values(inputs, axes), at)
 
 
 def _export_at(

@@ -64,7 +64,7 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
     axes: dict[str, list[tuple[str, int]]] = {}
     for node in inputs:
         for dim, size in enumerate(node.types[0].shape if node.types else ()):
-            if isinstance(size, Polynomial) and (name := single_name(size)):
+            if name := single_name(size):
                 axes.setdefault(name, []).append((node.name, dim))
     written: dict[str, Mapping[str, Value]] = {BATCH_WORD: {}}
     for node in inputs:
@@ -87,11 +87,12 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
     return sizes
 
 
-def single_name(size: Polynomial) -> str:
-    """Return the name that a size is, empty if it is more than a name."""
-    (monomial, factor), *rest = size.terms.items()
-    plain = not rest and factor == 1 and len(monomial) == 1
-    return monomial[0] if plain and not isinstance(monomial[0], Quotient) else ""
+def single_name(size: Size) -> str:
+    """Return the name that a size is, empty if it is a number or more than a name."""
+    match [*size.terms.items()] if isinstance(size, Polynomial) else []:
+        case [((str(name),), 1)] if not isinstance(name, Quotient):
+            return name
+    return ""
 
 
 @per_graph
@@ -188,14 +189,12 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
     def typed(type_: TensorType) -> TensorType:
         return TensorType(tuple(fixed(s) for s in type_.shape), type_.dtype)  # type: ignore[misc]  # sizes stay sizes
 
-    nodes = []
-    for node in graph.mapped(fixed).nodes:
+    numbered, nodes = graph.mapped(fixed), []
+    for node in numbered.nodes:
         types = tuple(map(typed, node.types))
         type_ = types if isinstance(node.type, tuple) else types[0]
-        nodes.append(dataclasses.replace(node, type=type_, args=node.args))
-    numbered = graph.mapped(fixed).replace(nodes=tuple(nodes))
-    left = {name: size for name, size in open_sizes(graph).items() if name not in numbers}
-    return with_open_sizes(numbered, left)
+        nodes.append(dataclasses.replace(node, type=type_))
+    return with_open_sizes(numbered.replace(nodes=tuple(nodes)), known)
 
 
 def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGraph:

@@ -156,11 +156,10 @@ class InputTypes:
             for dim, (size, actual) in enumerate(
                 zip(item.type.shape, value.shape, strict=True)
             ):  # 3
-                if isinstance(size, Polynomial):
-                    if name := single_name(size):
-                        self._check_size(name, actual, item.label, values)
-                    else:
-                        later.append((item, dim, size, actual))
+                if name := single_name(size):
+                    self._check_size(name, actual, item.label, values)
+                elif isinstance(size, Polynomial):
+                    later.append((item, dim, size, actual))
         for item, dim, size, actual in later:
             expected = size.value({name: value for name, (value, _) in values.items()})
             if actual != expected:

@@ -101,7 +101,7 @@ def symbolic_type(
     def symbol_of(size: Size) -> int | torch.SymInt:
         if not isinstance(size, Polynomial):
             return size
-        return _computed(size, symbols)
+        return size.value(symbols)  # type: ignore[arg-type]  # symbols count as numbers
 
     # Composite operators run their decompositions in Python, which leave symbols as they are.
     with enable_python_dispatcher(), FakeTensorMode(shape_env=env):
@@ -115,10 +115,9 @@ def symbolic_type(
         if not isinstance(value, torch.Tensor):
             raise GraphError("results are not tensors", found=type(value).__name__)
         try:
-            symbolic = (getattr(s, "node", None) for s in value.shape)
             shape = [
-                size_of(node.expr, names) if node is not None else int(size)
-                for node, size in zip(symbolic, value.shape, strict=True)
+                size_of(size.node.expr, names) if isinstance(size, torch.SymInt) else size
+                for size in value.shape
             ]
         except ValueError as error:
             message = f"{op} gives a size that a graph cannot express"
@@ -126,10 +125,3 @@ def symbolic_type(
         return TensorType(tuple(shape), str(value.dtype).removeprefix("torch."))  # 2.
 
     return tuple(map(type_, result)) if isinstance(result, Sequence) else type_(result)
-
-
-def _computed(size: Polynomial, symbols: Mapping[str, torch.SymInt]) -> torch.SymInt:
-    """Return a size as PyTorch's symbol."""
-    value = size.value(symbols)  # type: ignore[arg-type]  # symbols count as numbers
-    assert isinstance(value, torch.SymInt)
-    return value
