@@ -150,8 +150,9 @@ def export_program(
                     break
                 continue
             names = _names(program, opened)
-            ranges = _ranges(model, program, names, opened, inputs)  # 3
-            valid = ranges.get(BATCH_WORD, Range())
+            at = functools.partial(_export_at, model, inputs, opened)  # 3
+            bounds = ranges(model, program, names, size_values(inputs, opened), at)
+            valid = bounds.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
                 asked = valid.why
                 continue
@@ -167,7 +168,7 @@ def export_program(
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
             notes_ = tuple(notes)
-            return Captured(program, names, opened, inputs, fixed, ranges, notes_, observed)
+            return Captured(program, names, opened, inputs, fixed, bounds, notes_, observed)
     assert first is not None
     raise explained_failure(model, first) from first
 
@@ -250,18 +251,6 @@ def _names(program: torch.export.ExportedProgram, axes: OpenAxes) -> dict[str, s
                     hint="give both axes one name, or leave one of them fixed",
                 )
     return names
-
-
-def _ranges(
-    model: nn.Module,
-    program: torch.export.ExportedProgram,
-    names: Mapping[str, str],
-    axes: OpenAxes,
-    inputs: ExampleInputs,
-) -> dict[str, Range]:
-    """Return the values of open sizes for which a program holds, by name."""
-    at = functools.partial(_export_at, model, inputs, axes)
-    return ranges(model, program, names, size_values(inputs, axes), at)
 
 
 def _export_at(
