@@ -30,7 +30,7 @@ from torch import Tensor
 from archgraph.data.fields import TargetFields
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
-from archgraph.federation.shard import without_padding
+from archgraph.federation.shard import Padding
 from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
@@ -58,8 +58,7 @@ class Split:
             text, and for numbers that models take as they are.
         std: Standard deviation of each channel likewise.
         beside: Further inputs by name, `[example, ...]`: an attention mask, say.
-        mask: Which of them is 0 where a text is padded: a batch ends with its longest text. Empty:
-            batches have all positions.
+        padding: Where texts are padded. Default: batches have all positions.
         again: Reads examples anew under a seed, as they change from one read to the next. Default:
             they do not.
         stream: Reads minibatches of a client's stream. Examples then have no positions, and
@@ -77,7 +76,7 @@ class Split:
     mean: Tensor | None = None
     std: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    mask: str = ""
+    padding: Padding | None = None
     again: ExampleReader | None = None
     stream: StreamReader | None = None
 
@@ -158,14 +157,12 @@ class Split:
             first, targets = self.inputs[chosen], self.targets[chosen]
             beside = [more[chosen] for more in self.beside.values()]
         inputs = (self._normalised(first), *map(_widened, beside))
-        if not self.mask:
-            return inputs, targets
-        return without_padding(inputs, targets, 1 + list(self.beside).index(self.mask))
+        return self.padding.cut(inputs, targets) if self.padding else (inputs, targets)
 
     def with_only(self, names: Collection[str]) -> Split:
         """Return the split with only these of the further inputs."""
         beside = {name: more for name, more in self.beside.items() if name in names}
-        return dataclasses.replace(self, beside=beside, mask="")
+        return dataclasses.replace(self, beside=beside, padding=None)
 
 
 @dataclass(frozen=True, eq=False)

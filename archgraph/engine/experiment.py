@@ -152,10 +152,9 @@ class Experiment:
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram
         train = self.data.train
-        mask = 1 + list(train.beside).index(train.mask) if train.mask else None
         there = tuple(x.to(device) for x in inputs)
         again = functools.partial(self._again, client) if train.again else None
-        return Shard(there, targets.to(device), histogram, mask=mask, again=again)
+        return Shard(there, targets.to(device), histogram, padding=train.padding, again=again)
 
     def _stream(
         self, first: int, seed: int, sizes: list[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.outputs import Outputs, auxiliary
-from archgraph.federation.shard import SHORTEST
+from archgraph.federation.shard import SHORTEST, Padding
 from archgraph.graph.ir import (
     BATCH,
     ArchGraph,
@@ -56,11 +56,11 @@ def matched(
     adapted = {graph: fitted(graph, data) for graph in dict.fromkeys(graphs)}
     for graph in adapted.values():
         fits(graph, data, learning)
-    if data.mask in data.inputs and all(map(_is_open, adapted.values())):
-        splits = {
-            n: dataclasses.replace(getattr(data, n), mask=data.mask) for n in ("train", "test")
-        }
-        data = dataclasses.replace(data, **splits)
+    padded = {_padding(graph, data, learning) for graph in adapted.values()}
+    if len(padded) == 1:
+        (padding,) = padded
+        train, test = (dataclasses.replace(s, padding=padding) for s in (data.train, data.test))
+        data = dataclasses.replace(data, train=train, test=test)
     members = tuple(
         dataclasses.replace(member, graph=adapted.get(member.graph, member.graph))
         for member in family.clients
@@ -69,15 +69,27 @@ def matched(
     return dataclasses.replace(family, graph=graph, clients=members), data
 
 
-def _is_open(graph: ArchGraph) -> bool:
-    """Return whether a model takes texts of any length, also the shortest of batches."""
+def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> Padding | None:
+    """Return how batches are cut if a model takes texts of any length, else None.
+
+    Targets have positions where the output does from which the model learns; where that is not
+    clear, and it matters, batches stay whole.
+    """
+    lengths = {size for n in graph.nodes if n.op == "input" for size in n.shape[1:2]}
+    if data.mask not in data.inputs or len(lengths) != 1:
+        return None
+    (length,) = lengths
     sizes = open_sizes(graph)
-    return all(
-        isinstance(size, Polynomial) and all(sizes[n].low <= SHORTEST for n in size.names)
-        for node in graph.nodes
-        if node.op == "input"
-        for size in node.shape[1:2]
-    )
+    if not isinstance(length, Polynomial) or any(sizes[n].low > SHORTEST for n in length.names):
+        return None
+    outputs = results(graph)[0]
+    alone = _logits(outputs) if learning.predict == Logits() else None
+    matters = data.train.targets.shape[1:2] == data.shape
+    names = refs(alone or outputs) if matters else []
+    match [*{graph.node[name].shape[1:2] == (length,) for name in names}]:
+        case [] | [_] as same:
+            return Padding(data.inputs.index(data.mask), targets=same == [True])
+    return None
 
 
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
@@ -176,7 +188,8 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
     examples = _examples(data)
-    if len(inputs) != len(examples) or not _take(graph, inputs, examples):
+    sizes = _sizes(graph, data)
+    if sizes is None:
         kinds = [TensorType(n.shape, n.dtype) for n in inputs]
         raise RunError(
             "the model does not take this data",
@@ -195,7 +208,8 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
             )
     output = _logits(results(graph)[0])
     if output is not None and isinstance(learning.predict, Logits) and not learning.predict.output:
-        _shaped(graph.node[output.name].shape[1:], data, learning, where)
+        shape = [size_at(size, sizes) for size in graph.node[output.name].shape]
+        _shaped(shape[1:], data, learning, where)
     if data.integral:
         _knows_words(graph, data)
 
@@ -208,14 +222,17 @@ def _examples(data: Dataset) -> list[TensorType]:
     return [first, *(TensorType((BATCH, *x.shape[1:]), _dtype(x)) for x in others)]
 
 
-def _take(graph: ArchGraph, inputs: Sequence[Node], examples: Sequence[TensorType]) -> bool:
-    """Return whether the inputs of a model are of these shapes and kinds, at some open sizes."""
-    sizes, values = open_sizes(graph), dict[str, int]()
+def _sizes(graph: ArchGraph, data: Dataset) -> dict[str, int] | None:
+    """Return the open sizes at which a model takes two of the data's examples; None: at none."""
+    inputs, examples = [node for node in graph.nodes if node.op == "input"], _examples(data)
+    if len(inputs) != len(examples):
+        return None
+    sizes, values = open_sizes(graph), {BATCH_WORD: 2}
     for node, example in zip(inputs, examples, strict=True):
         if node.dtype.startswith("int") != example.dtype.startswith("int"):
-            return False
+            return None
         if len(node.shape) != len(example.shape):
-            return False
+            return None
         for size, actual in zip(node.shape, example.shape, strict=True):
             name = single_name(size)
             if isinstance(actual, int) and name and name != BATCH_WORD:
@@ -224,10 +241,10 @@ def _take(graph: ArchGraph, inputs: Sequence[Node], examples: Sequence[TensorTyp
                     not known.low <= actual <= known.high
                     or values.setdefault(name, actual) != actual
                 ):
-                    return False
+                    return None
             elif size != actual:
-                return False
-    return True
+                return None
+    return values
 
 
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
@@ -335,9 +352,10 @@ def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> No
     """
     predict = model.predict or learning.predict
     tested, trained = results(model.graph)
+    sizes = {**example_sizes(model.graph, 2), **(_sizes(model.graph, data) or {})}
     # The common case once; losses of auxiliary outputs exist in training alone.
     for outputs in (tested,) if tested == trained and not learning.auxiliary else (tested, trained):
-        value = _outputs(model.graph, outputs)
+        value = _outputs(model.graph, outputs, sizes)
         try:
             every = [predict(value)]
             if learning.auxiliary and outputs is trained:
@@ -384,15 +402,15 @@ def _reading(data: Dataset, axes: int) -> str | None:
     return "no example is of class 0: if classes are counted from 1, write targets - 1"
 
 
-def _outputs(graph: ArchGraph, value: Value) -> object:
+def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object:
     """Return what a model gives for two examples, without values: tensors on the meta device."""
     match value:
         case Record(fields):
-            return {key: _outputs(graph, item) for key, item in fields}
+            return {key: _outputs(graph, item, sizes) for key, item in fields}
         case tuple():
-            return tuple(_outputs(graph, item) for item in value)
+            return tuple(_outputs(graph, item, sizes) for item in value)
         case Ref(name):
-            shape = [size_at(size, example_sizes(graph, 2)) for size in graph.node[name].shape]
+            shape = [size_at(size, sizes) for size in graph.node[name].shape]
             return torch.empty(shape, device="meta")
         case _:
             return value

@@ -75,6 +75,5 @@ def public_shard(split: Split | None, data: Dataset) -> Shard | None:
     if split is None:
         return None
     inputs, targets = split.examples(np.arange(len(split)))
-    mask = 1 + list(split.beside).index(split.mask) if split.mask else None
     histogram = tuple(class_histogram(targets, data.classes).tolist())
-    return Shard(inputs, targets, histogram, mask=mask)
+    return Shard(inputs, targets, histogram, padding=split.padding)

@@ -13,6 +13,36 @@ from archgraph.federation.tasks import Examples
 SHORTEST = 2  # positions of a batch of texts, at least: models may branch on one
 
 
+@dataclass(frozen=True)
+class Padding:
+    """Where texts are padded, so that a batch ends with its longest one.
+
+    Attributes:
+        mask: Which of the inputs is 0 at the padded positions.
+        targets: Whether targets have positions too, ``[example, position, ...]``.
+    """
+
+    mask: int
+    targets: bool
+
+    def cut(self, inputs: tuple[Tensor, ...], targets: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return texts without the last positions, at which all of them are padded.
+
+        Args:
+            inputs: Tensors ``[example, position, ...]``; those ``[example]`` stay as they are.
+            targets: Targets of the same examples.
+
+        Example:
+            >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
+            >>> Padding(1, targets=False).cut((ids, mask), torch.tensor([1]))
+            ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
+        """
+        filled = inputs[self.mask].ne(0).any(0).nonzero()
+        length = max(int(filled.max()) + 1, SHORTEST) if len(filled) else SHORTEST
+        shorter = tuple(x[:, :length] if x.dim() > 1 else x for x in inputs)
+        return shorter, targets[:, :length] if self.targets else targets
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
     """Training data as models take it: a :class:`archgraph.federation.ClientData`.
@@ -22,8 +52,7 @@ class Shard:
         targets: Classes ``[example]``, or tokens ``[example, position]``.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
-        mask: Which of the inputs is 0 where a text is padded: a batch ends with its longest text.
-            Default: batches have all positions.
+        padding: Where texts are padded. Default: batches have all positions.
         again: Reads examples anew, from positions and a seed to inputs and targets: in passes of a
             drawn order. Default: they do not change.
         stream: Reads minibatches of a stream, from a seed and their sizes, instead of all of this.
@@ -38,7 +67,7 @@ class Shard:
     targets: Tensor
     histogram: tuple[int, ...]
     ids: Tensor | None = None
-    mask: int | None = None
+    padding: Padding | None = None
     again: Callable[[Tensor, int], tuple[tuple[Tensor, ...], Tensor]] | None = None
     stream: Callable[[int, list[int]], Iterator[tuple[tuple[Tensor, ...], Tensor]]] | None = None
 
@@ -73,37 +102,13 @@ class Shard:
             else:
                 inputs = tuple(x.index_select(0, at) for x in self.inputs)
                 targets = self.targets.index_select(0, at)
-            if self.mask is not None:
-                inputs, targets = without_padding(inputs, targets, self.mask)
+            if self.padding is not None:
+                inputs, targets = self.padding.cut(inputs, targets)
             yield Examples(inputs, targets, ids if self.ids is None else self.ids[ids])
 
 
 def _drawn_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator))
-
-
-def without_padding(
-    inputs: tuple[Tensor, ...], targets: Tensor, mask: int
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return texts without the last positions, at which all of them are padded.
-
-    Args:
-        inputs: Tensors ``[example, position, ...]``; those of other lengths stay as they are.
-        targets: Likewise.
-        mask: Which input is 0 where a text is padded.
-
-    Example:
-        >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
-        >>> without_padding((ids, mask), torch.tensor([1]), 1)
-        ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
-    """
-    filled = inputs[mask].ne(0).any(0).nonzero()
-    length = max(int(filled.max()) + 1, SHORTEST) if len(filled) else SHORTEST
-
-    def cut(x: Tensor) -> Tensor:
-        return x[:, :length] if x.dim() > 1 and x.shape[1] == inputs[mask].shape[1] else x
-
-    return tuple(map(cut, inputs)), cut(targets)
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import archgraph as ag
 from archgraph.data import Dataset, Split
 from archgraph.data.values import Dataset as Values
 from archgraph.errors import RunError
-from archgraph.federation.shard import Shard, without_padding
+from archgraph.federation.shard import Padding, Shard
 from archgraph.graph.sizes import open_sizes
 
 LENGTH = 24
@@ -117,14 +118,58 @@ def test_models_that_no_short_text_suits_get_all_positions(tmp_path: Any, monkey
 
 def test_padding_goes_and_nothing_else() -> None:
     (ids, mask), targets = DATA.train.examples(slice(0, 5))
-    (cut, rest), same = without_padding((ids, mask), targets, 1)
+    (cut, rest), same = Padding(1, targets=False).cut((ids, mask), targets)
     length = int(mask.sum(1).max())
     assert cut.shape == rest.shape == (5, length) and same is targets
     assert not ids[:, length:].any() and torch.equal(cut, ids[:, :length])
     words = torch.arange(5 * LENGTH).view(5, LENGTH)
-    assert torch.equal(without_padding((ids, mask), words, 1)[1], words[:, :length])
+    assert torch.equal(Padding(1, targets=True).cut((ids, mask), words)[1], words[:, :length])
+    assert Padding(1, targets=False).cut((ids, mask), words)[1] is words
     nothing = torch.zeros(2, 4)
-    assert without_padding((nothing, nothing), targets[:2], 1)[0][0].shape == (2, 2)
+    assert Padding(1, targets=False).cut((nothing, nothing), targets[:2])[0][0].shape == (2, 2)
+
+
+class Labels(Texts):
+    """As many labels of a text as it may have tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, LENGTH)
+
+
+class Words(Texts):
+    """A class of each token."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.embed(ids) * mask[..., None])
+
+
+@pytest.mark.parametrize(("form", "positions"), [(Labels, False), (Words, True)])
+def test_targets_are_cut_where_results_have_positions(
+    form: Any, positions: bool, tmp_path: Any, monkeypatch: Any
+) -> None:
+    lengths, widths = seen(monkeypatch), set[int]()
+    ones = torch.ones(2, LENGTH).long()
+    model = ag.trace(form(), ones, ones, open=OPEN)
+    cut = Padding.cut
+
+    def noted(self: Padding, inputs: Any, targets: Tensor) -> Any:
+        inputs, targets = cut(self, inputs, targets)
+        widths.add(targets.shape[1])
+        return inputs, targets
+
+    monkeypatch.setattr(Padding, "cut", noted)
+    splits = []
+    for split in (DATA.train, DATA.test):
+        ids = split.inputs.long()
+        targets = ids % 3 if positions else torch.nn.functional.one_hot(ids[:, 0] % LENGTH, LENGTH)
+        splits.append(dataclasses.replace(split, targets=targets if positions else targets.bool()))
+    count = 3 if positions else LENGTH
+    forms: Any = {"classes": count, "labels": tuple(map(str, range(count)))}
+    data = dataclasses.replace(DATA, train=splits[0], test=splits[1], **forms)
+    run(model, data, tmp_path / "r")
+    assert max(lengths) <= 15
+    assert widths <= set(range(2, 16)) if positions else widths == {LENGTH}
 
 
 def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
