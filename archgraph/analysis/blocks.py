@@ -32,6 +32,7 @@ class Drafts:
     Attributes:
         chains: Drafts of each tower and of the main stream, in topological order.
         ends: Drafts of further outputs; they come last.
+        named: The user's sections that list no blocks.
         cuts: Results on every path from the input to the output, in order.
     """
 
@@ -43,7 +44,10 @@ class Drafts:
         self.modules = Modules(graph, self.stream)
         self.order = self.modules.order
         self.merging = Merging(graph, self.modules)
-        self.chains = [self._chain(pieces) for pieces in (*self.stream.towers, self.stream.pieces)]
+        # The user's sections that list no blocks.
+        self.named = {name for name, blocks in graph.sections if not blocks}
+        chains = [self._chain(pieces) for pieces in (*self.stream.towers, self.stream.pieces)]
+        self.chains = [self._apart(chain) for chain in chains] if self.named else chains
         flat = [d for chain in self.chains for d in chain]
         self.ends = _assign(self.modules, evaluated, flat)
         self.cuts = tuple(p.exit for p in self.stream.pieces)
@@ -79,6 +83,28 @@ class Drafts:
         drafts[-1].pieces += rest[:cut]
         tail = [draft(self.modules, [], list(rest[cut:]))] if rest[cut:] else []
         return [*lead, *drafts, *tail]
+
+    def _apart(self, chain: Sequence[BlockDraft]) -> list[BlockDraft]:
+        """Make blocks of their own of the user's sections that do no work: a pooling, say."""
+        works = {self.section(n) for n in self.stream.heavy}
+        drafts: list[BlockDraft] = []
+        for d in chain:
+            groups = itertools.groupby(d.pieces, key=lambda p: self.section(p.exit))
+            runs = [(name, [*pieces]) for name, pieces in groups]
+            idle = [bool(name) and name not in works for name, _ in runs]
+            before = len([*itertools.takewhile(bool, idle)])
+            after = max(before, len(runs) - len([*itertools.takewhile(bool, reversed(idle))]))
+            drafts += [draft(self.modules, [], pieces) for _, pieces in runs[:before]]
+            if before < after:
+                d.pieces = [p for _, pieces in runs[before:after] for p in pieces]
+                drafts.append(d)
+            drafts += [draft(self.modules, [], pieces) for _, pieces in runs[after:]]
+        return drafts
+
+    def section(self, name: str) -> str:
+        """Return the user's section without a list in which an operator is; empty if in none."""
+        first, *_ = (*self.modules.place(name), "")
+        return first if first in self.named else ""
 
     def _is_input(self, piece: Piece) -> bool:
         return self.node[piece.exit].op == "input"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from archgraph.analysis.blocks import Drafts
@@ -27,11 +27,10 @@ class Group(NamedTuple):
 def sections(drafts: Drafts) -> list[Group]:
     """Return sections of blocks: of the towers, of the main stream, further outputs last."""
     groups: list[Group] = []
-    owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
     for tower in drafts.chains[:-1]:
-        groups += _given(tower, owner) or _tower(drafts, tower)
+        groups += _given(drafts, tower) or _tower(drafts, tower)
     main = drafts.chains[-1]
-    groups += _given(main, owner) or _framed(*_parts(drafts, main))
+    groups += _given(drafts, main) or _framed(*_parts(drafts, main))
     if drafts.ends:
         if not groups or groups[-1].kind != "head":
             groups.append(Group("head", "head", []))
@@ -39,24 +38,42 @@ def sections(drafts: Drafts) -> list[Group]:
     return groups
 
 
-def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
-    """Return the user's sections, and those between them."""
-    mine = [i for i, d in enumerate(blocks) if d.user_block]
+def _given(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
+    """Return the user's sections, and those between them; nothing if there are none.
+
+    A section without a list of blocks has those whose work (without any: operators) it has. It is a
+    stem or a head in front of and behind all listed blocks; where none is listed, as it would be
+    without names.
+    """
+    listed = {b: s for s, names in drafts.graph.sections for b in names}
+    owners = [listed.get(d.user_block) or _section(drafts, d) for d in blocks]
+    mine = [i for i, name in enumerate(owners) if name]
     if not mine:
         return []
+    kinds = {id(d): g.kind for g in _unnamed(drafts, blocks) for d in g.blocks}
     groups: list[Group] = []
-    rest: list[BlockDraft] = []
-    for d in blocks[mine[0] : mine[-1] + 1]:
-        if not d.user_block:
-            rest.append(d)
-            continue
-        groups += _stages(rest)
-        rest = []
-        if groups and groups[-1].name == owner[d.user_block]:
-            groups[-1].blocks.append(d)
-        else:
-            groups.append(Group(owner[d.user_block], "stage", [d]))
-    return _framed(blocks[: mine[0]], groups, blocks[mine[-1] + 1 :])
+    first, last = mine[0], mine[-1] + 1
+    runs = itertools.groupby(range(first, last), key=owners.__getitem__)
+    for name, run in runs:
+        members = [blocks[i] for i in run]
+        of = {kinds[id(d)] for d in members}
+        kind = of.pop() if len(of) == 1 else "stage"
+        groups += [Group(name, kind, members)] if name else _stages(members)
+    return _framed(blocks[:first], groups, blocks[last:])
+
+
+def _unnamed(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
+    """Return a stem, the blocks that the user listed, and a head; without any, as analysis says."""
+    mine = [i for i, d in enumerate(blocks) if d.user_block]
+    if not mine:
+        return _framed(*_parts(drafts, blocks))
+    first, last = mine[0], mine[-1] + 1
+    return _framed(blocks[:first], [Group("", "stage", blocks[first:last])], blocks[last:])
+
+
+def _section(drafts: Drafts, block: BlockDraft) -> str:
+    work = [n for n in block.stream if n in drafts.stream.heavy] or block.stream
+    return next(filter(None, map(drafts.section, work)), "")
 
 
 def _framed(

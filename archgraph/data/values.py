@@ -30,7 +30,7 @@ from torch import Tensor
 from archgraph.data.fields import TargetFields
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
-from archgraph.federation.shard import Padding
+from archgraph.federation.shard import TextPadding
 from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
@@ -76,7 +76,7 @@ class Split:
     mean: Tensor | None = None
     std: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    padding: Padding | None = None
+    padding: TextPadding | None = None
     again: ExampleReader | None = None
     stream: StreamReader | None = None
 

@@ -13,7 +13,7 @@ from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.outputs import Outputs, auxiliary
-from archgraph.federation.shard import SHORTEST, Padding
+from archgraph.federation.shard import SHORTEST, TextPadding
 from archgraph.graph.ir import (
     BATCH,
     ArchGraph,
@@ -69,7 +69,7 @@ def matched(
     return dataclasses.replace(family, graph=graph, clients=members), data
 
 
-def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> Padding | None:
+def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPadding | None:
     """Return how batches are cut if a model takes texts of any length, else None.
 
     Targets have positions where the output does from which the model learns; where that is not
@@ -88,7 +88,7 @@ def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> Padding
     names = refs(alone or outputs) if matters else []
     match [*{graph.node[name].shape[1:2] == (length,) for name in names}]:
         case [] | [_] as same:
-            return Padding(data.inputs.index(data.mask), targets=same == [True])
+            return TextPadding(data.inputs.index(data.mask), targets=same == [True])
     return None
 
 

@@ -14,7 +14,7 @@ SHORTEST = 2  # positions of a batch of texts, at least: models may branch on on
 
 
 @dataclass(frozen=True)
-class Padding:
+class TextPadding:
     """Where texts are padded, so that a batch ends with its longest one.
 
     Attributes:
@@ -34,7 +34,7 @@ class Padding:
 
         Example:
             >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
-            >>> Padding(1, targets=False).cut((ids, mask), torch.tensor([1]))
+            >>> TextPadding(1, targets=False).cut((ids, mask), torch.tensor([1]))
             ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
         """
         filled = inputs[self.mask].ne(0).any(0).nonzero()
@@ -67,7 +67,7 @@ class Shard:
     targets: Tensor
     histogram: tuple[int, ...]
     ids: Tensor | None = None
-    padding: Padding | None = None
+    padding: TextPadding | None = None
     again: Callable[[Tensor, int], tuple[tuple[Tensor, ...], Tensor]] | None = None
     stream: Callable[[int, list[int]], Iterator[tuple[tuple[Tensor, ...], Tensor]]] | None = None
 

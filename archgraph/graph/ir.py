@@ -182,7 +182,8 @@ class ArchGraph:
         nodes: Operators in topological order (``input`` nodes first).
         outputs: Tree of ``Ref`` that forward returns; a ``Mode`` where training returns more.
         updates: Buffers that forward assigns: ``(buffer, value)``; ``None`` leaves it alone.
-        sections: The user's own sections, ``(name, (block, ...))``. Default: found by analysis.
+        sections: The user's own sections, ``(name, (block, ...))``. Without blocks: what has the
+            section's name as the first part of its scope. Default: found by analysis.
         flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
             a path stands for all modules inside, later ones count; a label, too, which the printed
             form lacks.

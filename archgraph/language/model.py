@@ -392,7 +392,9 @@ class TracedModel(_WithInputs):
         "differ from the model's; false: note it",
     )
     sections: dict[str, tuple[str, ...]] = Field(
-        default={}, description="section → its blocks; default: found by analysis"
+        default={},
+        description="section → its blocks ([]: those of the module of this name); "
+        "default: found by analysis",
     )
 
 

@@ -69,8 +69,10 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
-    shortened = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
-    return tuple((name, blocks) for name, blocks in shortened if blocks)
+    listed = (
+        (name, tuple(b for b in blocks if b in stay), blocks) for name, blocks in graph.sections
+    )
+    return tuple((name, left) for name, left, blocks in listed if left or not blocks)
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:

@@ -37,18 +37,20 @@ def with_sections(
     the repetition of a layer); the sections are then written into the graph.
     """
     kinds = {s.name: s.kind for s in parts.sections}
-    known = {b for _, blocks in before.sections for b in blocks}
-    if known:
-        requested = [
-            (name, tuple(b for b in blocks if b in known or name in dict(before.sections)))
-            for name, blocks in names
+    mine = dict(before.sections)
+    known = {b for blocks in mine.values() for b in blocks}
+    if mine:
+        listed = [
+            (name, tuple(b for b in bs if b in known or mine.get(name))) for name, bs in names
         ]
+        # A section without a list keeps what is in its scope.
+        requested = [(name, blocks) for name, blocks in listed if blocks or mine.get(name) == ()]
     elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
         return rewritten
     else:
-        requested = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
-    sections = tuple((name, blocks) for name, blocks in requested if blocks)
-    graph = rewritten.graph.replace(sections=sections)
+        stages = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
+        requested = [(name, blocks) for name, blocks in stages if blocks]
+    graph = rewritten.graph.replace(sections=tuple(requested))
     try:
         structure(graph)
     except GraphError:  # some of these blocks are gone

@@ -935,3 +935,35 @@ def test_precision_moves_no_block(make, example):
     single = found(torch.float32)
     assert sum(removable for *_, blocks in single for _, _, removable, _ in blocks) >= 2
     assert found(torch.bfloat16) == found(torch.float16) == single
+
+
+def test_the_sections_of_a_file_keep_their_names(tmp_path):
+    file = tmp_path / "net.yaml"
+    file.write_text("""archgraph: 1
+name: net
+inputs: {image: [1, 8, 8]}
+blocks: {body: {params: {}, steps: [conv: {out: 8, bias: false}, batch_norm, relu]}}
+sections:
+  - {name: entry, steps: [conv: 8, relu]}
+  - {name: shrink, steps: [max_pool: 2]}
+  - {name: convs, steps: [conv: 8, relu, conv: 8, relu]}
+  - {name: stage, block: body, depth: 2}
+  - {name: pool, steps: [global_avg_pool, flatten]}
+  - {name: answer, steps: [linear: 16, relu, linear: 10]}
+""")
+    graph = ag.load(file)
+    want = {
+        "entry": ["entry"],
+        "shrink": ["shrink"],
+        "convs": ["convs.conv1", "convs.conv2"],
+        "stage": ["stage.0", "stage.1"],
+        "pool": ["pool"],
+        "answer": ["answer.linear1", "answer.linear2"],
+    }
+    assert parts(graph) == want
+    assert [s.kind for s in structure(graph).sections] == [*["stem"] * 3, "stage", *["head"] * 2]
+    # Through a file, and in a graph without one of their blocks.
+    ag.save(graph, tmp_path / "flat.yaml")
+    assert parts(ag.load(tmp_path / "flat.yaml")) == want
+    shorter = ag.skip(graph, ["convs.conv2", "stage.1"]).graph
+    assert parts(shorter) == {**want, "convs": ["convs.conv1"], "stage": ["stage.0"]}

@@ -13,7 +13,7 @@ import archgraph as ag
 from archgraph.data import Dataset, Split
 from archgraph.data.values import Dataset as Values
 from archgraph.errors import RunError
-from archgraph.federation.shard import Padding, Shard
+from archgraph.federation.shard import Shard, TextPadding
 from archgraph.graph.sizes import open_sizes
 
 LENGTH = 24
@@ -118,15 +118,15 @@ def test_models_that_no_short_text_suits_get_all_positions(tmp_path: Any, monkey
 
 def test_padding_goes_and_nothing_else() -> None:
     (ids, mask), targets = DATA.train.examples(slice(0, 5))
-    (cut, rest), same = Padding(1, targets=False).cut((ids, mask), targets)
+    (cut, rest), same = TextPadding(1, targets=False).cut((ids, mask), targets)
     length = int(mask.sum(1).max())
     assert cut.shape == rest.shape == (5, length) and same is targets
     assert not ids[:, length:].any() and torch.equal(cut, ids[:, :length])
     words = torch.arange(5 * LENGTH).view(5, LENGTH)
-    assert torch.equal(Padding(1, targets=True).cut((ids, mask), words)[1], words[:, :length])
-    assert Padding(1, targets=False).cut((ids, mask), words)[1] is words
+    assert torch.equal(TextPadding(1, targets=True).cut((ids, mask), words)[1], words[:, :length])
+    assert TextPadding(1, targets=False).cut((ids, mask), words)[1] is words
     nothing = torch.zeros(2, 4)
-    assert Padding(1, targets=False).cut((nothing, nothing), targets[:2])[0][0].shape == (2, 2)
+    assert TextPadding(1, targets=False).cut((nothing, nothing), targets[:2])[0][0].shape == (2, 2)
 
 
 class Labels(Texts):
@@ -151,14 +151,14 @@ def test_targets_are_cut_where_results_have_positions(
     lengths, widths = seen(monkeypatch), set[int]()
     ones = torch.ones(2, LENGTH).long()
     model = ag.trace(form(), ones, ones, open=OPEN)
-    cut = Padding.cut
+    cut = TextPadding.cut
 
-    def noted(self: Padding, inputs: Any, targets: Tensor) -> Any:
+    def noted(self: TextPadding, inputs: Any, targets: Tensor) -> Any:
         inputs, targets = cut(self, inputs, targets)
         widths.add(targets.shape[1])
         return inputs, targets
 
-    monkeypatch.setattr(Padding, "cut", noted)
+    monkeypatch.setattr(TextPadding, "cut", noted)
     splits = []
     for split in (DATA.train, DATA.test):
         ids = split.inputs.long()

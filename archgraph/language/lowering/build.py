@@ -95,9 +95,10 @@ class _Lowering:
             loc: Place = ("sections", index)
             if section.block is None:
                 x = self._plain(section, (*loc, "steps"), root, x)
+                blocks: tuple[str, ...] = ()  # found within it by analysis
             else:
                 x, blocks = self._section(section, section.block, loc, root, x)
-                sections.append((section.name, blocks))
+            sections.append((section.name, blocks))
             values[section.name] = x
         outputs = self._outputs(root, x)
         # A result that is never used is almost always a forgotten `from:` or a wrong name.
