@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from archgraph.data.files import MOST_BYTES, check_size
 from archgraph.errors import DataError
@@ -29,18 +29,11 @@ class TargetField:
         name: Its name.
         dtype: Its type.
         axes: How many axes it has; their sizes may differ from one example to the next.
-        most: The largest number of its values.
     """
 
     name: str
     dtype: torch.dtype
     axes: int
-    most: int
-
-    @property
-    def bytes(self) -> int:
-        """What it takes in a row: its sizes, then its values, both in whole numbers of 8 bytes."""
-        return _ALIGNED * (self.axes + math.ceil(self.most * self.dtype.itemsize / _ALIGNED))
 
     def __str__(self) -> str:
         """Type and shape, as in `boxes float32 [·, ·]`."""
@@ -50,10 +43,12 @@ class TargetField:
 
 @dataclass(frozen=True)
 class TargetFields:
-    """How the tensors of a target stand in a row of bytes.
+    """How the tensors of a target stand in a row of bytes: all sizes, then the values of each.
 
     Attributes:
         fields: The tensors in order.
+        bytes: Length of the rows of a data set. Rows that are read again may be longer: another
+            crop has more boxes.
 
     Example:
         >>> one, two = {"boxes": torch.ones(2, 4)}, {"boxes": torch.zeros(0, 4)}
@@ -66,6 +61,7 @@ class TargetFields:
     """
 
     fields: tuple[TargetField, ...]
+    bytes: int
 
     def __str__(self) -> str:
         """All tensors by name."""
@@ -101,47 +97,45 @@ class TargetFields:
                         if not tensor.numel() or not like.numel()
                         else None,
                     )
-        most = {name: max(target[name].numel() for target in targets) for name in first}
-        form = cls(tuple(TargetField(k, t.dtype, t.dim(), most[k]) for k, t in first.items()))
+        fields = tuple(TargetField(name, t.dtype, t.dim()) for name, t in first.items())
+        form = cls(fields, max(sum(map(len, _pieces(target, fields))) for target in targets))
         check_size(len(targets) * form.bytes, MOST_BYTES, "set of targets", where)
         return form
 
-    @property
-    def bytes(self) -> int:
-        """Length of a row."""
-        return sum(field.bytes for field in self.fields)
-
     def pack(self, targets: Sequence[NamedTensors]) -> Tensor:
-        """Return targets as rows, uint8 ``[example, byte]``, padded to the largest."""
-        rows = torch.zeros(len(targets), self.bytes, dtype=torch.uint8)
-        for row, target in zip(rows, targets, strict=True):
-            start = 0
-            for field in self.fields:
-                tensor = target[field.name]
-                values = tensor.contiguous().reshape(-1).view(torch.uint8)
-                begin = start + field.axes * _ALIGNED
-                row[start:begin] = torch.tensor(tensor.shape, dtype=torch.int64).view(torch.uint8)
-                row[begin : begin + len(values)] = values
-                start += field.bytes
+        """Return targets as rows, uint8 ``[example, byte]``, padded to the longest."""
+        packed = [torch.cat(_pieces(target, self.fields)) for target in targets]
+        rows = torch.zeros(len(targets), max([self.bytes, *map(len, packed)]), dtype=torch.uint8)
+        for row, values in zip(rows, packed, strict=True):
+            row[: len(values)] = values
         return rows
 
     def unpack(self, rows: Tensor) -> list[dict[str, Tensor]]:
         """Return the targets of rows, each by name, on the device of the rows."""
-        starts = [sum(field.bytes for field in self.fields[:i]) for i in range(len(self.fields))]
-        pairs = list(zip(self.fields, starts, strict=True))
+        start = _ALIGNED * sum(field.axes for field in self.fields)
         # Sizes at once, since each look at a device waits for it.
-        heads = [rows[:, at : at + _ALIGNED * field.axes] for field, at in pairs]
-        sizes = torch.cat(heads, 1).contiguous().view(torch.int64).tolist()
+        sizes = rows[:, :start].contiguous().view(torch.int64).tolist()
         targets = []
         for row, of_row in zip(rows.contiguous(), sizes, strict=True):
-            target, rest = {}, iter(of_row)
-            for field, at in pairs:
+            target, rest, begin = {}, iter(of_row), start
+            for field in self.fields:
                 shape = [next(rest) for _ in range(field.axes)]
-                begin = at + _ALIGNED * field.axes
-                end = begin + math.prod(shape) * field.dtype.itemsize
-                target[field.name] = row[begin:end].view(field.dtype).view(shape)
+                length = math.prod(shape) * field.dtype.itemsize
+                target[field.name] = row[begin : begin + length].view(field.dtype).view(shape)
+                begin += length + -length % _ALIGNED
             targets.append(target)
         return targets
+
+
+def _pieces(target: NamedTensors, fields: Sequence[TargetField]) -> list[Tensor]:
+    """Return a target as pieces of bytes: all sizes, then values that fill multiples of 8."""
+    tensors = [target[field.name] for field in fields]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    pieces = [torch.tensor(sizes, dtype=torch.int64).view(torch.uint8)]
+    for tensor in tensors:
+        values = tensor.contiguous().reshape(-1).view(torch.uint8)
+        pieces.append(nn.functional.pad(values, (0, -len(values) % _ALIGNED)))
+    return pieces
 
 
 def _form(tensor: Tensor) -> str:

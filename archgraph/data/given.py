@@ -288,38 +288,47 @@ def _reading(
 ) -> ExampleReader:
     """Return what reads training examples again.
 
-    Targets are read again where there is one at each position (of a mask that is cropped with its
-    image, say) or several tensors, and they are learned as they are.
+    Targets are read again, too: the mask that is cropped with its image, the angle by which it is
+    turned. What is converted to classes (names, one-hot rows) may not change.
     """
     firsts = itertools.accumulate((len(part.targets) for part in parts), initial=0)
     reading = Reading(list(zip(firsts, items, strict=False)), _item)
-    plain = fields is not None or all(
-        isinstance(part.targets, Tensor) and part.targets.dim() > 1 and torch.equal(part.targets, t)
-        for part, t in zip(parts, said.parts, strict=False)
+    before = [part.targets for part in parts if not isinstance(part.targets, list)]
+    converted = any(
+        isinstance(one, np.ndarray) or not torch.equal(one, target)
+        for one, target in zip(before, said.parts, strict=False)
     )
+    first = np.concatenate([np.asarray(one) for one in before]) if converted else None
     names = {(data.inputs or (INPUT,))[0]: data.train.inputs, **data.train.beside}
-    return functools.partial(_read_again, reading, parts[0].where, fields, plain, names)
+    return functools.partial(_read_again, reading, parts[0].where, fields, first, names)
 
 
 def _read_again(
     reading: Reading,
     where: str,
     fields: TargetFields | None,
-    plain: bool,
+    first: np.ndarray | None,
     names: Mapping[str, Tensor],
     positions: Tensor,
     seed: int,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Read examples to train on again: inputs by name, and their targets if these change, too."""
+    """Read examples to train on again: inputs by name, and targets, unless these are converted."""
     read = reading.of(positions.tolist(), seed, where)
     inputs = _rows_of(read, names, where, "examples differ from the first read")
-    if not plain:
-        return inputs, None
     targets = [target for _, target in read]
     if fields is not None:
         return inputs, fields.pack([_by_name(target, where) for target in targets])
     fresh = raw_targets(_stacked_targets(targets, where), where)
-    return inputs, fresh if isinstance(fresh, Tensor) else None
+    if first is None and isinstance(fresh, Tensor):
+        return inputs, fresh
+    if first is None or not np.array_equal(np.asarray(fresh), first[positions.numpy()]):
+        raise DataError(
+            "targets change from one read to the next",
+            where=where,
+            expected="classes counted from 0, numbers or flags, which are learned as they are",
+            hint="give classes as integers",
+        )
+    return inputs, None
 
 
 def _meant(
