@@ -175,8 +175,8 @@ class MutualDistillation:
         value = torch.stack([fl.target_loss(a, examples, work.learning) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:  # no other exit to learn from
             return value
-        logs = [fl.counted_logits(answer, examples.targets).log_softmax(-1) for answer in answers]
-        of_batch = len(examples.targets)
+        logs = [fl.counted_logits(answer, examples).log_softmax(-1) for answer in answers]
+        of_batch = len(examples.ids)
         # All ordered pairs: `mine` learns, and no gradient goes through its teacher.
         distances = [
             functional.kl_div(mine, other.detach(), reduction="sum", log_target=True) / of_batch

@@ -237,8 +237,7 @@ class OrderedDropout:
             # The largest width learns from the targets, the drawn one from the largest.
             taught = outputs(largest, examples)
             logits, targets = (
-                fl.counted_logits(work.learning.predictions(y), examples.targets)
-                for y in (answers, taught)
+                fl.counted_logits(work.learning.predictions(y), examples) for y in (answers, taught)
             )
             hard = self.objective(taught, examples, work)
             return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))

@@ -98,7 +98,7 @@ class SelfDistillation:
         executed = 0
 
         def soft(outputs: object, examples: fl.Examples) -> Tensor:
-            logits = fl.counted_logits(work.learning.predictions(outputs), examples.targets)
+            logits = fl.counted_logits(work.learning.predictions(outputs), examples)
             return (logits / self.temperature).log_softmax(-1)
 
         def loss(examples: fl.Examples) -> Tensor:

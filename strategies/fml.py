@@ -125,7 +125,7 @@ class Mutual:
         def loss(examples: fl.Examples) -> Tensor:
             outputs = [network(*examples.inputs) for network in (private, meme)]
             mine, theirs = (
-                fl.counted_logits(work.learning.predictions(x), examples.targets) for x in outputs
+                fl.counted_logits(work.learning.predictions(x), examples) for x in outputs
             )
             hard = [self.objective(x, examples, work) for x in outputs]
             value = self.alpha * hard[0] + (1 - self.alpha) * divergence(mine, theirs)

@@ -499,7 +499,7 @@ class Teach:
             hard = self.train.objective(outputs[0], examples, small)
 
             def predict(outputs: object) -> Tensor:
-                return fl.counted_logits(work.learning.predictions(outputs), examples.targets)
+                return fl.counted_logits(work.learning.predictions(outputs), examples)
 
             return hard + guidance(outputs, taught, predict, self.divergence)
 

@@ -132,12 +132,12 @@ class EarlyExits:
         terms = [fl.target_loss(answer, examples, work.learning) for answer in answers]
         if self.gamma:
             # The last exit teaches and does not learn from the others: no gradient goes through it.
-            logits = [fl.counted_logits(answer, examples.targets) for answer in answers]
+            logits = [fl.counted_logits(answer, examples) for answer in answers]
             taught = (logits[-1].detach() / self.temperature).log_softmax(-1)
             for index, answer in enumerate(logits[:-1]):
                 said = (answer / self.temperature).log_softmax(-1)
                 total = functional.kl_div(said, taught, reduction="sum", log_target=True)
-                distance = total / len(examples.targets)
+                distance = total / len(examples.ids)
                 terms[index] = terms[index] + self.gamma * self.temperature**2 * distance
         # Deeper exits count more: weight j of n (n + 1) / 2.
         shares = torch.arange(1, len(terms) + 1, device=terms[0].device)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from archgraph.data.validation import subset
-from archgraph.data.values import Dataset, Split
+from archgraph.data.values import Dataset, ExampleReader, Split
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 from archgraph.hints import unknown
@@ -66,10 +68,10 @@ def of_classes(data: Dataset, classes: tuple[int, ...]) -> Dataset:
     numbers[list(classes)] = torch.arange(len(classes))
 
     def renumbered(split: Split) -> Split:
-        targets = split.targets
-        return dataclasses.replace(
-            split, targets=torch.where(targets < 0, targets, numbers[targets.clamp(min=0)])
-        )
+        targets, again = _renumbered(split.targets, numbers), split.again
+        if again is not None:
+            again = functools.partial(_read_renumbered, again, numbers)
+        return dataclasses.replace(split, targets=targets, again=again)
 
     test = renumbered(data.test)
     labels = tuple(data.labels[number] for number in classes) if data.labels else ()
@@ -80,3 +82,14 @@ def of_classes(data: Dataset, classes: tuple[int, ...]) -> Dataset:
         train=renumbered(data.train),
         test=subset(test, (test.targets != IGNORED).nonzero()[:, 0].numpy()),
     )
+
+
+def _renumbered(targets: Tensor, numbers: Tensor) -> Tensor:
+    return torch.where(targets < 0, targets, numbers[targets.clamp(min=0)])
+
+
+def _read_renumbered(
+    again: ExampleReader, numbers: Tensor, positions: Tensor, seed: int
+) -> tuple[Mapping[str, Tensor], Tensor | None]:
+    inputs, targets = again(positions, seed)
+    return inputs, None if targets is None else _renumbered(targets, numbers)

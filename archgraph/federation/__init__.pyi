@@ -69,6 +69,7 @@ from .tasks import ClientData as ClientData
 from .tasks import Examples as Examples
 from .tasks import LocalOptions as LocalOptions
 from .tasks import Mix as Mix
+from .tasks import MixedExamples as MixedExamples
 from .tasks import Model as Model
 from .tasks import Outcome as Outcome
 from .tasks import Pixels as Pixels

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archgraph.federation.tasks import Examples, Mix, Pixels
+from archgraph.federation.tasks import Examples, Mix, MixedExamples, Pixels
 from archgraph.language.local import AugmentOptions, ColourJitterOptions, ResizedCropOptions
 
 TRIES = 10
@@ -238,7 +238,8 @@ def mixed(examples: Examples, options: AugmentOptions, generator: torch.Generato
     else:
         centre = draw.randrange(height), draw.randrange(width)
         images, share = pasted(images, images[partners], share, centre)
-    return examples._replace(inputs=(images, *others), mix=Mix(targets[partners], share))
+    mix = Mix(targets, targets[partners], share)
+    return MixedExamples((images, *others), targets[:0], examples.ids, mix)
 
 
 def blended(images: Tensor, others: Tensor, share: float) -> Tensor:

@@ -66,17 +66,18 @@ def target_loss(predictions: Tensor, examples: Examples, learning: LearningTask)
 
     Example:
         >>> from archgraph.federation.learning import CLASSIFICATION
-        >>> from archgraph.federation.tasks import Mix
+        >>> from archgraph.federation.tasks import Mix, MixedExamples
         >>> logits, ids = torch.tensor([[0.0, 2.0]]), torch.arange(1)
-        >>> mixed = Examples((), torch.tensor([0]), ids, Mix(torch.tensor([1]), 0.25))
+        >>> mix = Mix(torch.tensor([0]), torch.tensor([1]), 0.25)
+        >>> mixed = MixedExamples((), ids[:0], ids, mix)
         >>> round(target_loss(logits, mixed, CLASSIFICATION).item(), 4)  # 2.1269/4 + 0.1269·3/4
         0.6269
     """
-    value = learning.loss(predictions, examples.targets)
     if examples.mix is None:
-        return value
-    targets, share = examples.mix
-    return share * value + (1 - share) * learning.loss(predictions, targets)
+        return learning.loss(predictions, examples.targets)
+    *both, share = examples.mix
+    first, second = (learning.loss(predictions, targets) for targets in both)
+    return share * first + (1 - share) * second
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
@@ -103,24 +104,24 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
     return logits.masked_fill(~present.to(logits.device, non_blocking=True), 0.0)
 
 
-def counted_logits(logits: Tensor, targets: Tensor) -> Tensor:
+def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
     """Return the logits ``[target, class]`` of targets that count: all but those of class -100.
 
     Models that learn from one another compare nothing on padding.
 
     Args:
         logits: Logits ``[example, ..., class]``.
-        targets: Classes ``[example, ...]``; others, and single classes, all count.
+        examples: The minibatch. Targets other than classes, and single classes, all count.
 
     Example:
-        >>> import torch
-        >>> counted_logits(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[1, -100]]))
+        >>> text = Examples((), torch.tensor([[1, -100]]), torch.arange(1))
+        >>> counted_logits(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), text)
         tensor([[1., 2.]])
     """
     flat = logits.flatten(0, -2)
-    if targets.dim() < 2 or logits.dim() != targets.dim() + 1:
+    if examples.mix is not None or logits.dim() < 3 or examples.targets.dim() != logits.dim() - 1:
         return flat
-    rows = flat[targets.flatten() != IGNORED]
+    rows = flat[examples.targets.flatten() != IGNORED]
     return rows if len(rows) else flat[:1] * 0  # the mean over no rows would not be a number
 
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from archgraph.errors import RunError
 from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
@@ -20,14 +21,16 @@ Weights = Literal["examples", "uniform"]
 
 
 class Mix(NamedTuple):
-    """What the images of a minibatch are mixed with; :func:`target_loss` reads it.
+    """What the images of a minibatch are mixed of; :func:`target_loss` reads it.
 
     Attributes:
-        targets: Class of the other image in each, ``[batch]``.
-        share: λ: share of the images that ``Examples.targets`` are of.
+        first: Class of one image in each, ``[batch]``.
+        second: Class of the other.
+        share: λ: share of the first image.
     """
 
-    targets: Tensor
+    first: Tensor
+    second: Tensor
     share: float
 
 
@@ -38,13 +41,33 @@ class Examples(NamedTuple):
         inputs: Arguments of the model in its order; batch axis first.
         targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
-        mix: What images are mixed with (``augment: {mixup: …}``). Default: nothing.
+        mix: What images are mixed of (``augment: {mixup: …}``), instead of ``targets``. Default:
+            they are not.
     """
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
     ids: Tensor
     mix: Mix | None = None
+
+
+class MixedExamples(Examples):
+    """A minibatch of mixed images: each has two targets, in ``mix``."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Refuse to name one target of each image.
+
+        Raises:
+            RunError: Always: a program that read the first target would learn the wrong thing.
+        """
+        raise RunError(
+            "mixed images have two targets each, and the strategy's program reads one",
+            where="local.augment",
+            found="mixup or cutmix",
+            hint="use `target_loss(predictions, examples, work.learning)` or read `examples.mix`; "
+            "a strategy that cannot says why in `unmixable`",
+        )
 
 
 class Pixels(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import itertools
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from torch.nn import functional
 import archgraph as ag
 from archgraph.engine import prepare
 from archgraph.engine.local import Run, execute
-from archgraph.federation import Examples, Mix, Pixels, Shard, Train, Work, seeded
+from archgraph.federation import (
+    Examples,
+    Mix,
+    MixedExamples,
+    Pixels,
+    Shard,
+    Task,
+    Train,
+    Work,
+    seeded,
+)
 from archgraph.federation.augment import (
     augmented,
     blended,
@@ -37,6 +48,7 @@ from archgraph.language.local import (
     LocalOptions,
     ResizedCropOptions,
 )
+from archgraph.strategies.fedavg import FedAvg
 
 from .families import STRATEGIES, experiment_of
 
@@ -246,7 +258,7 @@ def test_an_image_that_is_all_of_itself_is_the_identity():
     assert torch.equal(full, images) and share == 1
     logits = torch.randn(6, 3, generator=drawing())
     alone = Examples((), targets, targets)
-    same = Examples((), targets, targets, Mix(targets.flip(0), 1.0))
+    same = MixedExamples((), targets[:0], targets, Mix(targets, targets.flip(0), 1.0))
     assert torch.equal(*(target_loss(logits, x, CLASSIFICATION) for x in (alone, same)))
 
 
@@ -274,9 +286,9 @@ def test_a_minibatch_is_mixed_with_itself(method: str):
     options = AugmentOptions.model_validate({method: 1.0})
     for seed in range(20):
         other = mixed(examples, options, drawing(seed))
-        assert other.mix is not None and torch.equal(other.targets, targets)
+        assert other.mix is not None and torch.equal(other.mix.first, targets)
         partners = torch.randperm(6, generator=drawing(seed))
-        assert torch.equal(other.mix.targets, targets[partners])
+        assert torch.equal(other.mix.second, targets[partners])
         share = other.mix.share
         if method == "mixup":
             expected = share * images + (1 - share) * images[partners]
@@ -336,7 +348,7 @@ def test_training_takes_the_loss_of_both_targets_by_their_shares(weights):
     share = mixture.mix.share
     logits = net(mixture.inputs[0])
     one = functional.cross_entropy(logits, batch.targets, scales)
-    two = functional.cross_entropy(logits, mixture.mix.targets, scales)
+    two = functional.cross_entropy(logits, mixture.mix.second, scales)
     loss = share * one + (1 - share) * two
     assert outcome.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, [net.head.weight])
@@ -359,9 +371,9 @@ def test_every_strategy_learns_from_the_other_target_or_refuses_mixtures(
     def trained(wrong: bool) -> Run:
         def mixing(examples: Examples, *_: object) -> Examples:
             targets = examples.targets
-            mix = Mix(targets, 0.0) if wrong else None
+            mix = Mix(targets.roll(1), targets, 0.0) if wrong else None
             calls.append(mix)
-            return examples._replace(targets=targets.roll(1) if wrong else targets, mix=mix)
+            return examples if mix is None else MixedExamples(*examples[:3], mix)
 
         monkeypatch.setattr("archgraph.federation.training.mixed", mixing)
         spec = ag.load_experiment(experiment_of(name, tmp_path))
@@ -382,6 +394,26 @@ def test_every_strategy_learns_from_the_other_target_or_refuses_mixtures(
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
     for key, value in run.server.tensors.items():
         torch.testing.assert_close(value, plain.server.tensors[key], rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_that_reads_one_target_of_mixed_images_is_refused() -> None:
+    """Without ``unmixable`` it would learn the first class alone."""
+
+    @dataclass(frozen=True)
+    class FirstTarget:
+        def __call__(self, outputs: Tensor, examples: Examples, work: Work) -> Tensor:
+            return nn.functional.cross_entropy(outputs, examples.targets)
+
+    @dataclass(frozen=True)
+    class Mine(FedAvg):
+        def send(self, *arguments: Any) -> Task:
+            return replace(super().send(*arguments), program=Train(FirstTarget()))
+
+    spec = spec_of([1, 4, 4], mixup=0.2)
+    images = torch.rand(20, 1, 4, 4), torch.arange(20) % 2
+    prepared = prepare(ag.load_experiment(spec), data=(images, images))
+    with pytest.raises(ag.RunError, match="mixed images have two targets each"):
+        execute(replace(prepared, strategy=Mine()), progress=False)
 
 
 # ---------------------------------------------------------------- what is refused

@@ -215,3 +215,66 @@ def test_what_streams_cannot_is_refused_in_words(name: str):
     ask, message = STREAMS[name]
     with pytest.raises(ag.ArchGraphError, match=message):
         ask()
+
+
+class Turned:
+    """Pictures turned at random, whose target is the turn: classes of their own in each read."""
+
+    def __init__(self, hot: bool = False) -> None:
+        self.hot = hot
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        turn = torch.randint(3, ())
+        row = torch.cat([torch.eye(3)[turn], torch.rand(3)])
+        return row, torch.eye(3)[turn].long() if self.hot else turn
+
+
+EYES = torch.cat([torch.eye(3), torch.full((3, 3), 0.5)], 1)
+
+
+def test_a_target_that_is_drawn_with_its_input_is_read_with_it():
+    told = experiment(4, local={"epochs": 6, "batch": 8, "lr": 0.5})
+    run = ag.run(told, data=(Turned(), (EYES, torch.arange(3))), progress=False)
+    assert run.evaluation["global"]["accuracy"] == 1
+    # Clients of some classes count these from 0 in what is read anew, too.
+    told["family"]["clients"] = [{"name": "c", "count": 2, "classes": [1, 2]}]
+    digits = [(EYES[1 + i % 2] + torch.rand(()) / 9, 1 + i % 2) for i in range(40)]
+
+    class Fixed(Noisy):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            row, target = digits[index]
+            return row + torch.rand(()) / 9, target
+
+    items = Fixed(torch.zeros(40), torch.zeros(40))
+    run = ag.run(told, data=({"a": items, "b": items}, (EYES, torch.arange(3))), progress=False)
+    assert run.rounds[-1]["clients"][0]["loss"] < 0.1
+
+
+def test_targets_that_are_converted_may_not_change():
+    data = (Turned(hot=True), (EYES, torch.eye(3).long()))
+    with pytest.raises(ag.RunError, match="targets change from one read to the next"):
+        ag.run(experiment(1, task="classification"), data=data, progress=False)
+
+
+def test_boxes_may_become_more_than_in_the_first_read():
+    class Boxes(Noisy):
+        def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+            count = int(torch.randint(1, 40, ()))
+            of = {"boxes": torch.full((count, 4), count / 1), "labels": torch.full((count,), count)}
+            return self.inputs[index], of
+
+    items, most = Boxes(*split()), 0
+    data = dataset_of((items, items))
+    assert data.fields is not None
+    for seed in range(30):
+        _, rows = data.train.examples(torch.arange(60), seed)
+        for target in data.fields.unpack(rows):
+            count = len(target["labels"])
+            most = max(most, count)
+            assert torch.equal(target["boxes"], torch.full((count, 4), count / 1))
+            assert torch.equal(target["labels"], torch.full((count,), count))
+    first = data.fields.unpack(data.train.targets)
+    assert most == 39 >= max(len(target["labels"]) for target in first)
