@@ -125,7 +125,7 @@ class Listening:
             distance = -(table[labels] * logits.log_softmax(-1)).sum(-1).mean()
             return self.objective(outputs, examples, work) + self.gamma * distance
 
-        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
         means = sums / counts.clamp(min=1)[:, None]
         extras = fl.sent_rows(means, counts > 0)
         return fl.Outcome(ag.state_of(module), work.keep, extras=extras, metrics=metrics)

@@ -528,7 +528,9 @@ class InTraining:
         if count > 0 and self.step == "sequential":
             every = work.local.model_copy(update={"fraction": 1.0, "augment": None})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
-            fl.descend(pairs, middle, lambda examples: distance(examples.ids))
+            fl.descend(
+                pairs, middle, lambda examples: distance(examples.ids), modules=chain.modules
+            )
         if distances:
             metrics["in_loss"] = float(torch.stack(distances).mean())
         if together and self.step == "projection":

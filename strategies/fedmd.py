@@ -192,8 +192,10 @@ class Transfer:
     train: fl.Program
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train there."""
-        return self.train(replace(work, data=public_set(work.public)))
+        """Train there; classes count by how often the public set has them."""
+        public = public_set(work.public)
+        learning = fl.trained_task(work.learning, work.local, public.histogram)
+        return self.train(replace(work, data=public, learning=learning))
 
 
 @dataclass(frozen=True)
@@ -220,5 +222,5 @@ class Digest:
             return (answers - work.extras["scores"][examples.ids].to(answers)).abs().mean()
 
         work = replace(work, data=self.public, local=local)
-        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
         return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)

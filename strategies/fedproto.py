@@ -153,7 +153,7 @@ class Prototypes:
             pull = self.pull * (apart.square().mean(1) * counts[both]).sum() / counts.sum()
             return self.objective(outputs, examples, work) + pull
 
-        metrics = fl.descend(work, dict(module.named_parameters()), loss)
+        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
         module.eval()  # Eq. 3 is of the network as it is tested
         sums, counts = torch.zeros(classes, self.width), torch.zeros(classes)
         with torch.no_grad():

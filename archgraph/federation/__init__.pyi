@@ -84,6 +84,7 @@ from .training import Train as Train
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser
+from .training_loss import trained_task as trained_task
 from .world import Client as Client
 from .world import Tier as Tier
 from .world import World as World

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
 from archgraph.language.optimisers import optimiser_class
-from archgraph.module.build import build, state_of
+from archgraph.module.build import ArchModule, build, state_of
 from archgraph.ops.table import statistics
 from archgraph.states.updates import finite
 
@@ -93,8 +94,8 @@ def descend(
     parameters: Mapping[str, nn.Parameter],
     loss: Callable[[Examples], Tensor],
     *,
+    modules: Iterable[nn.Module],
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
-    modules: Iterable[nn.Module] = (),
 ) -> dict[str, float]:
     """Minimise a loss over the client's data: local training with the client's options.
 
@@ -108,9 +109,9 @@ def descend(
         work: Data, options, randomness, progress.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
-        revise: Changes gradients between the backward pass and the step (momentum distillation).
-        modules: What the parameters are of: of these ``local.ema`` averages the running statistics,
+        modules: The built modules that they are of: of these ``local.ema`` averages the running statistics,
             too.
+        revise: Changes gradients between the backward pass and the step (momentum distillation).
 
     Returns:
         Metrics: ``loss`` (mean over the last epoch's examples), ``steps``, ``seen`` (examples).
@@ -216,9 +217,13 @@ class _MeanWeights:
     def __init__(
         self, work: Work, trained: list[nn.Parameter], modules: Iterable[nn.Module], decay: float
     ) -> None:
-        names = set(statistics(work.graph))
         # By identity: modules may share them.
-        buffers = {id(b): b for m in modules for n, b in m.named_buffers() if n in names}
+        buffers = {
+            id(buffers[name]): buffers[name]
+            for module in modules
+            for buffers in [dict(module.named_buffers())]
+            for name in statistics(cast(ArchModule, module).arch)
+        }
         self._values = [
             *(p.data for p in trained),
             *(b for b in buffers.values() if b.is_floating_point()),

@@ -257,7 +257,7 @@ def test_fedprox_is_an_option_of_training(net):
 def test_programs_that_descend_by_themselves_have_fedproxs_term():
     work = work_of(nn.Sequential(nn.Linear(3, 3)), proximal=2.0, lr=0.5, epochs=1, batch=6)
     w = nn.Parameter(torch.tensor([0.0]))
-    descend(work, {"w": w}, lambda examples: w.sum())
+    descend(work, {"w": w}, lambda examples: w.sum(), modules=[])
     # -0.5, then -0.5 - 0.5 · (1 + 2 · (-0.5)) = -0.5
     assert w.item() == pytest.approx(-0.5)
 

@@ -16,8 +16,18 @@ import archgraph as ag
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run
 from archgraph.engine.world import prepare
-from archgraph.federation import LocalOptions, Outcome, Result, Shard, embedding_width, rows_of
+from archgraph.federation import (
+    LocalOptions,
+    Model,
+    Outcome,
+    Result,
+    Shard,
+    embedding_width,
+    rows_of,
+    trained_task,
+)
 from archgraph.federation.by_class import CLASSES, ROWS
+from archgraph.federation.training_loss import balanced
 from archgraph.record.equal import run_differences
 from archgraph.record.folder import checkpoint_of
 from archgraph.strategies.feddistill import FedDistill
@@ -254,6 +264,23 @@ def test_both_networks_learn_from_the_targets_and_from_each_other(lab, world):
     assert outcome.metrics["macs"] == 2 * ag.cost(world.graph).macs * 6
 
 
+def test_the_shared_network_averages_its_own_statistics(lab, world):
+    """With a decay near 1 the mean is what the first step left."""
+    torch.manual_seed(1)
+    small = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 5))
+    task = task_of(FML(), world, FML().init(world).with_group("shared", world.state))
+    task = dataclasses.replace(
+        task, others={"shared": Model(*ag.trace(small, torch.randn(2, 1, 8, 8)))}
+    )
+
+    def mean(**options: Any) -> Tensor:
+        work = lab.work_of(task, lab.toy(0, 6), LocalOptions(batch=100, **options))
+        return task.program(work).others["shared"]["1.running_mean"]
+
+    torch.testing.assert_close(mean(epochs=9, ema=0.99999), mean(epochs=1), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(mean(epochs=9), mean(epochs=1), rtol=1e-2)
+
+
 def test_the_divergence_is_that_of_the_teacher_and_moves_the_learner_alone():
     p, q = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])
     teacher, learner = p.log().requires_grad_(), q.log().requires_grad_()
@@ -325,6 +352,24 @@ def test_the_first_round_learns_the_public_set_if_it_is_labelled(lab, world):
     # Once: a client that has begun does not go back there.
     again = task.program(dataclasses.replace(work, keep=outcome.keep))
     check(again, stepped(task.state, loss(data)))
+
+
+def test_classes_of_the_public_set_are_weighed_as_it_has_them(lab, world):
+    """A client that lacks classes gives them the weight 0 among its own examples alone."""
+    data, strategy = lab.toy(0, 4), FedMD(public_epochs=1)
+    assert min(data.histogram) == 0
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    weighed = ONE_STEP.model_copy(update={"class_weights": "balanced"})
+    work = lab.work_of(task, data, weighed)
+    learning = trained_task(work.learning, weighed, data.histogram)
+    outcome = task.program(dataclasses.replace(work, public=world.public, learning=learning))
+
+    def loss(d):
+        weights = torch.tensor(balanced(d.histogram))
+        return lambda s: cross_entropy(answered(s, d.inputs), d.targets, weights)
+
+    between, _ = stepped(task.state, loss(world.public))
+    check(outcome, stepped(between, loss(data)))
 
 
 def test_the_consensus_counts_every_client_once(world):
