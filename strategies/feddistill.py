@@ -122,7 +122,8 @@ class Listening:
             sums.add_(rows)
             counts.add_(numbers)
             # The target of a label that no other client has is 0, and counts for nothing.
-            distance = -(table[labels] * logits.log_softmax(-1)).sum(-1).mean()
+            targets = table[labels.clamp(min=0)] * (labels != fl.IGNORED)[:, None]
+            distance = -(targets * logits.log_softmax(-1)).sum(-1).mean()
             return self.objective(outputs, examples, work) + self.gamma * distance
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])

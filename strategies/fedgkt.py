@@ -106,13 +106,14 @@ class FedGKT(fl.Strategy):
         count, features = result.examples, _features(world.tier_of(result.client).graph)
         shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
         for name, shape in shapes.items():
+            ignored = fl.IGNORED if name == "targets" else 0
             tensor = result.extras.get(name)
             actual = None if tensor is None else tuple(tensor.shape)
             most = {"targets": world.classes, "ids": count}.get(name)
             outside = (
                 most is not None
                 and tensor is not None
-                and bool(((tensor < 0) | (tensor >= most)).any())
+                and bool(((tensor < 0) & (tensor != ignored) | (tensor >= most)).any())
             )
             if actual != (count, *shape) or outside:
                 raise ag.RejectedUpdate(

@@ -22,6 +22,7 @@ from .low_rank import LowRankAveraging as LowRankAveraging
 from .low_rank import freeze as freeze
 from .low_rank import fresh_factors as fresh_factors
 from .low_rank import low_rank as low_rank
+from .metrics import IGNORED as IGNORED
 from .metrics import DerivedMetric as DerivedMetric
 from .metrics import Metric as Metric
 from .norms import NormPolicy as NormPolicy

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from archgraph.analysis.roles import head
 from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation.metrics import IGNORED
 from archgraph.federation.tasks import Result
 from archgraph.federation.world import World
 from archgraph.graph.ir import ArchGraph, per_graph
@@ -57,17 +58,21 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
     Args:
         rows: ``[example, column]``.
-        targets: Class of each example ``[example]``.
+        targets: Class of each example ``[example]``; -100 counts for nothing.
         classes: Number of classes.
 
     Example:
-        >>> rows, targets = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([2, 0, 2])
+        >>> rows, targets = (
+        ...     torch.tensor([[1.0], [2.0], [4.0], [8.0]]),
+        ...     torch.tensor([2, 0, 2, -100]),
+        ... )
         >>> sums, counts = class_sums(rows, targets, 3)
         >>> sums.flatten().tolist(), counts.tolist()
         ([2.0, 0.0, 5.0], [1.0, 0.0, 2.0])
     """
     # A product, whose order of summing is fixed on a device, too.
-    member = torch.nn.functional.one_hot(targets, classes).to(rows)
+    member = torch.nn.functional.one_hot(targets.clamp(min=0), classes).to(rows)
+    member = torch.where((targets != IGNORED)[:, None], member, 0)
     return member.T @ rows, member.sum(0)
 
 

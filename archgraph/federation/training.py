@@ -109,7 +109,7 @@ def descend(
         work: Data, options, randomness, progress.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
-        modules: The built modules that they are of: of these ``local.ema`` averages the running statistics,
+        modules: The built modules that they are of, whose running statistics ``local.ema`` averages,
             too.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 

@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy
 
 import archgraph as ag
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.local import Run
+from archgraph.engine.local import Run, execute
 from archgraph.engine.world import prepare
 from archgraph.federation import (
+    IGNORED,
     LocalOptions,
     Model,
     Outcome,
@@ -34,6 +35,7 @@ from archgraph.strategies.feddistill import FedDistill
 from archgraph.strategies.fedmd import Digest, Draw, FedMD
 from archgraph.strategies.fedproto import FedProto, projected
 from archgraph.strategies.fml import FML, divergence
+from tests.engine.families import experiment_of
 
 LR = 0.5
 ONE_STEP = LocalOptions(batch=100, lr=LR)
@@ -554,3 +556,11 @@ def test_an_example_needs_one_class(world, strategy):
     learning = dataclasses.replace(world.learning, per_example=False, name="segmentation")
     with pytest.raises(ag.RunError, match="single class for each example; found segmentation"):
         strategy.init(dataclasses.replace(world, learning=learning))
+
+
+@pytest.mark.parametrize("method", ["feddistill", "fedgkt", "fedproto"])
+def test_examples_whose_class_is_ignored_count_for_nothing(tmp_path, method):
+    setup = prepare(ag.load_experiment(experiment_of(method, tmp_path)))
+    setup.data.train.targets[::3] = IGNORED
+    run = execute(setup, progress=False)
+    assert run.sound and not run.troubles
