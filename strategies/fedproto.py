@@ -150,12 +150,8 @@ class Prototypes:
             both = known.to(rows.device) & (counts > 0)
             apart = sums[both] / counts[both][:, None] - table.to(rows)[both]
             # Classes count by their examples, as in the published code, which λ was chosen for.
-            pull = (
-                self.pull
-                * (apart.square().mean(1) * counts[both]).sum()
-                / counts.sum().clamp(min=1)
-            )
-            return self.objective(outputs, examples, work) + pull
+            far = (apart.square().mean(1) * counts[both]).sum() / counts.sum().clamp(min=1)
+            return self.objective(outputs, examples, work) + self.pull * far
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
         module.eval()  # Eq. 3 is of the network as it is tested

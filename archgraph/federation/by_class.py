@@ -62,10 +62,8 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
         classes: Number of classes.
 
     Example:
-        >>> rows, targets = (
-        ...     torch.tensor([[1.0], [2.0], [4.0], [8.0]]),
-        ...     torch.tensor([2, 0, 2, -100]),
-        ... )
+        >>> rows = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+        >>> targets = torch.tensor([2, 0, 2, -100])
         >>> sums, counts = class_sums(rows, targets, 3)
         >>> sums.flatten().tolist(), counts.tolist()
         ([2.0, 0.0, 5.0], [1.0, 0.0, 2.0])

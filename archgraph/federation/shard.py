@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,25 @@ class Shard:
     def examples(self) -> int:
         """Number of examples."""
         return len(self.targets)
+
+    def part(self, positions: Tensor) -> Shard:
+        """Return some of the examples; of a stream, as many of each pass.
+
+        Example:
+            >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
+            >>> shard.part(torch.tensor([3, 1])).targets
+            tensor([3, 1])
+        """
+        if self.stream is not None:
+            return replace(self, targets=self.targets[: len(positions)])
+        there, again = positions.to(self.targets.device), self.again
+        return replace(
+            self,
+            inputs=tuple(x.index_select(0, there) for x in self.inputs),
+            targets=self.targets.index_select(0, there),
+            ids=positions if self.ids is None else self.ids[positions],
+            again=None if again is None else lambda rows, seed: again(positions[rows], seed),
+        )
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield minibatches of one pass, in a drawn order; without a generator in data order.

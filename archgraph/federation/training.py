@@ -109,8 +109,8 @@ def descend(
         work: Data, options, randomness, progress.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
-        modules: The built modules that they are of, whose running statistics ``local.ema`` averages,
-            too.
+        modules: The built modules that they are of: ``local.ema`` averages their running
+            statistics, too.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 
     Returns:
@@ -256,10 +256,10 @@ def _finite_loss(
 
 def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
     """Draw some of a client's examples, the same ones in every pass."""
-    # One minibatch of everything is in a drawn order: its first examples are a random part.
-    everything = next(iter(data.batches(generator, data.examples)))
-    inputs = tuple(x[:count] for x in everything.inputs)
-    return Shard(inputs, everything.targets[:count], data.histogram, everything.ids[:count])
+    if not isinstance(data, Shard):
+        (every,) = data.batches(None, data.examples)
+        data = Shard(every.inputs, every.targets, data.histogram, every.ids)
+    return data.part(torch.randperm(data.examples, generator=generator)[:count])
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:

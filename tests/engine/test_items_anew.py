@@ -217,6 +217,16 @@ def test_what_streams_cannot_is_refused_in_words(name: str):
         ask()
 
 
+def test_a_drawn_share_is_read_anew_in_every_pass_and_nothing_beside_it():
+    items, local = Noisy(*split()), {"epochs": 3, "batch": 4, "lr": 0.1, "fraction": 0.5}
+    run = ag.run(experiment(1, local=local), data=(items, split()), progress=False)
+    assert run.sound
+    assert items.reads == 60 + 2 * 16 + 3 * 30
+    data = streams(40)
+    run = ag.run(experiment(1, local=local), data=data, progress=False)
+    assert [client["seen"] for client in run.rounds[0]["clients"]] == [60] * 3
+
+
 class Turned:
     """Pictures turned at random, whose target is the turn: classes of their own in each read."""
 
