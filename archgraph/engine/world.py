@@ -145,14 +145,14 @@ def prepare(
     spec = spec.model_copy(update={"data": source})
     if isinstance(spec.public, NamedData):
         spec = spec.model_copy(update={"public": _rooted(spec.public, data_root)})
+    if dataset.train.stream is not None:
+        _check_stream(spec, strategy, family)
     with spec.locating("public"):
         shares, public = public_examples(
             spec, strategy, dataset, shares, imagined=imagined is not None
         )
     selection = None
     with spec.locating("validation"):
-        if dataset.train.stream is not None and spec.validation is not None:
-            raise RunError("examples of a stream cannot be held out", hint="leave validation out")
         shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
@@ -209,6 +209,27 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
             f"does not go together with `server`: {strategy.corrected}",
             where=f"strategy.{spec.strategy_name}",
             hint="set alpha: 0, or remove `server`",
+        )
+
+
+def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
+    """Refuse what asks for examples of streams by position, or how many there are of a class."""
+    for key, instead in (("validation", "leave it out"), ("public", "name a data set instead")):
+        if getattr(spec, key) is not None and not isinstance(getattr(spec, key), NamedData):
+            raise RunError("examples of a stream cannot be held out", where=key, hint=instead)
+    keys = [key for key in ("mask_absent", "label_rows") if getattr(strategy, key, False)]
+    instead = [f"{key}: false" for key in keys]
+    if getattr(strategy, "norm", "") == "static" and any(
+        statistics(t.graph) for t in family.clients
+    ):
+        keys, instead = [*keys, "norm: static"], [*instead, "another norm, e.g. norm: averaged"]
+    if keys:
+        raise RunError(
+            "the options ask for counts of classes, or for running statistics of all examples, "
+            "which streams do not have",
+            where=f"strategy.{spec.strategy_name}",
+            found=", ".join(keys),
+            expected=", ".join(instead),
         )
 
 

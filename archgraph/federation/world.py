@@ -86,8 +86,8 @@ class Uncounted(tuple[int, ...]):
         """Refuse."""
         raise RunError(
             "the examples of a stream are not counted by class",
-            expected="a strategy and options that do not ask for them (mask_absent: false)",
-            hint="or give the data as a torch dataset with __len__ and __getitem__",
+            hint="choose a strategy that does not ask for them, or give the data as a torch "
+            "dataset with __len__ and __getitem__",
         )
 
     def __len__(self) -> int:

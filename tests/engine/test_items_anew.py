@@ -197,12 +197,22 @@ STREAMS: dict[str, tuple[Any, str]] = {
         lambda: ag.run(experiment(1, validation=0.2), data=streams(), progress=False),
         "stream cannot be held out",
     ),
-    "counts of classes": (
+    "options that count": (
         lambda: ag.run(
-            experiment(1, strategy={"fedavg": {"mask_absent": True}}),
+            experiment(1, strategy={"heterofl": {}}),
             data=streams(), progress=False,
         ),
+        "found mask_absent, label_rows; expected mask_absent: false, label_rows: false",
+    ),
+    "counts of classes": (
+        lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
         "not counted by class",
+    ),
+    "public examples": (
+        lambda: ag.run(
+            experiment(1, strategy={"fedmd": {}}, public=8), data=streams(), progress=False
+        ),
+        "public: examples of a stream cannot be held out; name a data set instead",
     ),
     "statistics of training examples": (
         lambda: streams().train.examples([3]), "examples of a stream have no positions"
