@@ -76,7 +76,9 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
         message, hint = _NOT_NUMBERS[array.dtype.kind]
         raise DataError(message, where=where, found=what(value), hint=hint)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise DataError("are too large for 64 bits with a sign", where=where, found=array.max())
+        message, hint = "are too large for 64 bits with a sign", "np.unique(…, return_inverse=True)"
+        hint = f"to number identifiers from 0: {hint}[1]"
+        raise DataError(message, where=where, found=array.max(), hint=hint)
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
     if isinstance(array, np.ma.MaskedArray):
@@ -108,7 +110,7 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
     good = single.isfinite()
     good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
     for position in (~good).nonzero()[:1].flatten().tolist():
-        hint = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity"
+        hint = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity: fill or remove them"
         raise DataError("is not finite", where=f"{where}[{position}]", hint=hint)
     if rows.dtype == torch.float64 and rows.dim():
         check_apart(rows, single, where)

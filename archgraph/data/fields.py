@@ -83,6 +83,7 @@ class TargetFields:
                     where=at,
                     found=", ".join(target) or "none",
                     expected=f"{', '.join(first) or 'none'}, as the first one",
+                    hint="each target has the same names; an empty tensor stands for nothing",
                 )
             for name, tensor in target.items():
                 like = first[name]

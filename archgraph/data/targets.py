@@ -174,7 +174,9 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
     names = [name.strip() for part in parts for name in part.tolist()]
     for position, name in enumerate(names):
         if not name:
-            raise DataError("the name of a class is empty", where=f"{where}[{position}]")
+            hint = "write a name in its place, 'none' say, or remove these examples"
+            at = f"{where}[{position}]"
+            raise DataError("the name of a class is empty", where=at, hint=hint)
     integral = all(map(INTEGER.fullmatch, names))
     if not integral and all(map(NUMBER.fullmatch, names)):
         raise DataError(

@@ -343,7 +343,11 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
     real = targets if targets.min() >= 0 else targets[targets != IGNORED]
     if len(real) and not 0 <= int(real.min()) <= int(real.max()) < classes:
         numbers, expected = f"{int(real.min())}…{int(real.max())}", f"classes 0…{classes - 1}"
-        hint = "classes count from 0, and -100 for nothing" if real.min() < 0 else None
+        hint = (
+            "classes count from 0; write -100 where a target counts for nothing"
+            if real.min() < 0
+            else None
+        )
         raise DataError(
             "label out of range", where=where, found=numbers, expected=expected, hint=hint
         )

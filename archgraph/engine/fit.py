@@ -396,7 +396,7 @@ def _reading(data: Dataset, axes: int) -> str | None:
         return None
     if targets.dim() == 2 and axes == 1:
         positions = f"targets [example, {targets.shape[1]}] are read as a class at each position"
-        return f"{positions}; one class for each example is [example]"
+        return f"{positions}; one class for each example is [example], as targets[:, 0]"
     if bool((targets == 0).any()):
         return None
     return "no example is of class 0: if classes are counted from 1, write targets - 1"

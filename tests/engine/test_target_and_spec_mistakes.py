@@ -88,7 +88,7 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         3,
         "data: train: label out of range; found -2…1; expected classes 0…1; classes count "
-        "from 0, and -100 for nothing",
+        "from 0; write -100 where a target counts for nothing",
     ),
     "one output for three classes": (
         ONE,
@@ -130,7 +130,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         pd.Series([1, None] * (N // 2), dtype="Int64"),
         None,
         1,
-        "data: train: targets[1]: is not finite; 12 of 24 examples have NaN or infinity",
+        "data: train: targets[1]: is not finite; 12 of 24 examples have NaN or infinity: "
+        "fill or remove them",
     ),
     "no targets": (
         None,
@@ -156,7 +157,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         ["a", ""] * (N // 2),
         None,
         2,
-        "data: targets[1]: the name of a class is empty",
+        "data: targets[1]: the name of a class is empty; write a name in its place, 'none' say, "
+        "or remove these examples",
     ),
     "words on two axes": (
         np.array([["a", "b"]] * N),
@@ -191,7 +193,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         np.arange(N, dtype=np.uint64) + np.uint64(2**63),
         None,
         1,
-        "data: train: targets: are too large for 64 bits with a sign; found 9223372036854775831",
+        "data: train: targets: are too large for 64 bits with a sign; found 9223372036854775831; "
+        "to number identifiers from 0: np.unique(…, return_inverse=True)[1]",
     ),
     "numbers under classification": (
         INPUTS[:, 0],
@@ -214,7 +217,7 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         "experiment: family: Sequential: the model's output does not fit next_token; found "
         "[batch, 3]; expected [batch, 2, 3]: a logit for each of 3 classes (data); targets "
         "[example, 2] are read as a class at each position; one class for each example is "
-        "[example]",
+        "[example], as targets[:, 0]",
     ),
     "boxes without an objective": (
         Items(lambda _: BOXES),
@@ -262,7 +265,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         3,
         "data: targets[5]: targets differ in the names of their tensors; found boxes; "
-        "expected boxes, labels, as the first one",
+        "expected boxes, labels, as the first one; each target has the same names; an empty "
+        "tensor stands for nothing",
     ),
     "a tuple of tensors": (
         Items(lambda i: (ONE[i], INPUTS[i])),
@@ -401,13 +405,15 @@ SPECS = {
         "model",
         "params: {c: 4}",
         "params: {c: $c}",
-        "model.yaml:4: params.c: is defined by itself; found '$c'",
+        "model.yaml:4: params.c: is defined by itself; found '$c'; write a number, or another "
+        "parameter that stands before it",
     ),
     "a parameter of a later one": (
         "model",
         "params: {c: 4}",
         "params: {c: $d, d: 4}",
-        "model.yaml:4: params.c: is defined by a parameter that is defined after it; found '$d'",
+        "model.yaml:4: params.c: is defined by a parameter that is defined after it; found '$d'; "
+        "move d in front of c",
     ),
     "a parameter of nothing": (
         "model",

@@ -69,9 +69,10 @@ class StepReader:
             for used in names_in(value):
                 if used in self.model.params and used not in params:
                     later = "itself" if used == name else "a parameter that is defined after it"
-                    self.document.fail(
-                        ("params", name), f"is defined by {later}", found=repr(value)
-                    )
+                    itself = "write a number, or another parameter that stands before it"
+                    hint = itself if used == name else f"move {used} in front of {name}"
+                    message, at = f"is defined by {later}", ("params", name)
+                    self.document.fail(at, message, found=repr(value), hint=hint)
             params[name] = self.parameter(value, params, ("params", name))
         return replace(self, model=self.model.model_copy(update={"params": params}))
 
