@@ -110,7 +110,8 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
     good = single.isfinite()
     good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
     for position in (~good).nonzero()[:1].flatten().tolist():
-        hint = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity: fill or remove them"
+        bad = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity"
+        hint = f"{bad}: fill or remove them"
         raise DataError("is not finite", where=f"{where}[{position}]", hint=hint)
     if rows.dtype == torch.float64 and rows.dim():
         check_apart(rows, single, where)

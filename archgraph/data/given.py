@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from archgraph.data.arrays import Text, array_of, real_numbers, what
 from archgraph.data.fields import TargetFields
@@ -190,12 +190,11 @@ def dataset_of(
 
 def _is_stream(value: object) -> bool:
     """Return whether examples of a split have no positions, but an order in which they come."""
+    if isinstance(value, IterableDataset):  # has a `__getitem__`, which refuses
+        return True
     plain = isinstance(value, str | bytes | Mapping | DataLoader | list | tuple)
-    return (
-        not plain
-        and not hasattr(value, "__getitem__")
-        and (hasattr(value, "__iter__") or callable(value))
-    )
+    positions = plain or hasattr(value, "__getitem__")
+    return not positions and (hasattr(value, "__iter__") or callable(value))
 
 
 def _streams(
@@ -211,7 +210,7 @@ def _streams(
         DataError: If a stream is none, can be read once, or has other examples than the tests.
     """
     if type(examples) is not int or examples < 2:
-        message, hint = "has streams, whose length nobody knows", "dataset_of(…, examples=1000)"
+        message, hint = "has streams, whose length is unknown", "dataset_of(…, examples=1000)"
         raise DataError(message, where=name, expected="examples of a pass", hint=hint)
     firsts = {i * examples: stream for i, stream in enumerate(train.values())}
     for client, stream in train.items():
@@ -222,7 +221,9 @@ def _streams(
                 where=at,
                 found=what(stream),
                 expected="what makes a new iterator in each pass",
-                hint="pass a function that returns the iterator, or an IterableDataset",
+                hint="pass loader.dataset: batches follow from the experiment"
+                if isinstance(stream, DataLoader)
+                else "pass a function that returns the iterator, or an IterableDataset",
             )
     where = f"{name}: train"
     reading = Streaming(firsts, _item, where)

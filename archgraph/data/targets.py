@@ -23,6 +23,10 @@ ONE_HOT = (
     "{where}: rows of 0 and 1 with a single 1 each were read as {classes} classes; `task: "
     "multilabel` reads them as labels, `task: regression` as numbers"
 )
+HOT_FLAGS = (
+    "{where}: rows of true and false with a single true each were read as labels; `task: "
+    "classification` reads them as classes"
+)
 _PLACED = ("next_token", "segmentation")
 
 
@@ -137,9 +141,11 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
         return _classes(rows)
     if task == "classification" and first.is_floating_point() and _integral(rows):
         return Meaning([part.long() for part in rows])
+    hot = flags and first.dim() == 2 and first.shape[1] > 1 and _one_hot(rows)
     if task is not None or not flags or first.dtype == torch.bool:
-        return Meaning(rows)
-    if first.dim() == 2 and first.shape[1] > 1 and _one_hot(rows):  # 5
+        notes = (HOT_FLAGS.format(where=where),) if hot and task is None else ()
+        return Meaning(rows, notes=notes)
+    if hot:  # 5
         return _classes(rows)._replace(notes=(ONE_HOT.format(where=where, classes=first.shape[1]),))
     single = first.dim() == 1 or first.shape[1] == 1
     if first.dtype == torch.int64 and single:

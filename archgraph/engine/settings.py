@@ -118,6 +118,16 @@ def _check_augment(
 ) -> None:
     """Check that there are images, whose colours are known and that can be mixed as they say."""
     check_images(options, data)
+    moving = [key for key in ("crop", "resized_crop", "flip") if getattr(options, key)]
+    if moving and (data.fields is not None or data.train.targets.dim() > 2):
+        raise RunError(
+            "moves pixels of images, and not the boxes or maps that are their targets",
+            where=f"local.augment.{moving[0]}",
+            found=f"targets {data.fields or list(data.train.targets.shape[1:])} ({data.name})",
+            expected="targets without positions in the image",
+            hint="change image and target together in the dataset's __getitem__; colour_jitter is "
+            "possible here",
+        )
     if options.colour_jitter is not None:
         _check_colours(options.colour_jitter, data, public)
     for key in ("mixup", "cutmix"):

@@ -54,7 +54,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
             where="task",
             found=f"targets {_named(targets)} ({data.name})",
             expected=f"{_named(task.targets.dtype)}, {task.targets.words}",
-            hint=f"write task: {' or '.join(others)}",
+            hint=SOFT if _soft(targets) else f"write task: {' or '.join(others)}",
         )
     if spec.function is not None:
         function = _imported(spec.function, "task.objective")
@@ -176,6 +176,10 @@ class OwnLoss:
         return value.mean() if reduction == "mean" else value
 
 
+SOFT = (
+    'for soft labels write task: {objective: "python:losses:soft"}, a function of outputs and '
+    "targets such as torch.nn.functional.cross_entropy; for the largest alone, targets.argmax(1)"
+)
 # With an objective of the user's and no kind: nothing is known of targets but their loss.
 _ANY = LearningTask(
     "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
@@ -195,6 +199,13 @@ def _standardised(task: LearningTask, targets: Tensor) -> LearningTask:
         return dataclasses.replace(metric, rows=lambda p, t: metric.rows(loss.restored(p), t))
 
     return dataclasses.replace(task, loss=loss, metrics=tuple(map(restored, task.metrics)))
+
+
+def _soft(targets: Tensor) -> bool:
+    """Return whether targets are shares of classes."""
+    if targets.dtype != torch.float32 or targets.dim() != 2:
+        return False
+    return bool((targets >= 0).all()) and torch.allclose(targets.sum(1), torch.ones(len(targets)))
 
 
 def _learns(task: LearningTask, targets: Tensor) -> bool:

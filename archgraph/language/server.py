@@ -64,6 +64,15 @@ class ServerSpec(Base):
         examples=["flower"],
     )
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_flat(cls, value: Json) -> Json:
+        if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in DEFAULTS:
+            expected = f"{{optimiser: {name}, lr: …}}"
+            message = "has options beside the optimiser's name, not behind it"
+            raise Mistake(message, found=f"{{{name}: …}}", expected=expected)
+        return value
+
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> ServerSpec:
         known = DEFAULTS[self.optimiser]

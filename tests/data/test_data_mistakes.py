@@ -537,7 +537,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "labels_out_of_range": (
         function("d = torch.rand(9, 2), torch.arange(9) - 4; return d, d"),
         "experiment.yaml:7: data.python: wrong_data:make: train: label out of range; found "
-        "-4…4; expected classes 0…4; classes count from 0, and -100 for nothing",
+        "-4…4; expected classes 0…4; classes count from 0; write -100 where a target counts for "
+        "nothing",
     ),
     "unequal_numbers": (
         function("return (torch.rand(9, 2), torch.arange(8)), (torch.rand(9, 2), torch.arange(9))"),
@@ -554,7 +555,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nan_in_tensor": (
         function("d = torch.full((9, 2), torch.nan), torch.arange(9) % 3; return d, d"),
         "experiment.yaml:7: data.python: wrong_data:make: train[0]: is not finite; 9 of 9 "
-        "examples have NaN or infinity",
+        "examples have NaN or infinity: fill or remove them",
     ),
     "client_without_rows": (
         function(
@@ -608,7 +609,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "a_stream": (
         (Stream(), SPLIT),
         "data: train: is not a split of a data set; found Stream; expected a torch dataset "
-        "with __len__ and __getitem__, or a pair (inputs, targets)",
+        "with __len__ and __getitem__, or a pair (inputs, targets); give streams by client: "
+        "{client: stream}",
     ),
     "unequal_items": (
         (Uneven(*SPLIT), SPLIT),
@@ -655,7 +657,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "infinite_target": (
         ((X, X[:, 0] / 0), SPLIT),
-        "data: train: targets[0]: is not finite; 9 of 9 examples have NaN or infinity",
+        "data: train: targets[0]: is not finite; 9 of 9 examples have NaN or infinity: fill or "
+        "remove them",
     ),
     "seconds_of_an_epoch": (
         ((X.double() + 1.7e9, Y), SPLIT),

@@ -439,14 +439,16 @@ def spec_of(shape: list[int], *, out: int = 2, strategy: str = "fedavg", **local
     }
 
 
-def split(inputs: Tensor, targets: Tensor) -> Any:
-    return (inputs, targets), (inputs[:4], targets[:4])
+def split(inputs: Tensor, targets: Any) -> Any:
+    few = {k: v[:4] for k, v in targets.items()} if isinstance(targets, dict) else targets[:4]
+    return (inputs, targets), (inputs[:4], few)
 
 
 BYTES = (torch.rand(8, 1, 4, 4, generator=drawing()) * 255).byte()
 CLASSES = torch.arange(8) % 2
 COLOURED = BYTES.repeat(1, 3, 1, 1)
 JITTER = {"brightness": 0.2}
+MINE = {"objective": "python:torch.nn.functional:mse_loss"}
 
 
 @pytest.mark.parametrize(
@@ -473,6 +475,16 @@ JITTER = {"brightness": 0.2}
             r"augment\.mixup: the method cannot learn from mixed images: prototypes are",
         ),
         (
+            {**spec_of([1, 4, 4], flip=True), "task": MINE},
+            split(BYTES, torch.arange(128).view(8, 4, 4) % 2),
+            r"augment\.flip: moves pixels of images, and not .* maps .* found targets \[4, 4\]",
+        ),
+        (
+            {**spec_of([1, 4, 4], resized_crop={}), "task": MINE},
+            split(BYTES, {"boxes": torch.rand(8, 2, 4)}),
+            r"augment\.resized_crop: moves pixels .* found targets boxes float32 \[·, ·\]",
+        ),
+        (
             spec_of([1, 4, 4], colour_jitter={"hue": 0.1}),
             split(BYTES, CLASSES),
             r"colour_jitter\.hue: needs images of red, .*; found 1 channel .*three channels",
@@ -486,7 +498,7 @@ JITTER = {"brightness": 0.2}
 )
 def test_what_cannot_be_changed_or_mixed_is_refused(spec: Any, data: Any, message: str):
     with pytest.raises(ag.ArchGraphError, match=message):
-        prepare(spec, data=data)
+        prepare(spec, data=data, python=True)
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,16 @@ class Stream:
             yield x, int(x.sum() * 3 / self.width)
 
 
+class Endless(Stream, torch.utils.data.IterableDataset[Any]):
+    """A stream of torch, whose class has a `__getitem__` that refuses."""
+
+
 def streams(examples: int = 40, **more: Any) -> ag.data.Dataset:
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(300, 6, generator=draw)
     y = (x.sum(1) * 0.5).long().clamp(max=2)
-    train = {name: Stream(**more) for name in ("ann", "bob", "cleo")}
+    kinds = {"ann": Stream, "bob": Stream, "cleo": Endless}
+    train = {name: kind(**more) for name, kind in kinds.items()}
     return dataset_of((train, (x, y)), examples=examples)
 
 

@@ -296,3 +296,8 @@ def test_depthfl_corrects_means_itself(tmp_path: Path):
     with pytest.raises(ag.RunError, match=r"does not go together with `server`.*FedDyn"):
         ag.run(spec, progress=False)
     ag.run(spec.model_copy(update={"strategy": {"depthfl": {"alpha": 0.0}}}), progress=False)
+
+
+def test_options_behind_the_name_are_answered_with_the_form():
+    with pytest.raises(ValueError, match="has options beside the optimiser's name"):
+        ServerSpec.model_validate({"adam": {"lr": 0.1}})

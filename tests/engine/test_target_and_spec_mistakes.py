@@ -203,6 +203,15 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         "experiment: task: classification does not learn such targets; found targets float32 "
         "[example] (data); expected int64, one class for each example; write task: regression",
     ),
+    "soft labels": (
+        (SEVERAL / 2).float(),
+        "classification",
+        3,
+        "experiment: task: classification does not learn such targets; found targets float32 "
+        "[example, 3] (data); expected int64, one class for each example; for soft labels write "
+        'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
+        "torch.nn.functional.cross_entropy; for the largest alone, targets.argmax(1)",
+    ),
     "words under regression": (
         ["a", "b"] * (N // 2),
         "regression",
