@@ -22,6 +22,7 @@ from archgraph.data.items import (
     Reading,
     StoredRows,
     Streaming,
+    joined,
     transformed,
 )
 from archgraph.data.rows import Records, dataset_of_rows
@@ -156,7 +157,11 @@ def dataset_of(
         raise DataError("lists no clients", where=f"{name}: train")
     splits = train if by_client else {None: train}
     parts = [
-        _part(transformed(part, transform), f"{name}: train" + (f": {client}" if by_client else ""))
+        _part(
+            transformed(part, transform),
+            f"{name}: train" + (f": {client}" if by_client else ""),
+            len(splits),
+        )
         for client, part in splits.items()
     ]
     _check_clients(parts)
@@ -375,14 +380,14 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
     if client is None:
         return first
     return Records(
-        {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
+        {k: joined([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
         tuple(client for client, rows in parts for _ in range(len(rows))),
     )
 
 
-def _part(value: object, where: str) -> SplitPart:
-    """Return the rows of one split, or of one client's part of it."""
+def _part(value: object, where: str, parts: int = 1) -> SplitPart:
+    """Return the rows of one split, or of one client's of so many parts of it."""
     targets: object
     items = None
     if type(value) is TensorDataset:
@@ -392,7 +397,7 @@ def _part(value: object, where: str) -> SplitPart:
     elif _by_item(value):
         # A list is no program: its items stay as they are.
         items = None if type(value) is list else value
-        inputs, targets = _items(value, where)
+        inputs, targets = _items(value, where, parts)
     else:
         # A stream is refused as well, but by client: examples are divided by their positions.
         loader = isinstance(value, DataLoader)
@@ -457,7 +462,7 @@ def _pair(item: object, where: str) -> tuple[object, object]:
     return item[0], item[1]
 
 
-def _items(value: Items, where: str) -> tuple[object, object]:
+def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
     """Read inputs and targets of a torch dataset, item by item."""
     inputs: dict[str | None, StoredRows] = {}
     targets: list[ItemTarget] = []
@@ -467,7 +472,7 @@ def _items(value: Items, where: str) -> tuple[object, object]:
         positions = range(start, min(start + READ_AT_ONCE, count))
         for position, (one, target) in zip(positions, reading.of(positions, 0, where), strict=True):
             for key, part in one.items():
-                inputs.setdefault(key, StoredRows(count, where)).put(position, part)
+                inputs.setdefault(key, StoredRows(count, where, parts)).put(position, part)
             targets.append(target)
     stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stacked_targets(targets, f"{where}: targets")

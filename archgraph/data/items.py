@@ -236,11 +236,16 @@ def own_generators(items: object) -> list[object]:
 
 
 class StoredRows:
-    """Tensors of one form that become one, which is in a file where it is large."""
+    """Tensors of one form that become one, which is in a file where it is large.
 
-    def __init__(self, count: int, where: str) -> None:
-        """Prepare for so many rows."""
-        self.count, self.where = count, where
+    Args:
+        count: Number of rows.
+        where: Name of the split, for errors.
+        parts: Number of clients, which share what may be in memory.
+    """
+
+    def __init__(self, count: int, where: str, parts: int = 1) -> None:
+        self.count, self.where, self.parts = count, where, parts
         self.tensor: Tensor | None = None
         self.form = ""
 
@@ -252,7 +257,7 @@ class StoredRows:
         """
         if self.tensor is None:
             self.form = row_form(row[None])
-            self.tensor = empty_rows(self.count, row)
+            self.tensor = empty_rows(self.count, row, IN_FILE // self.parts)
         elif row.shape != self.tensor.shape[1:] or row.dtype != self.tensor.dtype:
             raise DataError(
                 "examples differ in shape or type",
@@ -263,10 +268,16 @@ class StoredRows:
         self.tensor[position] = row
 
 
-def empty_rows(count: int, row: Tensor) -> Tensor:
-    """Return memory for so many rows; much of it is a file that is deleted with the tensor."""
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate rows; many of them are in a file."""
+    like = parts[0].new_empty(parts[0].shape[1:])
+    return torch.cat(list(parts), out=empty_rows(sum(map(len, parts)), like, IN_FILE))
+
+
+def empty_rows(count: int, row: Tensor, most: int) -> Tensor:
+    """Return memory for so many rows; more than so many bytes are a file, deleted with it."""
     elements = count * row.numel()
-    if elements * row.element_size() < IN_FILE:
+    if elements * row.element_size() < most:
         return torch.empty((count, *row.shape), dtype=row.dtype)
     with tempfile.NamedTemporaryFile(prefix="archgraph-") as file:
         file.truncate(elements * row.element_size())

@@ -214,9 +214,9 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
 
 def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
     """Refuse what asks for examples of streams by position, or how many there are of a class."""
-    for key, instead in (("validation", "leave it out"), ("public", "name a data set instead")):
+    for key, hint in (("validation", "leave it out"), ("public", "name a data set instead")):
         if getattr(spec, key) is not None and not isinstance(getattr(spec, key), NamedData):
-            raise RunError("examples of a stream cannot be held out", where=key, hint=instead)
+            raise RunError("examples of a stream cannot be held out", where=key, hint=hint)
     keys = [key for key in ("mask_absent", "label_rows") if getattr(strategy, key, False)]
     instead = [f"{key}: false" for key in keys]
     if getattr(strategy, "norm", "") == "static" and any(

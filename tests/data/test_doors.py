@@ -829,3 +829,8 @@ def test_large_items_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.rand(40, 6)
     data = dataset_of((Drawn(inputs, torch.arange(40) % 3, "none"), (inputs, torch.arange(40) % 3)))
     assert torch.equal(data.train.inputs, inputs)
+    assert data.train.inputs.untyped_storage().filename
+    clients = {name: Drawn(inputs[:20], torch.arange(20) % 3, "none") for name in "ab"}
+    data = dataset_of((clients, (inputs, torch.arange(40) % 3)))
+    assert torch.equal(data.train.inputs, inputs[:20].repeat(2, 1))
+    assert data.train.inputs.untyped_storage().filename
