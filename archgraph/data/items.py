@@ -20,7 +20,8 @@ from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
 IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
-OBJECTS = 2000  # of a data set that are looked at for generators
+OBJECTS = 2000  # of a data set that are looked at for generators,
+OF_EACH = 100  # and of each list in it: longer ones are examples
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
 ItemTarget: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
@@ -225,9 +226,9 @@ def own_generators(items: object) -> list[object]:
         if isinstance(one, kinds):
             result.append(one)
         elif isinstance(one, Mapping):
-            left += one.values()
+            left += itertools.islice(one.values(), OF_EACH)
         elif isinstance(one, list | tuple):
-            left += one[:OBJECTS]
+            left += one[:OF_EACH]
         else:
             left += getattr(one, "__dict__", {}).values()
             left += [getattr(one, name, None) for name in ("__self__", "func", "args", "keywords")]

@@ -303,3 +303,20 @@ def test_boxes_may_become_more_than_in_the_first_read():
             assert torch.equal(target["labels"], torch.full((count,), count))
     first = data.fields.unpack(data.train.targets)
     assert most == 39 >= max(len(target["labels"]) for target in first)
+
+
+def test_generators_are_found_beside_long_lists_of_files():
+    class Folder(Noisy):
+        def __init__(self) -> None:
+            super().__init__(*split())
+            self.transform = {"crop": [np.random.default_rng(0)]}
+            self.samples = [(f"{number}.png", number) for number in range(3000)]
+            self.imgs = list(self.samples)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return self.inputs[index] + self.transform["crop"][0].random(), int(self.targets[index])
+
+    data = dataset_of((Folder(), split()))
+    assert not data.notes
+    (one,), _ = data.train.examples([3], seed=1)
+    assert torch.equal(one, data.train.examples([3], seed=1)[0][0])
