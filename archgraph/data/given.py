@@ -22,6 +22,7 @@ from archgraph.data.items import (
     Reading,
     StoredRows,
     Streaming,
+    changed,
     joined,
     transformed,
 )
@@ -149,7 +150,8 @@ def dataset_of(
         raise DataError("is not a data set", where=name, found=what(value), expected=FORMS)
     train, test = value
     if isinstance(train, Mapping) and any(map(_is_stream, train.values())):
-        return _streams(train, dataset_of((test, test), name, task), name, examples)
+        tested = _part(transformed(test, test_transform), f"{name}: test")
+        return _streams(train, tested, name, task, transform, examples)
     if examples is not None and not _is_stream(train):
         raise DataError("examples counts those of streams", where=name, found=examples)
     by_client = isinstance(train, Mapping)
@@ -180,7 +182,7 @@ def dataset_of(
         name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels, fields=fields
     )
     anew = [part.items for part in parts if part.items is not None and not cache]
-    again = None if len(anew) < len(parts) else _reading(parts, anew, said, fields, data)
+    again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
     # Only after everything is read: a second read may advance the data set's own generators.
     read = {"train": [part.items for part in parts][:4], "test": [tested.items]}
     notes = []
@@ -203,7 +205,12 @@ def _is_stream(value: object) -> bool:
 
 
 def _streams(
-    train: Mapping[Hashable, object], test: Dataset, name: str, examples: int | None
+    train: Mapping[Hashable, object],
+    tested: SplitPart,
+    name: str,
+    task: str | None,
+    transform: Transform | None,
+    examples: int | None,
 ) -> Dataset:
     """Return data whose clients read streams; what targets mean is read off the test examples.
 
@@ -231,8 +238,13 @@ def _streams(
                 else "pass a function that returns the iterator, or an IterableDataset",
             )
     where = f"{name}: train"
-    reading = Streaming(firsts, _item, where)
-    read = functools.partial(_read_stream, reading, where, test)
+    said, fields = _meant([tested], f"{name}: targets", task)
+    rows = Records(tested.inputs, said.parts[0])
+    test = dataset_of_rows(name, None, rows, rows, labels=said.labels, fields=fields)
+    convert = _item if transform is None else functools.partial(_changed_item, transform)
+    reading = Streaming(firsts, convert, where)
+    stacked = _Converted(test, said, "examples differ from those to test on")
+    read = functools.partial(_read_stream, reading, stacked)
     begin = [next(read(first, 0, [min(examples, READ_AT_ONCE)])) for first in firsts]  # 1
     split, total = test.test, examples * len(firsts)
     inputs = {key: torch.cat([rows[key] for rows, _ in begin]) for key in begin[0][0]}
@@ -249,92 +261,59 @@ def _streams(
         stream=read,
     )
     owners = {str(c): np.arange(at, at + examples) for c, at in zip(train, firsts, strict=True)}
-    tested = dataclasses.replace(split, mean=mean, std=std)
-    return dataclasses.replace(test, train=streamed, test=tested, owners=owners)
+    tested_split = dataclasses.replace(split, mean=mean, std=std)
+    notes = said.notes
+    return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners, notes=notes)
 
 
 def _read_stream(
-    reading: Streaming, where: str, test: Dataset, first: int, seed: int, sizes: Sequence[int]
+    reading: Streaming, stacked: _Converted, first: int, seed: int, sizes: Sequence[int]
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield minibatches of a stream: inputs by name, and targets in the form of the test's."""
-    names = {(test.inputs or (INPUT,))[0]: test.test.inputs, **test.test.beside}
-    message = "examples differ from those to test on"
-    for items in reading.batches(first, seed, sizes):
-        inputs = _rows_of(items, names, where, message)
-        rows = raw_targets(_stacked_targets([target for _, target in items], where), where)
-        if isinstance(rows, np.ndarray):
-            known = {label: number for number, label in enumerate(test.labels)}
-            unheard = next((str(one) for one in rows if str(one) not in known), None)
-            if unheard is not None:
-                raise DataError("a class that no test example has", where=where, found=unheard)
-            rows = torch.tensor([known[str(one)] for one in rows])
-        rows = rows.to(test.test.targets.dtype)
-        check_alike(row_form(rows), row_form(test.test.targets), f"{where}: targets", message)
-        yield inputs, rows
-
-
-def _rows_of(
-    items: Sequence[Item], names: Mapping[str, Tensor], where: str, message: str
-) -> dict[str, Tensor]:
-    """Stack the inputs of items, each in the form that it has elsewhere."""
-    inputs = {}
-    for name, before in names.items():
-        parts = [one[name if name in one else None] for one, _ in items]
-        inputs[name] = _input(_stack(parts, where), where)
-        check_alike(row_form(inputs[name]), row_form(before), where, message)
-    return inputs
+    """Yield minibatches of a stream."""
+    return (stacked(items, reading.where) for items in reading.batches(first, seed, sizes))
 
 
 def _reading(
-    parts: Sequence[SplitPart],
-    items: Sequence[Items],
-    said: Meaning,
-    fields: TargetFields | None,
-    data: Dataset,
+    parts: Sequence[SplitPart], items: Sequence[Items], said: Meaning, data: Dataset
 ) -> ExampleReader:
-    """Return what reads training examples again.
-
-    Targets are read again, too: the mask that is cropped with its image, the angle by which it is
-    turned. What is converted to classes (names, one-hot rows) may not change.
-    """
+    """Return what reads training examples again, with their targets."""
     firsts = itertools.accumulate((len(part.targets) for part in parts), initial=0)
     reading = Reading(list(zip(firsts, items, strict=False)), _item)
-    before = [part.targets for part in parts if not isinstance(part.targets, list)]
-    converted = any(
-        isinstance(one, np.ndarray) or not torch.equal(one, target)
-        for one, target in zip(before, said.parts, strict=False)
-    )
-    first = np.concatenate([np.asarray(one) for one in before]) if converted else None
-    names = {(data.inputs or (INPUT,))[0]: data.train.inputs, **data.train.beside}
-    return functools.partial(_read_again, reading, parts[0].where, fields, first, names)
+    where, read = parts[0].where, _Converted(data, said, "examples differ from the first read")
+    return lambda at, seed: read(reading.of(at.tolist(), seed, where), where)
 
 
-def _read_again(
-    reading: Reading,
-    where: str,
-    fields: TargetFields | None,
-    first: np.ndarray | None,
-    names: Mapping[str, Tensor],
-    positions: Tensor,
-    seed: int,
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Read examples to train on again: inputs by name, and targets, unless these are converted."""
-    read = reading.of(positions.tolist(), seed, where)
-    inputs = _rows_of(read, names, where, "examples differ from the first read")
-    targets = [target for _, target in read]
-    if fields is not None:
-        return inputs, fields.pack([_by_name(target, where) for target in targets])
-    fresh = raw_targets(_stacked_targets(targets, where), where)
-    if first is None and isinstance(fresh, Tensor):
-        return inputs, fresh
-    if first is None or not np.array_equal(np.asarray(fresh), first[positions.numpy()]):
-        raise DataError(
-            "targets change from one read to the next",
-            where=where,
-            expected="classes counted from 0, numbers or flags, which are learned as they are",
-            hint="give classes as integers",
-        )
-    return inputs, None
+@dataclasses.dataclass(frozen=True)
+class _Converted:
+    """Stacks items: inputs by name, and targets as the data's first ones were converted.
+
+    Attributes:
+        data: The data whose form they must have.
+        said: What its targets mean.
+        message: What is wrong with other ones.
+    """
+
+    data: Dataset
+    said: Meaning
+    message: str
+
+    def __call__(self, items: Sequence[Item], where: str) -> tuple[dict[str, Tensor], Tensor]:
+        names = {(self.data.inputs or (INPUT,))[0]: self.data.test.inputs, **self.data.test.beside}
+        inputs = {}
+        for name, before in names.items():
+            parts = [one[name if name in one else None] for one, _ in items]
+            inputs[name] = _input(_stack(parts, where), where)
+            check_alike(row_form(inputs[name]), row_form(before), where, self.message)
+        at, like = f"{where}: targets", self.data.test.targets
+        stacked = _stacked_targets([target for _, target in items], where)
+        raw = stacked if self.data.fields is not None else raw_targets(stacked, at)
+        targets = self.said.convert(raw)
+        if self.data.fields is None:
+            check_alike(row_form(targets), row_form(like), at, self.message)
+        most, classes = int(targets.max()) if targets.numel() else 0, self.data.classes
+        if self.data.classified and classes is not None and most >= classes:
+            raise DataError("a class that was not there before", where=at, found=most)
+        return inputs, targets
 
 
 def _meant(
@@ -344,7 +323,7 @@ def _meant(
     dictionaries = [p.targets for p in parts if isinstance(p.targets, list)]
     if dictionaries:
         fields = TargetFields.of([target for part in dictionaries for target in part], where)
-        return Meaning([fields.pack(part) for part in dictionaries]), fields
+        return Meaning([fields.pack(part) for part in dictionaries], fields.pack), fields
     raw = [p.targets for p in parts if not isinstance(p.targets, list)]
     return meaning(raw, where, task), None
 
@@ -477,6 +456,12 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
     stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stacked_targets(targets, f"{where}: targets")
     return stacked[None] if None in stacked else stacked or torch.zeros(0), every
+
+
+def _changed_item(transform: Transform, item: object, where: str) -> Item:
+    """Return an item of a stream whose input goes through a function."""
+    one, target = _pair(item, where)
+    return _item((changed(one, transform), target), where)
 
 
 def _item(item: object, where: str) -> Item:

@@ -58,12 +58,7 @@ class Transformed:
             one, target = (part[position] for part in self.items)
         else:
             one, target = self.items[position]  # type: ignore[misc]  # checked when it was read
-        if not hasattr(self.transform, "add_targets"):
-            return self.transform(one), target
-        # Albumentations takes and gives arrays [height, width, channel], by name.
-        array = one.movedim(0, -1).numpy() if isinstance(one, Tensor) else np.asarray(one)
-        result = self.transform(image=array)["image"]  # type: ignore[index]
-        return np.moveaxis(result, -1, 0) if isinstance(result, np.ndarray) else result, target
+        return changed(one, self.transform), target
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +169,16 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
     except Exception as error:  # whatever the user's stream raises
         problem = f"{type(error).__name__}: {error}"
         raise DataError("an example cannot be read", where=where, found=problem) from error
+
+
+def changed(one: object, transform: Callable[..., object]) -> object:
+    """Return an input after a function of torchvision's, albumentations' or any other form."""
+    if not hasattr(transform, "add_targets"):
+        return transform(one)
+    # Albumentations takes and gives arrays [height, width, channel], by name.
+    array = one.movedim(0, -1).numpy() if isinstance(one, Tensor) else np.asarray(one)
+    result = transform(image=array)["image"]  # type: ignore[index]
+    return np.moveaxis(result, -1, 0) if isinstance(result, np.ndarray) else result
 
 
 def transformed(value: object, transform: Callable[..., object] | None) -> object:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +36,13 @@ class Meaning(NamedTuple):
 
     Attributes:
         parts: int64, bool or float32 ``[example, ...]``, as in :class:`Split`, one for each part.
+        convert: Converts further targets likewise: of items that are read again, or of a stream.
         labels: Names of the classes; empty: they are their numbers.
         notes: What was presumed, for the user of a run.
     """
 
     parts: list[Tensor]
+    convert: Callable[[Any], Tensor]
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -109,8 +112,9 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
         DataError: If it is not clear.
 
     Example:
-        >>> meaning([np.array(["no", "yes"]), np.array(["yes"])], "y")
-        Meaning(parts=[tensor([0, 1]), tensor([1])], labels=('no', 'yes'), notes=())
+        >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y")
+        >>> said.parts, said.labels
+        ([tensor([0, 1]), tensor([1])], ('no', 'yes'))
         >>> meaning([torch.tensor([[0, 1], [1, 0]])], "y", "classification").parts
         [tensor([1, 0])]
     """
@@ -124,35 +128,42 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
                 hint="text names classes: write task: classification",
             )
         return _named(texts, where)
-    rows = [_squeezed(part, task) for part in parts if isinstance(part, Tensor)]  # 2
+    squeezed = functools.partial(_squeezed, task=task)
+    rows = [squeezed(part) for part in parts if isinstance(part, Tensor)]  # 2
     first = rows[0]
+
+    def read(convert: Callable[[Tensor], Tensor], *more: tuple[str, ...]) -> Meaning:
+        return Meaning([convert(part) for part in rows], lambda r: convert(squeezed(r)), *more)
+
     if task == OWN:
-        return Meaning([r.long() if r.dtype == torch.bool and r.dim() < 2 else r for r in rows])
+        return read(lambda r: r.long() if r.dtype == torch.bool and r.dim() < 2 else r)
     if task == "regression":
-        return Meaning([real_numbers(part.double(), where) for part in rows])
+        return read(lambda r: real_numbers(r.double(), where))
     if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":  # 3
-        return Meaning([part.long() for part in rows], FLAGS)
+        return read(Tensor.long, FLAGS)
     if first.dtype == torch.int64 and first.dim() == 1 and _only(rows, (-1, 1)):
-        return Meaning([torch.where(r == IGNORED, r, (r + 1) // 2) for r in rows], ("-1", "1"))
+        return read(lambda r: torch.where(r == IGNORED, r, (r + 1) // 2), ("-1", "1"))
     flags = _only(rows, (0, 1), ignored=False) and first.dim() in (1, 2)
     if task == "multilabel" and flags:  # 4
-        return Meaning([part.bool().reshape(len(part), -1) for part in rows])
-    if task == "classification" and flags and first.dim() == 2 and _one_hot(rows):
-        return _classes(rows)
+        return read(lambda r: r.bool().reshape(len(r), -1))
+    hot = flags and first.dim() == 2 and _one_hot(rows)
+    names = tuple(map(str, range(first.shape[1]))) if hot else ()
+    if task == "classification" and hot:
+        return read(_class_of, names)
     if task == "classification" and first.is_floating_point() and _integral(rows):
-        return Meaning([part.long() for part in rows])
-    hot = flags and first.dim() == 2 and first.shape[1] > 1 and _one_hot(rows)
+        return read(Tensor.long)
+    hot = hot and first.shape[1] > 1
     if task is not None or not flags or first.dtype == torch.bool:
         notes = (HOT_FLAGS.format(where=where),) if hot and task is None else ()
-        return Meaning(rows, notes=notes)
+        return read(_unchanged, (), notes)
     if hot:  # 5
-        return _classes(rows)._replace(notes=(ONE_HOT.format(where=where, classes=first.shape[1]),))
+        return read(_class_of, names, (ONE_HOT.format(where=where, classes=first.shape[1]),))
     single = first.dim() == 1 or first.shape[1] == 1
     if first.dtype == torch.int64 and single:
-        return Meaning(rows)
+        return read(_unchanged)
     constant = len({float(value) for part in rows for value in part.unique()}) < 2
     if single and constant:  # zeros alone say nothing
-        return Meaning(rows)
+        return read(_unchanged)
     number = first.is_floating_point()
     others = ["classification (a class each)"] if single else []
     others += ["multilabel (yes or no for each label)"]
@@ -172,12 +183,22 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
 
 def _named(parts: Sequence[Text], where: str) -> Meaning:
     """Return classes by the order of their names in all parts together."""
-    parts = [p[:, 0] if p.ndim == 2 and p.shape[1] == 1 else p for p in parts]
-    for part in parts:
+
+    def names_of(part: Text) -> list[str]:
+        part = part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part
         if part.ndim != 1:
             message, expected = "are text on several axes", "one name for each example"
             raise DataError(message, where=where, found=form_of(part), expected=expected)
-    names = [name.strip() for part in parts for name in part.tolist()]
+        return [name.strip() for name in part.tolist()]
+
+    def convert(part: Text) -> Tensor:
+        classes = [numbers.get(name, name) for name in names_of(part)]
+        for name in classes:
+            if isinstance(name, str):
+                raise DataError("is a class that was not there before", where=where, found=name)
+        return torch.tensor(classes, dtype=torch.int64)
+
+    names = [name for part in parts for name in names_of(part)]
     for position, name in enumerate(names):
         if not name:
             hint = "write a name in its place, 'none' say, or remove these examples"
@@ -191,8 +212,9 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
             found=repr(names[0]),
             hint="to predict numbers: np.array(targets, float)",
         )
-    codes, labels = number_classes(names, int if integral else str)
-    return Meaning(list(codes.split([len(part) for part in parts])), labels)
+    labels = number_classes(names, int if integral else str)[1]
+    numbers: dict[str, int | str] = {name: number for number, name in enumerate(labels)}
+    return Meaning([convert(part) for part in parts], convert, labels)
 
 
 def _squeezed(rows: Tensor, task: str | None) -> Tensor:
@@ -225,7 +247,13 @@ def _integral(parts: Sequence[Tensor]) -> bool:
     return all(bool((part == part.round()).all()) for part in parts)
 
 
-def _classes(parts: Sequence[Tensor]) -> Meaning:
-    """Return the classes of one-hot rows; those that do not occur count, too."""
-    labels = tuple(map(str, range(parts[0].shape[1])))
-    return Meaning([part.to(torch.uint8).argmax(1) for part in parts], labels)
+def _class_of(rows: Tensor) -> Tensor:
+    """Return the classes of one-hot rows."""
+    classes = rows.to(torch.uint8).argmax(1)
+    if not torch.equal(rows, torch.eye(rows.shape[1], dtype=rows.dtype)[classes]):
+        raise DataError("has a row without a single 1", expected="one-hot rows, as the first ones")
+    return classes
+
+
+def _unchanged(rows: Tensor) -> Tensor:
+    return rows
