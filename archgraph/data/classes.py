@@ -90,6 +90,6 @@ def _renumbered(targets: Tensor, numbers: Tensor) -> Tensor:
 
 def _read_renumbered(
     again: ExampleReader, numbers: Tensor, positions: Tensor, seed: int
-) -> tuple[Mapping[str, Tensor], Tensor | None]:
+) -> tuple[Mapping[str, Tensor], Tensor]:
     inputs, targets = again(positions, seed)
-    return inputs, None if targets is None else _renumbered(targets, numbers)
+    return inputs, _renumbered(targets, numbers)

@@ -40,7 +40,7 @@ StreamReader: TypeAlias = Callable[
     [int, int, Sequence[int]], Iterator[tuple[Mapping[str, Tensor], Tensor]]
 ]
 # From positions and a seed to inputs by name, in order, and targets; None: those that are known.
-ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor | None]]
+ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor]]
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
@@ -152,7 +152,6 @@ class Split:
             rows, targets = self.again(torch.arange(len(self))[chosen], seed)
             first, *_ = rows.values()
             beside = [rows[name] for name in self.beside]
-            targets = self.targets[chosen] if targets is None else targets
         else:
             first, targets = self.inputs[chosen], self.targets[chosen]
             beside = [more[chosen] for more in self.beside.values()]

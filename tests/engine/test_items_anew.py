@@ -242,7 +242,7 @@ def test_a_drawn_share_is_read_anew_in_every_pass_and_nothing_beside_it():
     assert [client["seen"] for client in run.rounds[0]["clients"]] == [60] * 3
 
 
-SUM = {
+SUM: dict[str, Any] = {
     "words": lambda over: "yes" if over else "no",
     "true or false": bool,
     "one-hot": lambda over: [int(not over), int(over)],
@@ -275,8 +275,12 @@ def test_targets_of_streams_are_what_those_of_tests_are(form: str):
 
 
 def test_inputs_of_streams_and_their_tests_are_transformed():
-    options = {"transform": lambda x: x - 5, "test_transform": lambda x: x + 5}
-    data = dataset_of(({"a": Stream()}, split()), examples=9, **options)
+    data = dataset_of(
+        ({"a": Stream()}, split()),
+        examples=9,
+        transform=lambda x: x - 5,
+        test_transform=lambda x: x + 5,
+    )
     assert data.train.stream is not None
     ((rows, _),) = data.train.stream(0, 1, [9])
     assert rows["input"].max() < -3 and data.test.inputs.min() > 4
