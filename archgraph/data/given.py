@@ -22,9 +22,9 @@ from archgraph.data.items import (
     Reading,
     StoredRows,
     Streaming,
-    changed,
-    joined,
+    joined_rows,
     transformed,
+    transformed_input,
 )
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
@@ -359,7 +359,7 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
     if client is None:
         return first
     return Records(
-        {k: joined([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
+        {k: joined_rows([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
         tuple(client for client, rows in parts for _ in range(len(rows))),
     )
@@ -461,7 +461,7 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
 def _changed_item(transform: Transform, item: object, where: str) -> Item:
     """Return an item of a stream whose input goes through a function."""
     one, target = _pair(item, where)
-    return _item((changed(one, transform), target), where)
+    return _item((transformed_input(one, transform), target), where)
 
 
 def _item(item: object, where: str) -> Item:

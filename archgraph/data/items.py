@@ -58,7 +58,7 @@ class Transformed:
             one, target = (part[position] for part in self.items)
         else:
             one, target = self.items[position]  # type: ignore[misc]  # checked when it was read
-        return changed(one, self.transform), target
+        return transformed_input(one, self.transform), target
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
         raise DataError("an example cannot be read", where=where, found=problem) from error
 
 
-def changed(one: object, transform: Callable[..., object]) -> object:
+def transformed_input(one: object, transform: Callable[..., object]) -> object:
     """Return an input after a function of torchvision's, albumentations' or any other form."""
     if not hasattr(transform, "add_targets"):
         return transform(one)
@@ -274,7 +274,7 @@ class StoredRows:
         self.tensor[position] = row
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined_rows(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate rows; many of them are in a file."""
     like = parts[0].new_empty(parts[0].shape[1:])
     return torch.cat(list(parts), out=empty_rows(sum(map(len, parts)), like, IN_FILE))
