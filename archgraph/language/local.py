@@ -296,9 +296,6 @@ class LocalOptions(LocalChanges):
                 hint = "write a schedule, milestones or warmup, or remove it"
                 facts = {"found": self.over, "hint": hint}
                 raise Mistake("has no schedule to go through", place=("over",), **facts)
-            if name == "rprop":
-                hint = "it takes the rate as its first step's size alone; remove it"
-                raise Mistake("changes nothing with rprop", place=("over",), hint=hint)
         if self.patience is not None and self.patience >= self.epochs:
             hint = "raise `epochs`, or set it to null (`validation: {patience: …}` ends a run)"
             expected = f"less than `epochs` ({self.epochs})"
