@@ -52,6 +52,11 @@ class FedDistill(fl.Masking):
 
     gamma: float = fl.option(1.0, least=0)
 
+    @property
+    def reads_labels(self) -> bool:
+        """Averages are over the classes that a client has."""
+        return True
+
     def init(self, world: fl.World) -> fl.ServerState:
         """Start without an answer."""
         fl.check_single(world)

@@ -58,6 +58,11 @@ class FedProto(fl.Masking):
     width: int | None = fl.option(None, least=1)
     weights: fl.Weights = "examples"
 
+    @property
+    def reads_labels(self) -> bool:
+        """Prototypes are of the classes that a client has."""
+        return True
+
     def init(self, world: fl.World) -> fl.ServerState:
         """Start without a prototype (line 1).
 

@@ -70,6 +70,11 @@ class HeteroFL(fl.Averaging, fl.Masking):
             message = "what a client keeps has the width of its last tier; the mode is dynamic"
             raise ag.SpecError(message, where="norm", expected="static or averaged")
 
+    @property
+    def reads_labels(self) -> bool:
+        """Rows of a label are merged from clients that have it."""
+        return self.label_rows
+
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W_g``, and assign tiers to clients.
 

@@ -149,6 +149,11 @@ class RecipFL(fl.Masking):
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
+    @property
+    def reads_labels(self) -> bool:
+        """A client may be described by its classes."""
+        return self.descriptor == "classes"
+
     def init(self, world: fl.World) -> fl.ServerState:
         """Draw φ from the run's seed; clients have not trained anything yet.
 

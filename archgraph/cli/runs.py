@@ -443,6 +443,9 @@ def matrix(
 def init(
     experiment: ExperimentFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    own_rows: Annotated[
+        bool, typer.Option("--own-rows", help="Each node has its client's rows alone.")
+    ] = False,
     data: DataFolder = None,
     settings: Settings = None,
 ) -> None:
@@ -453,7 +456,8 @@ def init(
     """
     from archgraph.flower.starter import write_app
 
-    for path in write_app(experiment_of(experiment, settings), folder, data_root=data):
+    spec = experiment_of(experiment, settings)
+    for path in write_app(spec, folder, data_root=data, own_rows=own_rows):
         wrote(path)
 
 

@@ -235,7 +235,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     parts: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
         meant = f"a column of categories is written columns: {{{column.name}: category}}"
-        if kind == "number" or (kind is None and column.mostly_numeric):
+        if measures(column, kind):
             parts.append((column.numbers(meant), 0))
             continue
         if kind is None:
@@ -268,6 +268,15 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     pairs = zip(columns, parts, strict=True)
     names_of_features = (c.name for (c, _), (_, count) in pairs for _ in range(count or 1))
     return Features(values, torch.tensor(measured), tuple(names_of_features))
+
+
+def measures(column: Column, kind: ColumnKind | None) -> bool:
+    """Return whether a column holds numbers: as stated, else if most of its values are numbers.
+
+    >>> measures(Column("age", ["3", "5"], str), None)
+    True
+    """
+    return kind == "number" or (kind is None and column.mostly_numeric)
 
 
 def target_columns(target: str | TargetSpec | None) -> tuple[str, ...]:

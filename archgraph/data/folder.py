@@ -62,6 +62,28 @@ def read_folder(spec: FolderData) -> Dataset:
     return dataset_of_rows(root.name, "image", train, test, labels=labels)
 
 
+def images_of_classes(
+    folder: Path, size: tuple[int, int], *, colour: bool
+) -> tuple[list[str], Tensor]:
+    """Read the images below a folder for each class: each one's class, and uint8 pixels.
+
+    Args:
+        folder: The folder of the classes.
+        size: Height and width to which images are scaled.
+        colour: Whether they get three channels, not one.
+
+    Raises:
+        DataError: If the folder is empty or a file is not an image.
+
+    Shapes:
+        pixels: ``[image, channel, height, width]``
+    """
+    files = _listed(folder, "images")
+    for _, file in files:
+        _head(file)
+    return [name for name, _ in files], _pictures([file for _, file in files], size, colour)
+
+
 def _parts(root: Path, spec: FolderData) -> Files:
     """Return class and file of each example, by split; without splits under an empty name."""
     kind = "images" if spec.tokenizer is None else "texts"

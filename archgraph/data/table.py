@@ -47,12 +47,12 @@ def read_table(spec: TableData) -> Dataset:
             row.
     """
     path = Path(spec.table)
-    table = _table(path, spec.separator)
+    table = columns_of(path, spec.separator)
     count = len(next(iter(table.values())).cells)
-    asked, seen = target_columns(spec.target), _seen(spec, table)
+    asked, seen = target_columns(spec.target), columns_seen(spec, table)
     clients = None if spec.client is None else tuple(table[spec.client].texts())
     if isinstance(spec.test, str):
-        more = _table(Path(spec.test), spec.separator)
+        more = columns_of(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
     answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
@@ -77,8 +77,12 @@ def read_table(spec: TableData) -> Dataset:
     return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
 
 
-def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
-    """Return the columns that models see, each with the kind that the spec states, if any."""
+def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
+    """Return the columns that models see, each with the kind that the spec states, if any.
+
+    Raises:
+        DataError: If the spec names a column that is not there, or none is left.
+    """
     asked = target_columns(spec.target)
     client = () if spec.client is None else (spec.client,)
     seen: dict[str, ColumnKind | None]
@@ -142,8 +146,12 @@ def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
     return Column(column.name, [*column.cells, *other.cells], locate)
 
 
-def _table(path: Path, separator: str) -> dict[str, Column]:
-    """Read a table; return its columns by name."""
+def columns_of(path: Path, separator: str) -> dict[str, Column]:
+    """Read a table; return its columns by name.
+
+    Raises:
+        DataError: If it is not a table, or has no rows.
+    """
     check_size(path.stat().st_size, MOST_TABLE, "file", path)
     match path.suffix.lower():
         case ".csv":

@@ -68,7 +68,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
         return "" if client.of is None else f"client {client.of}"
 
     names = list(experiment.data.owners)
-    counted = experiment.data.train.stream is None
+    counted = world.counted
     rows = [
         ClientFacts(
             client=client.id,

@@ -240,7 +240,7 @@ class Evaluator:
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
-        if self._learning.per_example and self.experiment.data.train.stream is None:
+        if self._learning.per_example and self.experiment.world.counted:
             for client in clients:
                 present = tuple(n > 0 for n in self.experiment.world.clients[client].histogram)
                 owners.setdefault(present, []).append(client)

@@ -11,6 +11,7 @@ import pydantic_core
 import torch
 
 from archgraph.data import Dataset, Split
+from archgraph.engine.rows import Rows
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
@@ -124,6 +125,7 @@ def deciding_facts(
     family: Family,
     data: Dataset,
     public: Split | None = None,
+    rows: Mapping[int, Rows] | None = None,
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
@@ -149,9 +151,15 @@ def deciding_facts(
             for member in family.clients
         },
         "examples": _content(dict(_examples(data))),
+        **({"rows": {str(i): one.report() for i, one in rows.items()}} if rows else {}),
         **({"owners": _content(_owners(data))} if data.owners else {}),
         **({"public_examples": _content(_tensors(public))} if public is not None else {}),
     }
+
+
+def examples_digest(data: Dataset) -> str:
+    """Return the SHA-256 of a data set's training examples."""
+    return _content(_tensors(data.train))
 
 
 def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:

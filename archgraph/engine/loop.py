@@ -178,6 +178,8 @@ class Loop:
             **privacy_spent(setup, number, len(sampled)),
             "macs": computed(setup, turn.accepted),
         }
+        if self.elsewhere is not None and (events := self.elsewhere.events()):
+            line["nodes"] = events
         if strategy.reports:
             line["server"] = {name: state.values[name] for name in strategy.reports}
         if setup.evaluate.due(number, world.rounds):

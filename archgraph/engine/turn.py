@@ -47,6 +47,9 @@ class Elsewhere(Protocol):
     ) -> Iterable[Working]:
         """Return the tasks of a round in their order, each with what waits for its outcome."""
 
+    def events(self) -> list[dict[str, Json]]:
+        """Return what is new of the machines since it was asked for last: late or refused ones."""
+
 
 class Clock:
     """Seconds by purpose; time inside an inner purpose does not count for the outer one.

@@ -34,6 +34,7 @@ from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.public import public_examples, public_shard
 from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.rows import NONE, Rows
 from archgraph.engine.settings import check_local
 from archgraph.engine.task import check_strategy, learning_task
 from archgraph.errors import RunError
@@ -70,6 +71,7 @@ def prepare(
     data: object = None,
     imagined: Dataset | None = None,
     family: Family | None = None,
+    rows: Mapping[int, Rows] | None = None,
     python: bool = False,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
@@ -83,6 +85,8 @@ def prepare(
         imagined: What stands in for the data; such an experiment can begin, but it has neither text
             nor facts by which a run is recorded. Default: the data is loaded.
         family: The family, if it is resolved already.
+        rows: What clients have of training examples on machines of their own; at the server all of
+            them, at a client's machine that client. Default: the examples are shared out here.
         python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
@@ -127,8 +131,12 @@ def prepare(
         with spec.locating("aggregate"):
             _check_rules(spec.aggregate, sampled)
     with spec.locating("family"):
-        dataset = _assigned(family_of(spec).owners, dataset)
-    if dataset.owners:
+        if rows is None:
+            dataset = _assigned(family_of(spec).owners, dataset)
+    if rows is not None:
+        _check_rows(spec, strategy, rows)
+        shares = tuple(rows.get(i, NONE).positions() for i in range(len(tiers)))
+    elif dataset.owners:
         with spec.locating("data"):
             shares = _owned(source, dataset, len(tiers))
     else:
@@ -139,9 +147,10 @@ def prepare(
             ordered = not dataset.separate
             targets = dataset.train.targets
             shares = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
-    with spec.locating("family"):
-        members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
-        shares = of_their_classes(shares, members, dataset)
+    if rows is None:
+        with spec.locating("family"):
+            members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
+            shares = of_their_classes(shares, members, dataset)
     spec = spec.model_copy(update={"data": source})
     if isinstance(spec.public, NamedData):
         spec = spec.model_copy(update={"public": _rooted(spec.public, data_root)})
@@ -156,7 +165,8 @@ def prepare(
         shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
-    world = _world(spec, family, dataset, shares, learning, device)
+    counts = None if rows is None else [rows.get(i, NONE).counts for i in range(len(tiers))]
+    world = _world(spec, family, dataset, shares, learning, device, counts)
     world = replace(world, public=public_shard(public, dataset))
     with allowed(python):
         learnings = {
@@ -188,7 +198,7 @@ def prepare(
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
         # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, other),
+        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, other, rows),
         locating=spec.locating,
     )
 
@@ -231,6 +241,33 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
             found=", ".join(keys),
             expected=", ".join(instead),
         )
+
+
+def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Rows]) -> None:
+    """Refuse what needs the clients' examples at the server, where each client holds its own."""
+    for client, known in rows.items():
+        if strategy.reads_labels and known.histogram is None:
+            raise RunError(
+                "does not say how many examples of each class it has",
+                where=f"client {client}",
+                found="labels=false",
+                expected=f"the counts, which {spec.strategy_name} reads",
+                hint="start its node without labels=false, or choose a strategy that reads none",
+            )
+    attack = spec.attack is not None and spec.attack.among is not None
+    aside = spec.public is not None and not isinstance(spec.public, NamedData)
+    classes = any(member.classes for member in family_of(spec).clients)
+    for key, value in (
+        ("validation", spec.validation),
+        ("attack.among", attack),
+        ("public", aside),
+        ("data.partition", spec.data.partition),
+        ("family.clients.classes", classes),
+    ):
+        if value:
+            message = "needs the examples of all clients, and each node holds its own alone"
+            with spec.locating(key.partition(".")[0]):
+                raise RunError(message, where=key, hint="remove it")
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
@@ -379,6 +416,7 @@ def _world(
     shares: tuple[np.ndarray, ...],
     learning: LearningTask,
     device: str,
+    counts: Sequence[tuple[int, ...]] | None,
 ) -> World:
     members = [member for member in family.clients for _ in range(member.count)]
     clients = tuple(
@@ -386,7 +424,9 @@ def _world(
             id=i,
             name=member.name,
             examples=len(examples),
-            histogram=Uncounted()
+            histogram=counts[i]
+            if counts is not None
+            else Uncounted()
             if data.train.stream is not None
             else tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
             classes=member.classes,

@@ -175,6 +175,14 @@ class Strategy(ABC):
         """How it corrects the means itself, so that no optimiser of the server can follow them."""
         return ""
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether it reads how many examples of each class a client has.
+
+        A node on Flower that keeps these counts to itself is refused then.
+        """
+        return False
+
     @abstractmethod
     def init(self, world: World) -> ServerState:
         """Return the state before the first round.

@@ -80,14 +80,14 @@ class Tier:
 
 
 class Uncounted(tuple[int, ...]):
-    """Examples per class of a stream, which nobody has counted: whoever reads them is refused."""
+    """Examples per class that are not known, of a stream or on another machine: not to be read."""
 
     def __iter__(self) -> Iterator[int]:
         """Refuse."""
         raise RunError(
-            "the examples of a stream are not counted by class",
-            hint="choose a strategy that does not ask for them, or give the data as a torch "
-            "dataset with __len__ and __getitem__",
+            "how many examples a client has of each class is not known",
+            hint="choose a strategy that does not ask for it; give a stream as a torch dataset with "
+            "__len__ and __getitem__, start a node of Flower without labels=false",
         )
 
     def __len__(self) -> int:
@@ -181,6 +181,11 @@ class World:
     def clients_of(self, tier: str) -> tuple[int, ...]:
         """Return the clients that the family assigns to a tier, by id."""
         return tuple(client.id for client in self.clients if client.name == tier)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is known of every client how many examples of each class it has."""
+        return not any(isinstance(client.histogram, Uncounted) for client in self.clients)
 
     @property
     def participants(self) -> tuple[Client, ...]:

@@ -9,7 +9,7 @@ no trace in what is kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -20,9 +20,17 @@ from archgraph.engine.experiment import Experiment
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.flower.keeping import KEPT, PENDING, restore, round_of, store
 from archgraph.flower.programs import Trusted
-from archgraph.flower.records import FORMAT, as_record, of_record, read_task, reply_record
-from archgraph.processes.process import attempted
-from archgraph.processes.reasons import reason
+from archgraph.flower.records import (
+    FORMAT,
+    as_record,
+    of_record,
+    read_task,
+    reply_record,
+    versions,
+)
+from archgraph.plain import Json
+from archgraph.processes.process import Died, attempted
+from archgraph.processes.reasons import LONGEST, reason
 from archgraph.record.client import ClientState
 
 PARTITION = "partition-id"
@@ -31,6 +39,7 @@ PARTITION = "partition-id"
 def client_app(
     experiment: Callable[[Context], Experiment],
     file: Callable[[Context, Experiment], Path | None] = lambda context, setup: None,
+    rows: Callable[[Context], dict[str, Json]] = lambda context: {},
 ) -> ClientApp:
     """Return the ClientApp of an experiment.
 
@@ -40,13 +49,21 @@ def client_app(
         experiment: The experiment with the client's data, from the context of its node.
         file: Returns the path at which the node stores what its client keeps, or None to store it
             in the context alone. Default: in the context alone.
+        rows: Returns what the server is told of a client's rows, where its node alone has them.
+            Default: nothing.
     """
     app = ClientApp()
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        said = {"client": _client(context), "format": FORMAT}
-        return Message(RecordDict({"who": ConfigRecord(said)}), reply_to=message)
+        # What is wrong here is known before the first round, with its file and line.
+        came = attempted(lambda: experiment(context))
+        trouble = str(came.reason)[:LONGEST] if isinstance(came, Died) else ""
+        said = {**versions(), "client": client_of(context.node_config), "trouble": trouble}
+        content = RecordDict({"who": ConfigRecord(said)})
+        if not trouble and (report := rows(context)):
+            content["rows"] = ConfigRecord(report)
+        return Message(content, reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -62,7 +79,7 @@ def client_app(
             return came
 
         # Whatever it dies of is recorded by the server, and the round goes on.
-        content = reply_record(_client(context), attempted(answered))
+        content = reply_record(client_of(context.node_config), attempted(answered))
         return Message(content, reply_to=message)
 
     return app
@@ -95,13 +112,19 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     return Returned(dataclasses.replace(outcome, state=state, keep={}))
 
 
-def _client(context: Context) -> int:
-    return int(context.node_config.get(PARTITION, -1))
+def client_of(configuration: Mapping[str, Json]) -> int:
+    """Return which client a node is by its configuration; -1 if it does not say.
+
+    >>> client_of({"partition-id": 3}), client_of({})
+    (3, -1)
+    """
+    client = configuration.get(PARTITION, -1)
+    return client if isinstance(client, int) else -1
 
 
 def _agree(content: RecordDict, context: Context) -> None:
     said = content["task"]
-    client = _client(context)
+    client = client_of(context.node_config)
     if said["format"] != FORMAT:
         raise RunError(
             "server and node use different formats of messages",

@@ -6,6 +6,7 @@ server's run configuration and a node's own configuration say what differs betwe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +15,17 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from archgraph.data import Dataset
+from archgraph.data.form import Form, with_path
 from archgraph.engine.experiment import Experiment
+from archgraph.engine.facts import examples_digest, family_of
 from archgraph.engine.local import execute
+from archgraph.engine.rows import Rows
 from archgraph.engine.world import prepare
-from archgraph.errors import RunError
-from archgraph.flower.client import PARTITION, client_app
+from archgraph.errors import DataError, RunError
+from archgraph.flower.client import PARTITION, client_app, client_of
 from archgraph.flower.server import JOIN, Nodes
+from archgraph.flower.starter import FORM
 from archgraph.language import load_experiment
 from archgraph.plain import Json, json_safe
 from archgraph.record.folder import identity, resumable
@@ -54,9 +60,13 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
     holder = asked.get("private", "node")
     if holder not in ("node", "server"):
         raise RunError("unknown holder", where="private", found=holder, expected="node or server")
-    experiment, out = _prepared(file, asked), Path(str(asked["out"]))
-    nodes = Nodes.of(grid, experiment)
-    nodes.holder, nodes.join = holder, float(asked.get("join", JOIN))
+    out, join, rows = Path(str(asked["out"])), float(asked.get("join", JOIN)), None
+    nodes = Nodes(grid, clients_in(file), holder, join=join)
+    if form_beside(file):
+        nodes.meet(every=True)  # strategies ask how many examples each client has
+        rows = tuple(sorted(nodes.rows.items()))
+    experiment = prepared(file, asked, rows)
+    nodes.deadline = experiment.engine.deadline
     resume = bool(asked.get("resume", False)) and resumable(out)
     execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)
 
@@ -71,7 +81,39 @@ def deployed_client(file: Path) -> ClientApp:
     Args:
         file: The experiment, beside the module of the app.
     """
-    return client_app(lambda context: _prepared(file, context.node_config), _kept)
+    return client_app(
+        lambda context: client_experiment(file, context.node_config),
+        _kept,
+        lambda context: report(file, context.node_config),
+    )
+
+
+def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experiment:
+    """Return the experiment as a node has it: with all training examples, or its own alone.
+
+    Raises:
+        ArchGraphError: As :func:`archgraph.engine.prepare`.
+    """
+    if not form_beside(file):
+        return prepared(file, configuration)
+    client, clients = client_of(configuration), clients_in(file)
+    if client not in range(clients):
+        expected = f"0...{clients - 1}"
+        raise RunError("not a client", where=PARTITION, found=client, expected=expected)
+    data = own_data(file, str(configuration.get("data", "")))
+    rows = {client: Rows.of(data, examples_digest(data))}
+    return prepared(file, {**configuration, "data": ""}, tuple(rows.items()), data)
+
+
+def report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what the server is told of a node's rows; nothing where every machine has all."""
+    if not form_beside(file):
+        return {}
+    data = own_data(file, str(configuration.get("data", "")))
+    rows = Rows.of(data, examples_digest(data))
+    if not configuration.get("labels", True):
+        rows = dataclasses.replace(rows, histogram=None)
+    return rows.report()
 
 
 def _kept(context: Context, experiment: Experiment) -> Path | None:
@@ -83,21 +125,81 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
     if not asked.get("keep"):
         return None
     # As the server tells run folders apart: a prolonged run goes on with what its nodes hold.
-    name = f"{identity(json_safe(experiment.facts))[:16]}-{asked[PARTITION]}.safetensors"
+    name = f"{identity(json_safe(experiment.facts))[:16]}-{client_of(asked)}.safetensors"
     return Path(str(asked["keep"])) / name
 
 
-def _prepared(file: Path, asked: Mapping[str, Json]) -> Experiment:
-    texts = {name: str(asked.get(name, "")) for name in ("data", "device")}
-    return _read(file, **texts, python=bool(asked.get("python", False)))
+def form_beside(file: Path) -> Form | None:
+    """Return the form of the rows that nodes hold alone; None where every machine has all rows."""
+    form = file.with_name(FORM)
+    return Form.load(form.read_text(encoding="utf-8")) if form.exists() else None
+
+
+# A process that serves many messages reads its rows once.
+@functools.lru_cache(maxsize=1)
+def own_data(file: Path, path: str) -> Dataset:
+    """Read a node's own rows.
+
+    Raises:
+        DataError: If the configuration does not say where they are, or as :meth:`Form.read`.
+    """
+    form, spec = form_beside(file), load_experiment(file)
+    if form is None or not path:
+        hint = "start the node with --node-config 'partition-id=0 data=\"/path/of/its/rows\"'"
+        raise DataError("does not say where the node's rows are", where="data", hint=hint)
+    if not Path(path).exists():
+        raise DataError("is not there", where=path, found="no file or folder of this name")
+    return form.read(spec.data, path, None if spec.task is None else spec.task.kind)
+
+
+@functools.lru_cache(maxsize=1)
+def clients_in(file: Path) -> int:
+    """Return the number of an experiment's clients, further models among them."""
+    spec = load_experiment(file)
+    names = [member.name for member in family_of(spec).clients for _ in range(member.count)]
+    return len(names) + sum(len((spec.also or {}).get(name, ())) for name in names)
 
 
 # A process that serves many messages prepares its experiment once.
 @functools.lru_cache(maxsize=1)
-def _read(file: Path, *, data: str, device: str, python: bool) -> Experiment:
+def _prepared(
+    file: Path,
+    data: str,
+    device: str,
+    rows: tuple[tuple[int, Rows], ...] | None,
+    own: Dataset | None,
+    *,
+    python: bool,
+) -> Experiment:
     spec = load_experiment(file)
     here = {"kind": "flower", **({"device": device} if device else {})}
-    engine = spec.engine.model_copy(update=here)
-    return prepare(
-        spec.model_copy(update={"engine": engine}), data_root=data or None, python=python
-    )
+    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=here)})
+    known = None if rows is None else dict(rows)
+    if own is None:
+        spec = spec.model_copy(update={"data": with_path(spec.data, data)})
+    experiment = prepare(spec, data_root=data or None, data=own, rows=known, python=python)
+    form = form_beside(file)
+    if form is not None and own is None:
+        form.check(Form.of(spec.data, experiment.data), data or "data")
+    return experiment
+
+
+def prepared(
+    file: Path,
+    asked: Mapping[str, Json],
+    rows: tuple[tuple[int, Rows], ...] | None = None,
+    own: Dataset | None = None,
+) -> Experiment:
+    """Return an experiment as a machine's configuration says: `data`, `device`, `python`.
+
+    Args:
+        file: The experiment.
+        asked: The configuration.
+        rows: What clients have on machines of their own.
+        own: What this machine has of it. Default: it is the server.
+
+    Raises:
+        ArchGraphError: As :func:`archgraph.engine.prepare`.
+    """
+    texts = [str(asked.get(name, "")) for name in ("data", "device")]
+    return _prepared(file, *texts, rows, own, python=bool(asked.get("python", False)))

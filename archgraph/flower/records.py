@@ -7,25 +7,62 @@ tensors, and nothing of it is executed.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import platform
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from archgraph.engine.clientwork import Returned
-from archgraph.errors import RejectedUpdate
+from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Task
 from archgraph.flower.programs import Trusted, as_plain, as_program
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
+from archgraph.plain import Json
 from archgraph.processes.process import Died
 from archgraph.record.client import ClientState
 from archgraph.states import wire
 
 # Version of the messages; server and nodes must agree.
-FORMAT = 3
+FORMAT = 4
 # A record holds one message (archgraph.states.wire), as one array: Flower sends arrays in pieces.
 BODY = "message"
+
+
+def versions() -> dict[str, Json]:
+    """Return what a server and its nodes tell one another of what is installed."""
+    installed = {name: importlib.metadata.version(name) for name in ("archgraph", "flwr")}
+    torches = {"torch": str(torch.__version__), "python": platform.python_version()}
+    return {"format": FORMAT, **installed, **torches}
+
+
+def different(theirs: Mapping[str, Json]) -> str:
+    """Say how a node's versions keep it out of a run; empty if they do not.
+
+    Example:
+        >>> different(versions())
+        ''
+        >>> different({**versions(), "archgraph": "0.0.1"}).startswith("other versions; found arch")
+        True
+    """
+    ours = versions()
+    for key, name in (("archgraph", "archgraph"), ("format", "messages of format")):
+        if theirs.get(key) != ours[key]:
+            actual = theirs.get(key, "none stated")
+            release = ours["archgraph"]
+            return str(
+                RunError(
+                    "other versions",
+                    found=f"{name} {actual}",
+                    expected=f"{name} {ours[key]}, as at the server",
+                    hint=f"pip install 'archgraph[flower]=={release}' there, then start it again",
+                )
+            )
+    return ""
 
 
 def as_record(value: object) -> ArrayRecord:

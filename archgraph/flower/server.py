@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -19,22 +20,55 @@ from flwr.serverapp import Grid
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import outcome_of
+from archgraph.engine.rows import Rows
 from archgraph.engine.turn import Working
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
-from archgraph.flower.records import FORMAT, read_reply, task_record
+from archgraph.flower.records import different, read_reply, task_record, versions
+from archgraph.hints import listed
+from archgraph.plain import Json
 from archgraph.processes.process import Died
-from archgraph.processes.reasons import LONGEST
+from archgraph.processes.reasons import LONGEST, printable
 from archgraph.record.client import CONFIRMED, ClientState
+from archgraph.tables import plural
 
 # Seconds between two looks for a reply: at first, and at most.
 SOON, LATE = 0.005, 0.25
 # Seconds within which nodes must say who they are, and in which they may still join at the start.
 ASKED, JOIN = 600.0, 120.0
+# Seconds of waiting before it is said; then it is said whenever they have doubled.
+PATIENCE = 10.0
+# Flower forgets a node's process that is not ready in time, and starts the next one: for ever on a
+# machine that is too slow. Nothing of that reaches the server.
+SLOW = (
+    "Flower starts a process there for every message and gives it 30 s: on a busy machine it is "
+    "never ready, and the node's log says `task-token authentication failed`"
+)
 
 
 class NodeError(ArchGraphError):
     """A node failed, or did not answer."""
+
+
+class Reminder:
+    """Says when a wait is worth a line: after `PATIENCE` seconds, and whenever these double."""
+
+    def __init__(self) -> None:
+        self.since, self._next = time.monotonic(), PATIENCE
+
+    def due(self) -> float:
+        """Return the seconds of waiting if they are worth a line, else 0."""
+        seconds = time.monotonic() - self.since
+        if seconds < self._next:
+            return 0.0
+        while self._next <= seconds:
+            self._next *= 2
+        return seconds
+
+
+def _aloud(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 @dataclass(eq=False)
@@ -47,6 +81,8 @@ class Nodes:
         holder: Who holds what clients keep.
         deadline: Seconds after which a client of a round is left out; None: any.
         join: Seconds that a run waits for its nodes at the start.
+        tell: Where it is said whom the server waits for, and which nodes it cannot use.
+        rows: What each client's node has said of its rows, where these are its own.
     """
 
     grid: Grid
@@ -54,9 +90,15 @@ class Nodes:
     holder: Literal["server", "node"] = "server"
     deadline: float | None = None
     join: float = JOIN
+    tell: Callable[[str], None] = _aloud
+    rows: dict[int, Rows] = field(default_factory=dict)
     _node: dict[int, int] = field(default_factory=dict)
+    # Nodes that were asked who they are; those that have not answered yet, by message; which clients
+    # others would be, and why they are not.
     _asked: set[int] = field(default_factory=set)
-    _trouble: str = ""
+    _silent: dict[str, tuple[int, Reminder]] = field(default_factory=dict)
+    _refused: dict[int, tuple[Json, str]] = field(default_factory=dict)
+    _events: list[dict[str, Json]] = field(default_factory=list)
 
     @classmethod
     def of(cls, grid: Grid, experiment: Experiment) -> Self:
@@ -68,11 +110,21 @@ class Nodes:
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterator[Working]:
         """Send all tasks, then wait for each in turn."""
-        self._meet()
+        self.meet()
         # All at once: nodes work side by side while the replies are read one by one.
-        sent = [(task, self._send(task, round, private), time.monotonic()) for task in tasks]
-        for task, message, since in sent:
-            yield task, functools.partial(self._outcome, task, message, since, round)
+        sent = [(task, self._send(task, round, private), Reminder()) for task in tasks]
+        for task, message, wait in sent:
+            yield task, functools.partial(self._outcome, task, message, wait, round)
+
+    def events(self) -> list[dict[str, Json]]:
+        """Return what is new of nodes since it was asked for last, for the record of a round."""
+        new, self._events = self._events, []
+        return new
+
+    def _note(self, event: str, text: str, **facts: Json) -> None:
+        """Say what happened to a node, and record it."""
+        self.tell(text)
+        self._events.append({"event": event, **facts})
 
     def _send(
         self, task: Task, round: int, private: Mapping[int, ClientState]
@@ -80,6 +132,9 @@ class Nodes:
         """Send a task to its node; return the message, or the reason why none was sent."""
         node = self._node.get(task.client)
         if node is None:
+            reasons = [why for client, why in self._refused.values() if client == task.client]
+            if reasons:
+                return NodeError("its node cannot take part", found=reasons[-1])
             return NodeError("no node is this client", expected=f"partition-id={task.client}")
         state = private.get(task.client, ClientState())
         confirmed = int(state.keep[CONFIRMED]) if CONFIRMED in state.keep else -1
@@ -90,17 +145,28 @@ class Nodes:
         return NodeError("the message was not taken", where=f"node {node}")
 
     def _outcome(
-        self, task: Task, message: Message | NodeError, since: float, round: int
+        self, task: Task, message: Message | NodeError, wait: Reminder, round: int
     ) -> Outcome:
-        """Return what came back for a task.
+        """Return what came back for a task, and say what did not.
 
         Raises:
             NodeError: If the node failed, or there is no reply in time.
             RejectedUpdate: If the reply is not one to this task.
         """
+        try:
+            return self._received(task, message, wait, round)
+        except (NodeError, RejectedUpdate) as error:
+            text = printable(str(error))
+            kind = "refused" if isinstance(error, RejectedUpdate) else "failed"
+            self.tell(f"round {round}: client {task.client} {kind}: {text}")  # its row records it
+            raise
+
+    def _received(
+        self, task: Task, message: Message | NodeError, wait: Reminder, round: int
+    ) -> Outcome:
         if isinstance(message, NodeError):
             raise message
-        came = read_reply(self._reply(message, since), task.client)
+        came = read_reply(self._reply(task.client, message, wait, round), task.client)
         # A node writes these texts: what it says may be long, or not text at all.
         if isinstance(came, Died):
             raise NodeError(str(came.reason)[:LONGEST])
@@ -113,62 +179,161 @@ class Nodes:
             outcome = dataclasses.replace(outcome, state=state, keep=note)
         return outcome
 
-    def _reply(self, message: Message, since: float) -> RecordDict:
-        """Wait for the reply to a message and return its content."""
-        identity, pause = message.metadata.message_id, SOON
+    def _reply(self, client: int, message: Message, wait: Reminder, round: int) -> RecordDict:
+        """Wait for the reply to a message and return its content; say how long it takes."""
+        identity, pause, late = message.metadata.message_id, SOON, False
+        node = message.metadata.dst_node_id
         while True:
             for reply in self.grid.pull_messages([identity]):
+                seconds = time.monotonic() - wait.since
                 if reply.has_error():
                     raise NodeError("the node failed", found=reply.error.reason)
+                if late:
+                    text = f"round {round}: client {client} has answered after {seconds:.0f} s"
+                    facts: dict[str, Json] = {"client": client, "node": str(node)}
+                    self._note("waited", text, **facts, seconds=float(f"{seconds:.1f}"))
                 return reply.content
-            if self.deadline is not None and time.monotonic() - since > self.deadline:
+            if self.deadline is not None and time.monotonic() - wait.since > self.deadline:
                 raise NodeError("no reply in time", expected=f"one within {self.deadline:g} s")
+            if seconds := wait.due():
+                late = True
+                self.tell(self._waiting(round, client, node, seconds))
             time.sleep(pause)
             # Fast clients are not kept waiting, and slow ones are not asked too often.
             pause = min(pause * 1.5, LATE)
 
-    def _meet(self) -> None:
-        """Ask new nodes which client they are; at the start, wait until all clients are there."""
-        first, until = not self._asked, time.monotonic() + self.join
+    def _waiting(self, round: int, client: int, node: int, seconds: float) -> str:
+        text = f"round {round}: waiting for client {client} (node {node}) since {seconds:.0f} s"
+        if node in set(self.grid.get_node_ids()):
+            return text
+        end = "" if self.deadline is None else f"; the deadline is {self.deadline:g} s"
+        return f"{text}: it is not connected any more, and is given up after a minute or two{end}"
+
+    def meet(self, *, every: bool = False) -> None:
+        """Ask new nodes which client they are; at the start, wait until all clients are there.
+
+        1. A node is asked once; it may answer at any time.
+        2. The start ends when every client has a node (or, unless all are needed, has one that
+           cannot take part), or when the time to join is over and every connected node has
+           answered, at the latest after `ASKED` seconds.
+        3. Before a later round, nodes that have not answered yet join a later one.
+
+        Args:
+            every: Whether all clients are needed.
+
+        Raises:
+            RunError: If no node is a client, or one is missing of which all are needed.
+        """
+        first, wait = not self._asked, Reminder()
+        if not first:
+            self._asked -= self._refused.keys()  # what a node lacked may be there now
         while True:
-            new = sorted(set(self.grid.get_node_ids()) - self._asked)
-            self._ask(new)
-            if not first or len(self._node) == self.clients or time.monotonic() > until:
+            self._ask(sorted(set(self.grid.get_node_ids()) - self._asked))  # 1
+            self._hear()
+            seconds = time.monotonic() - wait.since
+            over = seconds > (ASKED if self._silent else self.join)
+            lost = set() if every else {client for client, _ in self._refused.values()}
+            missing = [i for i in range(self.clients) if i not in self._node and i not in lost]
+            if not first or not missing or over:  # 2, 3
                 break
+            if wait.due():
+                text = f"waiting for {plural(len(missing), 'client')} of {self.clients}"
+                left = f"{max(self.join - seconds, 0):.0f} s are left"
+                self.tell(f"{text}: {listed(missing)}; {left} (join={self.join:g})")
+                self._asked -= self._refused.keys()  # as above
             time.sleep(LATE)
-        if not self._node:
+        if first and self._node and len(self._node) < self.clients and not every:
+            missing = [client for client in range(self.clients) if client not in self._node]
+            text = f"begins without {plural(len(missing), 'client')}: {listed(missing)}"
+            self._note("missing", f"{text}; they join when they come", clients=missing)
+        if not self._node or (every and len(self._node) < self.clients):
+            reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
+            reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
+            ids = f"partition-id 0...{self.clients - 1}"
             raise RunError(
-                "no node is a client of this experiment",
+                "a client has no node" if self._node else "no node is a client of this experiment",
                 where="engine: flower",
-                found=self._trouble or f"{len(self._asked)} nodes",
-                expected=f"nodes with partition-id 0...{self.clients - 1}",
-                hint="start nodes with --node-config 'partition-id=0'",
+                found="; ".join(reasons) or f"{len(self._asked)} nodes",
+                expected=f"nodes with {ids}",
+                hint="start nodes with --node-config 'partition-id=0'; "
+                "`archgraph flower doctor` on each machine says what is wrong there",
             )
 
     def _ask(self, nodes: Iterable[int]) -> None:
-        asked = {}
+        """Ask nodes who they are."""
         for node in nodes:
             self._asked.add(node)
-            content = RecordDict({"who": ConfigRecord({"format": FORMAT})})
+            content = RecordDict({"who": ConfigRecord(versions())})
             message = Message(content, node, MessageType.QUERY, ttl=ASKED, group_id="who")
             if [*self.grid.push_messages([message])]:
-                asked[message.metadata.message_id] = node
-        until, pause = time.monotonic() + ASKED, SOON
-        while asked and time.monotonic() < until:
-            for reply in self.grid.pull_messages(list(asked)):
-                node = asked.pop(reply.metadata.reply_to_message_id)
-                self._introduce(node, reply)
-            time.sleep(pause if asked else 0)
-            pause = min(pause * 1.5, LATE)
+                self._silent[message.metadata.message_id] = node, Reminder()
+
+    def _hear(self) -> None:
+        """Read the answers of nodes that were asked who they are."""
+        if not self._silent:
+            return
+        for reply in self.grid.pull_messages(list(self._silent)):
+            node, _ = self._silent.pop(reply.metadata.reply_to_message_id)
+            self._introduce(node, reply)
+        for name, (node, wait) in list(self._silent.items()):
+            if seconds := wait.due():
+                text = f"node {node} is connected, but has not answered for {seconds:.0f} s"
+                self.tell(text if seconds < 2 * PATIENCE else f"{text}; {SLOW}")
+            if time.monotonic() - wait.since > ASKED:
+                self._silent.pop(name)
+                self._asked.discard(node)
 
     def _introduce(self, node: int, reply: Message) -> None:
-        """Note which client a node is; of two nodes that say the same, the later one is it."""
+        """Note which client a node is, or why it is not one; of two that say the same, the later.
+
+        1. It must be of this version, be a client of this run, and have what it needs.
+        2. Another version of PyTorch may round otherwise: that is said.
+        """
         if reply.has_error():
-            self._trouble = reply.error.reason
-            self._asked.discard(node)  # it may be able to say so later
+            self._refuse(node, None, reply.error.reason)
             return
         who = reply.content["who"]
-        client, version = (who.get(key) for key in ("client", "format"))
-        if version == FORMAT and isinstance(client, int) and client in range(self.clients):
-            # A node that was started anew takes its client over.
-            self._node[client] = node
+        if trouble := different(who) or _unknown(who, self.clients) or str(who.get("trouble", "")):
+            self._refuse(node, who.get("client"), printable(trouble))  # step 1
+            return
+        client = int(who["client"])
+        rows = Rows.read(reply.content["rows"]) if "rows" in reply.content else None
+        if rows is not None and self.rows.setdefault(client, rows) != rows:
+            self._refuse(node, client, "its rows have changed: begin the run anew to use them")
+            return
+        self._refused.pop(node, None)
+        before, self._node[client] = self._node.get(client), node
+        text, facts = f"client {client} is on node {node}", {"client": client, "node": str(node)}
+        if rows is not None:
+            text += f", with {plural(rows.examples, 'example')}{rows.by_label}"
+        if before is not None:  # a node that was started anew takes its client over
+            text += f", no longer on node {before}"
+            if before in set(self.grid.get_node_ids()):
+                text += "; both are connected: start each with a partition-id of its own"
+        ours = versions()["torch"]
+        if who["torch"] != ours:  # step 2
+            text += f"; it has PyTorch {who['torch']}, the server {ours}: figures may differ"
+        self._note("joined", text, **facts)
+
+    def _refuse(self, node: int, client: Json, reason: str) -> None:
+        if self._refused.get(node) != (client, reason):  # said once
+            self._refused[node] = client, reason
+            who = f"node {node}" if client in (None, -1) else f"node {node} (client {client})"
+            text = f"{who} cannot take part: {reason}"
+            self._note("refused", text, client=client, node=str(node), reason=reason)
+
+
+def _unknown(who: Mapping[str, Json], clients: int) -> str:
+    """Return what is wrong with the number of a node's client; empty if nothing is."""
+    client = who.get("client")
+    if isinstance(client, int) and client in range(clients):
+        return ""
+    return str(
+        RunError(
+            "not a client of this run",
+            where="partition-id",
+            found="none" if client == -1 else client,
+            expected=f"0...{clients - 1}",
+            hint="start the node with --node-config 'partition-id=0', say",
+        )
+    )

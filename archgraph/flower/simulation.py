@@ -48,6 +48,8 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
     def main(grid: Grid, context: Context) -> None:
         nodes = _Stoppable.of(grid, experiment)
         nodes.ended, nodes.join = ended, ASKED  # all of them come, however slow the machine is
+        if not options.get("progress", True):
+            nodes.tell = lambda text: None
         runs.append(execute(experiment, elsewhere=nodes, **options))
 
     try:
@@ -93,6 +95,10 @@ class _Stoppable(Nodes):
     """Nodes whose server is a thread, which an interrupt of the main one must end."""
 
     ended: threading.Event
+
+    def _note(self, event: str, text: str, **facts: Json) -> None:
+        if event != "joined":  # thousands of nodes on this machine
+            super()._note(event, text, **facts)
 
     def __call__(
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from archgraph.data.form import Form
 from archgraph.engine.facts import as_resolved, family_of
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
@@ -25,12 +26,19 @@ LONGEST_NAME = 32
 # What the app's files say, but for the names in braces.
 TEMPLATES = Path(__file__).parent / "app"
 
+# What a node's configuration says of its data, where it has its own rows and where it has all.
+ROWS = {"own": ' data="/path/of/its/rows"', "all": ""}
+
+# Beside the experiment in an app whose nodes hold their own rows alone.
+FORM = "form.json"
+
 
 def write_app(
     experiment: str | os.PathLike[str] | ExperimentSpec,
     folder: str | os.PathLike[str],
     *,
     data_root: str | os.PathLike[str] | None = None,
+    own_rows: bool = False,
     python: bool = False,
 ) -> list[Path]:
     """Write an app that runs an experiment on Flower's deployment.
@@ -39,10 +47,12 @@ def write_app(
         experiment: A file, or what was read from one.
         folder: Where; it must not exist or be empty.
         data_root: Folder of the data on this machine; each other machine names its own.
+        own_rows: Whether each node has its client's rows alone, which no other machine sees; the
+            form of the experiment's data goes into the app. Default: every machine has all rows.
         python: Consent to run the Python code that the experiment names.
 
     Returns:
-        The files: project, server, client, experiment as resolved, commands.
+        The files: project, server, client, experiment as resolved, commands; form of the rows.
 
     Raises:
         ArchGraphError: If the experiment cannot run, or the folder holds something.
@@ -51,7 +61,9 @@ def write_app(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError("is not empty", where=str(target), hint="name a folder that does not exist")
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    setup = prepare(spec, data_root=data_root, python=python)
+    if own_rows:  # a partition of rows that each node has already
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"partition": None})})
+    setup = prepare(spec, data_root=data_root, rows={} if own_rows else None, python=python)
     for where, value in (("engine.memory", setup.engine.memory), ("weights", spec.weights)):
         if value is not None:
             with spec.locating(where.partition(".")[0]):
@@ -64,14 +76,24 @@ def write_app(
     code = python_names(YAML(typ="safe", pure=True).load(resolved))
     outside = sorted({f"`{one}`" for one in code if not one.startswith("archgraph.")})
     python_note = _filled("python.md", names=", ".join(outside)) if outside else ""
-    clients = len(setup.world.clients)
+    clients, rows = len(setup.world.clients), "own" if own_rows else "all"
     texts = {
         "pyproject.toml": _filled("pyproject.toml", name=name, title=quoted),
         "server_app.py": _filled("module.py", role="server", name=name),
         "client_app.py": _filled("module.py", role="client", name=name),
         "experiment.yaml": resolved,
-        "README.md": _filled("README.md", title=title, clients=clients, python=python_note),
+        "README.md": _filled(
+            "README.md",
+            title=title,
+            clients=clients,
+            python=python_note,
+            rows=_filled(f"{rows}_rows.md"),
+            data=ROWS[rows],
+        ),
     }
+    if own_rows:
+        with spec.locating("data"):
+            texts[FORM] = Form.of(spec.data, setup.data).dump()
     return [write(target / file, text) for file, text in texts.items()]
 
 

@@ -211,7 +211,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "counts of classes": (
         lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
-        "not counted by class",
+        "of each class is not known",
     ),
     "public examples": (
         lambda: ag.run(

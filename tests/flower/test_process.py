@@ -168,7 +168,7 @@ def test_a_client_that_fails_says_why_to_the_server(write):
     nodes = Nodes(ProcessGrid(client_app(lost), 4), 4)
     line = execute(setup, progress=False, elsewhere=nodes).rounds[0]
     assert [(row["client"], row["reason"]) for row in line["failed"]] == [
-        (2, "NodeError: OSError: no disk")
+        (2, "NodeError: its node cannot take part; found OSError: no disk")
     ]
 
 

@@ -1,0 +1,193 @@
+"""The form of data: what rows on another machine are read by, so that they mean the same there.
+
+A class has one number, a category one column and a number one scale on all machines, though none of
+them sees all rows. They are those of the data that the form is of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.data.columns import Column, measures, target_columns, targets
+from archgraph.data.folder import images_of_classes
+from archgraph.data.rows import number_classes
+from archgraph.data.table import columns_of, columns_seen
+from archgraph.data.values import Dataset, InputKind, Split, row_form
+from archgraph.errors import DataError
+from archgraph.hints import unknown
+from archgraph.language.data import DataSpec, FolderData, TableData, as_learned
+
+Columns: TypeAlias = dict[str, tuple[str, ...] | None]
+"""Column → the values of a category in order; None: numbers."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a data set.
+
+    Attributes:
+        inputs: Type and shape of an input.
+        targets: Type and shape of a target.
+        labels: Names of the classes, in order; empty if targets are numbers.
+        mean: What is subtracted from each channel (column); None: nothing.
+        std: What each is divided by then.
+        columns: The columns of a table that models see.
+    """
+
+    inputs: str
+    targets: str
+    labels: tuple[str, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    columns: Columns
+
+    @classmethod
+    def of(cls, spec: DataSpec, data: Dataset) -> Form:
+        """Return the form of data that was read as the spec says.
+
+        Raises:
+            DataError: If it is of a kind whose rows cannot be read alone.
+        """
+        if not isinstance(spec, TableData | FolderData) or data.kind == "text":
+            raise DataError(
+                "rows of this kind cannot be read on each machine alone",
+                where="data",
+                found=data.name,
+                expected="a table of numbers and categories, or a folder of images",
+            )
+        mean, std = (
+            None if value is None else tuple(value.double().tolist())
+            for value in (data.train.mean, data.train.std)
+        )
+        columns = _columns(spec) if isinstance(spec, TableData) else {}
+        forms = row_form(data.train.inputs), row_form(data.train.targets)
+        return cls(*forms, data.labels, mean, std, columns)
+
+    def dump(self) -> str:
+        """Write it as JSON."""
+        return json.dumps(self.__dict__, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def load(cls, text: str) -> Form:
+        """Read what :meth:`dump` wrote; its numbers come back exactly."""
+        plain = json.loads(text)
+        columns = {k: None if v is None else tuple(v) for k, v in plain.pop("columns").items()}
+        parts: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
+        }
+        return cls(**parts, columns=columns)
+
+    def check(self, other: Form, where: str) -> None:
+        """Raise unless other data is of this form.
+
+        Raises:
+            DataError: Says which part differs.
+        """
+        for part, expected in self.__dict__.items():
+            if (actual := getattr(other, part)) != expected:
+                raise DataError(
+                    f"{part} differ from those that the app was written with",
+                    where=where,
+                    found=actual,
+                    expected=expected,
+                    hint="use the same data here, or write the app again",
+                )
+
+    def read(self, spec: DataSpec, path: str, task: str | None = None) -> Dataset:
+        """Read rows on this machine, all of them to train on, in this form.
+
+        1. A table is read by the columns of the form, images in its size and channels.
+        2. Classes get the form's numbers, inputs its scale.
+
+        Args:
+            spec: What the experiment says of its data.
+            path: Where the rows are on this machine: the table, or the folder of images.
+            task: The learning task, as for :func:`archgraph.data.doors.read_data`.
+
+        Raises:
+            DataError: If a class or a category is not one of the form's, or a value is missing or
+                of another kind; says in which file and row.
+        """
+        if isinstance(spec, TableData):  # step 1
+            inputs, answers = self._table(as_learned(spec, task), Path(path))
+        else:
+            channels, height, width = (int(n) for n in self.inputs.split("[")[1][:-1].split(","))
+            classes, inputs = images_of_classes(Path(path), (height, width), colour=channels == 3)
+            answers = _numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
+        if (actual := row_form(answers)) != self.targets:
+            raise DataError(
+                "targets are of another form", where=path, found=actual, expected=self.targets
+            )
+        scale = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+        mean, std = (  # step 2
+            None if value is None else torch.tensor(value, dtype=torch.float64).to(scale)
+            for value in (self.mean, self.std)
+        )
+        split = Split(inputs, answers, mean, std)
+        kind: InputKind = "table" if isinstance(spec, TableData) else "image"
+        shape = tuple(inputs.shape[1:])
+        count = len(self.labels) or None
+        return Dataset(Path(path).stem, kind, count, shape, split, split, self.labels)
+
+    def _table(self, spec: TableData, path: Path) -> tuple[Tensor, Tensor]:
+        """Return the inputs and the targets of a table."""
+        table, asked = columns_of(path, spec.separator), target_columns(spec.target)
+        for name in (*self.columns, *asked):
+            if name not in table:
+                message = "the table has no such column"
+                raise DataError(message, where=str(path), **unknown(name, table))
+        parts = []
+        for name, values in self.columns.items():
+            column = table[name]
+            if values is None:
+                parts.append(torch.from_numpy(column.numbers())[:, None])
+            else:
+                numbers = _numbered(column.texts(), values, column.at)
+                parts.append(torch.eye(len(values), dtype=torch.float64)[numbers])
+        inputs = torch.cat(parts, 1)
+        assert spec.target is not None  # the form's columns are not those of a text
+        columns = [table[name] for name in asked]
+        answers, names = targets(spec.target, columns)
+        if answers.dtype == torch.int64:
+            answers = _numbered([names[n] for n in answers], self.labels, columns[0].at)
+        return inputs if spec.standardise else inputs.float(), answers
+
+
+def _numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str]) -> Tensor:
+    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is."""
+    number = {name: i for i, name in enumerate(known)}
+    for row, name in enumerate(names):
+        if name not in number:
+            message = "is not a class or category of the data that the app was written with"
+            raise DataError(message, where=at(row), **unknown(name, known))
+    return torch.tensor([number[name] for name in names])
+
+
+def _columns(spec: TableData) -> Columns:
+    """Return the columns of a table that models see."""
+    files = [spec.table, *([spec.test] if isinstance(spec.test, str) else [])]
+    tables = [columns_of(Path(file), spec.separator) for file in files]
+    columns: Columns = {}
+    for name, kind in columns_seen(spec, tables[0]).items():
+        cells = [cell for one in tables for cell in one[name].cells]
+        column = Column(name, cells, lambda row: files[0])
+        columns[name] = None if measures(column, kind) else number_classes(column.texts())[1]
+    return columns
+
+
+def with_path(spec: DataSpec, path: str) -> DataSpec:
+    """Return what is said of data with another table or folder; an empty path changes nothing.
+
+    >>> with_path(TableData(table="a.csv", target="y"), "b.csv").table
+    'b.csv'
+    """
+    if not path or not isinstance(spec, TableData | FolderData):
+        return spec
+    return spec.model_copy(update={"table" if isinstance(spec, TableData) else "folder": path})

@@ -1,0 +1,82 @@
+"""What is known of training examples that another machine holds: how many, of which classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from archgraph.data import Dataset
+from archgraph.data.partition import class_histogram
+from archgraph.federation.world import Uncounted
+from archgraph.plain import Json
+from archgraph.tables import plural
+
+# A position at which no data set has an example: whoever reads it is refused by NumPy and PyTorch.
+ELSEWHERE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A client's training examples, all of which are on its own machine.
+
+    Attributes:
+        examples: Their number.
+        histogram: How many are of each class; None: the machine does not say.
+        digest: SHA-256 of them, by which a run that is resumed knows them again.
+        here: Whether they are on this machine: then all training examples here are the client's.
+
+    Example:
+        >>> rows = Rows(3, (1, 2), "ab")
+        >>> Rows.read(rows.report()) == rows, rows.by_label
+        (True, ' (1, 2 by class)')
+    """
+
+    examples: int
+    histogram: tuple[int, ...] | None
+    digest: str = ""
+    here: bool = False
+
+    @classmethod
+    def of(cls, data: Dataset, digest: str = "") -> Self:
+        """Return those of a data set on this machine."""
+        counts = class_histogram(data.train.targets, data.classes)
+        return cls(len(data.train), tuple(counts.tolist()), digest, here=True)
+
+    @classmethod
+    def read(cls, said: Mapping[str, Json]) -> Self:
+        """Read what :meth:`report` returned on another machine."""
+        counts = tuple(map(int, said["histogram"])) if said["counted"] else None
+        return cls(int(said["examples"]), counts, str(said["digest"]))
+
+    def report(self) -> dict[str, Json]:
+        """Return what another machine is told."""
+        return {
+            "examples": self.examples,
+            "histogram": list(self.histogram or ()),
+            "counted": self.histogram is not None,
+            "digest": self.digest,
+        }
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Examples by class; they refuse to be read where the machine does not say."""
+        return Uncounted() if self.histogram is None else self.histogram
+
+    @property
+    def by_label(self) -> str:
+        """The counts in words; empty where there are none."""
+        if self.histogram is None:
+            return " (classes not stated)"
+        if len(self.histogram) > 10:
+            return f" ({plural(sum(n > 0 for n in self.histogram), 'class')})"
+        return f" ({', '.join(map(str, self.histogram))} by class)" if self.histogram else ""
+
+    def positions(self) -> np.ndarray:
+        """Return where the examples are in the data of this machine, int64 ``[example]``."""
+        return np.arange(self.examples) if self.here else np.full(self.examples, ELSEWHERE)
+
+
+NONE = Rows(0, ())
