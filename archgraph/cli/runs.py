@@ -461,6 +461,37 @@ def init(
         wrote(path)
 
 
+@flower.command(cls=Command)
+def doctor(
+    folder: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")],
+    node: Annotated[
+        str | None, typer.Option(metavar="CONFIG", help="A node's --node-config.")
+    ] = None,
+    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink.")] = "",
+    ca: Annotated[Path | None, typer.Option(help="The authority's certificate.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The server's or a node's private key.")] = None,
+    port: Annotated[int, typer.Option(help="The --port of a node.")] = 9094,
+    fleet: Annotated[
+        str, typer.Option(metavar="NAME", help="Ask all nodes of this SuperLink.")
+    ] = "",
+) -> None:
+    """Say what is wrong with a machine of a Flower deployment, before the first round.
+
+    Versions, speed, data; with `--cert` as the server, with `--node` as a node: certificates,
+    ports, keys. `--fleet` asks all nodes that are connected. Exits with 2 if something is wrong.
+    """
+    from archgraph.flower.doctor import Machine, diagnoses
+
+    machine = Machine(folder, link, ca, cert, key, node, port, fleet)
+    wrong = False
+    for one in diagnoses(machine):
+        say(f"{'FAIL' if one.wrong else 'ok'} {one.check}: {one.text}", 5)
+        wrong |= one.wrong
+    if wrong:
+        raise typer.Exit(2)
+
+
 @training()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),

@@ -29,7 +29,7 @@ Columns: TypeAlias = dict[str, tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
-class Form:
+class DataForm:
     """The form of a data set.
 
     Attributes:
@@ -49,7 +49,7 @@ class Form:
     columns: Columns
 
     @classmethod
-    def of(cls, spec: DataSpec, data: Dataset) -> Form:
+    def of(cls, spec: DataSpec, data: Dataset) -> DataForm:
         """Return the form of data that was read as the spec says.
 
         Raises:
@@ -75,7 +75,7 @@ class Form:
         return json.dumps(self.__dict__, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
-    def load(cls, text: str) -> Form:
+    def load(cls, text: str) -> DataForm:
         """Read what :meth:`dump` wrote; its numbers come back exactly."""
         plain = json.loads(text)
         columns = {k: None if v is None else tuple(v) for k, v in plain.pop("columns").items()}
@@ -84,7 +84,7 @@ class Form:
         }
         return cls(**parts, columns=columns)
 
-    def check(self, other: Form, where: str) -> None:
+    def check(self, other: DataForm, where: str) -> None:
         """Raise unless other data is of this form.
 
         Raises:

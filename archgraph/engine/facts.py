@@ -11,7 +11,7 @@ import pydantic_core
 import torch
 
 from archgraph.data import Dataset, Split
-from archgraph.engine.rows import Rows
+from archgraph.engine.rows import ClientRows
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.options import LATER
@@ -125,7 +125,7 @@ def deciding_facts(
     family: Family,
     data: Dataset,
     public: Split | None = None,
-    rows: Mapping[int, Rows] | None = None,
+    rows: Mapping[int, ClientRows] | None = None,
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)

@@ -19,7 +19,7 @@ ELSEWHERE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClientRows:
     """A client's training examples, all of which are on its own machine.
 
     Attributes:
@@ -29,8 +29,8 @@ class Rows:
         here: Whether they are on this machine: then all training examples here are the client's.
 
     Example:
-        >>> rows = Rows(3, (1, 2), "ab")
-        >>> Rows.read(rows.report()) == rows, rows.by_label
+        >>> rows = ClientRows(3, (1, 2), "ab")
+        >>> ClientRows.read(rows.report()) == rows, rows.by_label
         (True, ' (1, 2 by class)')
     """
 
@@ -79,4 +79,4 @@ class Rows:
         return np.arange(self.examples) if self.here else np.full(self.examples, ELSEWHERE)
 
 
-NONE = Rows(0, ())
+NONE = ClientRows(0, ())

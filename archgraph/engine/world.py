@@ -34,7 +34,7 @@ from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.public import public_examples, public_shard
 from archgraph.engine.returned import each_returned, returned
-from archgraph.engine.rows import NONE, Rows
+from archgraph.engine.rows import NONE, ClientRows
 from archgraph.engine.settings import check_local
 from archgraph.engine.task import check_strategy, learning_task
 from archgraph.errors import RunError
@@ -71,7 +71,7 @@ def prepare(
     data: object = None,
     imagined: Dataset | None = None,
     family: Family | None = None,
-    rows: Mapping[int, Rows] | None = None,
+    rows: Mapping[int, ClientRows] | None = None,
     python: bool = False,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
@@ -243,7 +243,7 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
         )
 
 
-def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Rows]) -> None:
+def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, ClientRows]) -> None:
     """Refuse what needs the clients' examples at the server, where each client holds its own."""
     for client, known in rows.items():
         if strategy.reads_labels and known.histogram is None:

@@ -23,10 +23,10 @@ from archgraph.flower.programs import Trusted
 from archgraph.flower.records import (
     FORMAT,
     as_record,
+    installed_here,
     of_record,
     read_task,
     reply_record,
-    versions,
 )
 from archgraph.plain import Json
 from archgraph.processes.process import Died, attempted
@@ -59,7 +59,7 @@ def client_app(
         # What is wrong here is known before the first round, with its file and line.
         came = attempted(lambda: experiment(context))
         trouble = str(came.reason)[:LONGEST] if isinstance(came, Died) else ""
-        said = {**versions(), "client": client_of(context.node_config), "trouble": trouble}
+        said = {**installed_here(), "client": client_of(context.node_config), "trouble": trouble}
         content = RecordDict({"who": ConfigRecord(said)})
         if not trouble and (report := rows(context)):
             content["rows"] = ConfigRecord(report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from archgraph.data import Dataset
-from archgraph.data.form import Form, with_path
+from archgraph.data.form import DataForm, with_path
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import examples_digest, family_of
 from archgraph.engine.local import execute
-from archgraph.engine.rows import Rows
+from archgraph.engine.rows import ClientRows
 from archgraph.engine.world import prepare
-from archgraph.errors import DataError, RunError
+from archgraph.errors import ArchGraphError, DataError, RunError
 from archgraph.flower.client import PARTITION, client_app, client_of
 from archgraph.flower.server import JOIN, Nodes
 from archgraph.flower.starter import FORM
@@ -30,14 +31,18 @@ from archgraph.language import load_experiment
 from archgraph.plain import Json, json_safe
 from archgraph.record.folder import identity, resumable
 
+# What the server says when nothing is wrong at any node.
+READY = "every node is ready"
+
 
 def deployed_server(file: Path) -> ServerApp:
     """Return the ServerApp of a resolved experiment.
 
     The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
     ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
-    for nodes at the start), ``data`` (folder of the data), ``device`` (instead of the experiment's)
-    and ``python`` (consent to run the code that the experiment names).
+    for nodes at the start), ``doctor`` (ask all nodes what they lack, and end), ``data`` (where the
+    data is), ``device`` (instead of the experiment's) and ``python`` (consent to run the code that
+    the experiment names).
 
     Args:
         file: The experiment, beside the module of the app.
@@ -46,7 +51,11 @@ def deployed_server(file: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, file, context.run_config)
+        try:
+            serve(grid, file, context.run_config)
+        except ArchGraphError:
+            sys.tracebacklimit = 0  # in what Flower prints: the message says what is to be done
+            raise
 
     return app
 
@@ -62,10 +71,13 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
         raise RunError("unknown holder", where="private", found=holder, expected="node or server")
     out, join, rows = Path(str(asked["out"])), float(asked.get("join", JOIN)), None
     nodes = Nodes(grid, clients_in(file), holder, join=join)
-    if form_beside(file):
+    if form_beside(file) or asked.get("doctor"):
         nodes.meet(every=True)  # strategies ask how many examples each client has
         rows = tuple(sorted(nodes.rows.items()))
-    experiment = prepared(file, asked, rows)
+    experiment = machine_experiment(file, asked, rows)
+    if asked.get("doctor"):
+        nodes.tell(READY)
+        return
     nodes.deadline = experiment.engine.deadline
     resume = bool(asked.get("resume", False)) and resumable(out)
     execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)
@@ -84,7 +96,7 @@ def deployed_client(file: Path) -> ClientApp:
     return client_app(
         lambda context: client_experiment(file, context.node_config),
         _kept,
-        lambda context: report(file, context.node_config),
+        lambda context: rows_report(file, context.node_config),
     )
 
 
@@ -95,22 +107,22 @@ def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experime
         ArchGraphError: As :func:`archgraph.engine.prepare`.
     """
     if not form_beside(file):
-        return prepared(file, configuration)
+        return machine_experiment(file, configuration)
     client, clients = client_of(configuration), clients_in(file)
     if client not in range(clients):
         expected = f"0...{clients - 1}"
         raise RunError("not a client", where=PARTITION, found=client, expected=expected)
     data = own_data(file, str(configuration.get("data", "")))
-    rows = {client: Rows.of(data, examples_digest(data))}
-    return prepared(file, {**configuration, "data": ""}, tuple(rows.items()), data)
+    rows = {client: ClientRows.of(data, examples_digest(data))}
+    return machine_experiment(file, {**configuration, "data": ""}, tuple(rows.items()), data)
 
 
-def report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
+def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
     """Return what the server is told of a node's rows; nothing where every machine has all."""
     if not form_beside(file):
         return {}
     data = own_data(file, str(configuration.get("data", "")))
-    rows = Rows.of(data, examples_digest(data))
+    rows = ClientRows.of(data, examples_digest(data))
     if not configuration.get("labels", True):
         rows = dataclasses.replace(rows, histogram=None)
     return rows.report()
@@ -129,10 +141,10 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
     return Path(str(asked["keep"])) / name
 
 
-def form_beside(file: Path) -> Form | None:
+def form_beside(file: Path) -> DataForm | None:
     """Return the form of the rows that nodes hold alone; None where every machine has all rows."""
     form = file.with_name(FORM)
-    return Form.load(form.read_text(encoding="utf-8")) if form.exists() else None
+    return DataForm.load(form.read_text(encoding="utf-8")) if form.exists() else None
 
 
 # A process that serves many messages reads its rows once.
@@ -141,7 +153,7 @@ def own_data(file: Path, path: str) -> Dataset:
     """Read a node's own rows.
 
     Raises:
-        DataError: If the configuration does not say where they are, or as :meth:`Form.read`.
+        DataError: If the configuration does not say where they are, or as :meth:`DataForm.read`.
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:
@@ -166,8 +178,8 @@ def _prepared(
     file: Path,
     data: str,
     device: str,
-    rows: tuple[tuple[int, Rows], ...] | None,
-    own: Dataset | None,
+    rows: tuple[tuple[int, ClientRows], ...] | None,
+    alone: Dataset | None,
     *,
     python: bool,
 ) -> Experiment:
@@ -175,20 +187,20 @@ def _prepared(
     here = {"kind": "flower", **({"device": device} if device else {})}
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=here)})
     known = None if rows is None else dict(rows)
-    if own is None:
+    if alone is None:
         spec = spec.model_copy(update={"data": with_path(spec.data, data)})
-    experiment = prepare(spec, data_root=data or None, data=own, rows=known, python=python)
+    experiment = prepare(spec, data_root=data or None, data=alone, rows=known, python=python)
     form = form_beside(file)
-    if form is not None and own is None:
-        form.check(Form.of(spec.data, experiment.data), data or "data")
+    if form is not None and alone is None:
+        form.check(DataForm.of(spec.data, experiment.data), data or "data")
     return experiment
 
 
-def prepared(
+def machine_experiment(
     file: Path,
     asked: Mapping[str, Json],
-    rows: tuple[tuple[int, Rows], ...] | None = None,
-    own: Dataset | None = None,
+    rows: tuple[tuple[int, ClientRows], ...] | None = None,
+    alone: Dataset | None = None,
 ) -> Experiment:
     """Return an experiment as a machine's configuration says: `data`, `device`, `python`.
 
@@ -196,10 +208,10 @@ def prepared(
         file: The experiment.
         asked: The configuration.
         rows: What clients have on machines of their own.
-        own: What this machine has of it. Default: it is the server.
+        alone: What this machine has of it. Default: it is the server.
 
     Raises:
         ArchGraphError: As :func:`archgraph.engine.prepare`.
     """
     texts = [str(asked.get(name, "")) for name in ("data", "device")]
-    return _prepared(file, *texts, rows, own, python=bool(asked.get("python", False)))
+    return _prepared(file, *texts, rows, alone, python=bool(asked.get("python", False)))

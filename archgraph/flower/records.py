@@ -33,23 +33,25 @@ FORMAT = 4
 BODY = "message"
 
 
-def versions() -> dict[str, Json]:
+def installed_here() -> dict[str, Json]:
     """Return what a server and its nodes tell one another of what is installed."""
     installed = {name: importlib.metadata.version(name) for name in ("archgraph", "flwr")}
     torches = {"torch": str(torch.__version__), "python": platform.python_version()}
     return {"format": FORMAT, **installed, **torches}
 
 
-def different(theirs: Mapping[str, Json]) -> str:
+def versions_apart(theirs: Mapping[str, Json]) -> str:
     """Say how a node's versions keep it out of a run; empty if they do not.
 
     Example:
-        >>> different(versions())
+        >>> versions_apart(installed_here())
         ''
-        >>> different({**versions(), "archgraph": "0.0.1"}).startswith("other versions; found arch")
+        >>> versions_apart({**installed_here(), "archgraph": "0.0.1"}).startswith(
+        ...     "other versions; found arch"
+        ... )
         True
     """
-    ours = versions()
+    ours = installed_here()
     for key, name in (("archgraph", "archgraph"), ("format", "messages of format")):
         if theirs.get(key) != ours[key]:
             actual = theirs.get(key, "none stated")

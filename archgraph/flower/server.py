@@ -20,11 +20,11 @@ from flwr.serverapp import Grid
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import outcome_of
-from archgraph.engine.rows import Rows
+from archgraph.engine.rows import ClientRows
 from archgraph.engine.turn import Working
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
-from archgraph.flower.records import different, read_reply, task_record, versions
+from archgraph.flower.records import installed_here, read_reply, task_record, versions_apart
 from archgraph.hints import listed
 from archgraph.plain import Json
 from archgraph.processes.process import Died
@@ -91,10 +91,10 @@ class Nodes:
     deadline: float | None = None
     join: float = JOIN
     tell: Callable[[str], None] = _aloud
-    rows: dict[int, Rows] = field(default_factory=dict)
+    rows: dict[int, ClientRows] = field(default_factory=dict)
     _node: dict[int, int] = field(default_factory=dict)
-    # Nodes that were asked who they are; those that have not answered yet, by message; which clients
-    # others would be, and why they are not.
+    # Nodes that were asked who they are; those that have not answered yet, by message; the clients
+    # that others would be, and why they are not.
     _asked: set[int] = field(default_factory=set)
     _silent: dict[str, tuple[int, Reminder]] = field(default_factory=dict)
     _refused: dict[int, tuple[Json, str]] = field(default_factory=dict)
@@ -242,28 +242,30 @@ class Nodes:
                 self.tell(f"{text}: {listed(missing)}; {left} (join={self.join:g})")
                 self._asked -= self._refused.keys()  # as above
             time.sleep(LATE)
-        if first and self._node and len(self._node) < self.clients and not every:
-            missing = [client for client in range(self.clients) if client not in self._node]
-            text = f"begins without {plural(len(missing), 'client')}: {listed(missing)}"
-            self._note("missing", f"{text}; they join when they come", clients=missing)
-        if not self._node or (every and len(self._node) < self.clients):
-            reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
-            reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
-            ids = f"partition-id 0...{self.clients - 1}"
-            raise RunError(
-                "a client has no node" if self._node else "no node is a client of this experiment",
-                where="engine: flower",
-                found="; ".join(reasons) or f"{len(self._asked)} nodes",
-                expected=f"nodes with {ids}",
-                hint="start nodes with --node-config 'partition-id=0'; "
-                "`archgraph flower doctor` on each machine says what is wrong there",
-            )
+        lost_clients = [i for i in range(self.clients) if i not in self._node]
+        if self._node and not (every and lost_clients):
+            if first and lost_clients:
+                text = f"begins without {plural(len(lost_clients), 'client')}"
+                text = f"{text}: {listed(lost_clients)}; they join when they come"
+                self._note("missing", text, clients=lost_clients)
+            return
+        reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
+        reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
+        missing_ids = listed(lost_clients) if self._node else f"0...{self.clients - 1}"
+        raise RunError(
+            "clients without a node" if self._node else "no node is a client of this experiment",
+            where="engine: flower",
+            found="; ".join(reasons) or plural(len(self._asked), "node"),
+            expected=f"nodes with partition-id {missing_ids}",
+            hint="a node whose key or certificate is wrong never arrives here: its own log says "
+            "so, and `archgraph flower doctor` on its machine what to do",
+        )
 
     def _ask(self, nodes: Iterable[int]) -> None:
         """Ask nodes who they are."""
         for node in nodes:
             self._asked.add(node)
-            content = RecordDict({"who": ConfigRecord(versions())})
+            content = RecordDict({"who": ConfigRecord(installed_here())})
             message = Message(content, node, MessageType.QUERY, ttl=ASKED, group_id="who")
             if [*self.grid.push_messages([message])]:
                 self._silent[message.metadata.message_id] = node, Reminder()
@@ -278,7 +280,7 @@ class Nodes:
         for name, (node, wait) in list(self._silent.items()):
             if seconds := wait.due():
                 text = f"node {node} is connected, but has not answered for {seconds:.0f} s"
-                self.tell(text if seconds < 2 * PATIENCE else f"{text}; {SLOW}")
+                self.tell(text if seconds < 4 * PATIENCE else f"{text}; {SLOW}")
             if time.monotonic() - wait.since > ASKED:
                 self._silent.pop(name)
                 self._asked.discard(node)
@@ -293,11 +295,15 @@ class Nodes:
             self._refuse(node, None, reply.error.reason)
             return
         who = reply.content["who"]
-        if trouble := different(who) or _unknown(who, self.clients) or str(who.get("trouble", "")):
+        if (
+            trouble := versions_apart(who)
+            or _unknown(who, self.clients)
+            or str(who.get("trouble", ""))
+        ):
             self._refuse(node, who.get("client"), printable(trouble))  # step 1
             return
         client = int(who["client"])
-        rows = Rows.read(reply.content["rows"]) if "rows" in reply.content else None
+        rows = ClientRows.read(reply.content["rows"]) if "rows" in reply.content else None
         if rows is not None and self.rows.setdefault(client, rows) != rows:
             self._refuse(node, client, "its rows have changed: begin the run anew to use them")
             return
@@ -310,7 +316,7 @@ class Nodes:
             text += f", no longer on node {before}"
             if before in set(self.grid.get_node_ids()):
                 text += "; both are connected: start each with a partition-id of its own"
-        ours = versions()["torch"]
+        ours = installed_here()["torch"]
         if who["torch"] != ours:  # step 2
             text += f"; it has PyTorch {who['torch']}, the server {ours}: figures may differ"
         self._note("joined", text, **facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from archgraph.data.form import Form
+from archgraph.data.form import DataForm
 from archgraph.engine.facts import as_resolved, family_of
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
@@ -78,7 +79,12 @@ def write_app(
     python_note = _filled("python.md", names=", ".join(outside)) if outside else ""
     clients, rows = len(setup.world.clients), "own" if own_rows else "all"
     texts = {
-        "pyproject.toml": _filled("pyproject.toml", name=name, title=quoted),
+        "pyproject.toml": _filled(
+            "pyproject.toml",
+            name=name,
+            title=quoted,
+            version=importlib.metadata.version("archgraph"),
+        ),
         "server_app.py": _filled("module.py", role="server", name=name),
         "client_app.py": _filled("module.py", role="client", name=name),
         "experiment.yaml": resolved,
@@ -93,7 +99,7 @@ def write_app(
     }
     if own_rows:
         with spec.locating("data"):
-            texts[FORM] = Form.of(spec.data, setup.data).dump()
+            texts[FORM] = DataForm.of(spec.data, setup.data).dump()
     return [write(target / file, text) for file, text in texts.items()]
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import archgraph as ag
 from archgraph.data.folder import read_folder
-from archgraph.data.form import Form
+from archgraph.data.form import DataForm
 from archgraph.errors import ArchGraphError, DataError, RunError
 from archgraph.flower.deployment import deployed_client, serve
 from archgraph.flower.starter import write_app
@@ -154,7 +154,7 @@ def test_rows_that_do_not_fit_are_named_before_the_first_round(app, tmp_path, ch
     south.write_text("\n".join(map(",".join, rows)))
     if not change:
         south.unlink()
-    with pytest.raises(RunError, match=f"a client has no node; found node 2: .*{expected}"):
+    with pytest.raises(RunError, match=f"clients without a node; found node 2: .*{expected}"):
         serve(nodes(file), file, {"out": str(tmp_path / "run"), "join": 0})
 
 
@@ -182,7 +182,7 @@ def test_images_are_read_in_the_size_and_by_the_classes_of_the_form(tmp_path):
         Image.new("L", (4, 4), number * 9).save(folder / f"{number}.png")
     spec = FolderData(folder=str(tmp_path / "all"))
     data = read_folder(spec)
-    form = Form.load(Form.of(spec, data).dump())
+    form = DataForm.load(DataForm.of(spec, data).dump())
     (tmp_path / "one").mkdir()
     (tmp_path / "all" / "owl").rename(tmp_path / "one" / "owl")
     rows = form.read(spec, str(tmp_path / "one"))
