@@ -18,7 +18,7 @@ from torch import Tensor
 from archgraph.data.columns import Column, measures, target_columns, targets
 from archgraph.data.folder import images_of_classes
 from archgraph.data.rows import number_classes
-from archgraph.data.table import columns_of, columns_seen
+from archgraph.data.table import columns_seen, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
 from archgraph.hints import unknown
@@ -138,7 +138,7 @@ class DataForm:
 
     def _table(self, spec: TableData, path: Path) -> tuple[Tensor, Tensor]:
         """Return the inputs and the targets of a table."""
-        table, asked = columns_of(path, spec.separator), target_columns(spec.target)
+        table, asked = table_columns(path, spec.separator), target_columns(spec.target)
         for name in (*self.columns, *asked):
             if name not in table:
                 message = "the table has no such column"
@@ -173,7 +173,7 @@ def _numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], st
 def _columns(spec: TableData) -> Columns:
     """Return the columns of a table that models see."""
     files = [spec.table, *([spec.test] if isinstance(spec.test, str) else [])]
-    tables = [columns_of(Path(file), spec.separator) for file in files]
+    tables = [table_columns(Path(file), spec.separator) for file in files]
     columns: Columns = {}
     for name, kind in columns_seen(spec, tables[0]).items():
         cells = [cell for one in tables for cell in one[name].cells]

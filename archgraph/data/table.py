@@ -47,12 +47,12 @@ def read_table(spec: TableData) -> Dataset:
             row.
     """
     path = Path(spec.table)
-    table = columns_of(path, spec.separator)
+    table = table_columns(path, spec.separator)
     count = len(next(iter(table.values())).cells)
     asked, seen = target_columns(spec.target), columns_seen(spec, table)
     clients = None if spec.client is None else tuple(table[spec.client].texts())
     if isinstance(spec.test, str):
-        more = columns_of(Path(spec.test), spec.separator)
+        more = table_columns(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
     answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
@@ -146,7 +146,7 @@ def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
     return Column(column.name, [*column.cells, *other.cells], locate)
 
 
-def columns_of(path: Path, separator: str) -> dict[str, Column]:
+def table_columns(path: Path, separator: str) -> dict[str, Column]:
     """Read a table; return its columns by name.
 
     Raises:

@@ -326,7 +326,7 @@ def _link(machine: Machine) -> str:
 
 def _key(machine: Machine) -> str:
     """Sign in at the SuperLink as the node would, and out again."""
-    assert machine.key is not None
+    assert machine.key is not None and machine.ca is not None
     where = str(machine.key)
     try:
         key = load_ssh_private_key(machine.key.read_bytes(), None)
@@ -343,7 +343,7 @@ def _key(machine: Machine) -> str:
     dates: list[str] = []
     signed = NodeAuthHttpInterceptor(key, public)
     client = FleetHttpClient.from_server_address(
-        machine.link, False, str(machine.ca), interceptors=[_Dated(dates), signed]
+        machine.link, False, machine.ca.read_bytes(), interceptors=[_Dated(dates), signed]
     )
     with client:
         try:
@@ -424,7 +424,7 @@ CHECKS: tuple[tuple[str, Callable[[Machine], bool], Callable[[Machine], str]], .
     ("certificate", _is_server, _server_certificate),
     ("port", lambda machine: _is_node(machine) or _is_server(machine), _port),
     ("link", lambda machine: bool(machine.link) and not _is_server(machine), _link),
-    ("key", lambda m: _is_node(m) and m.key is not None and bool(m.link), _key),
+    ("key", lambda m: _is_node(m) and bool(m.key and m.ca and m.link), _key),
     ("nodes", lambda machine: bool(machine.fleet), _fleet),
 )
 """What is checked: its name, on which machines, and how."""

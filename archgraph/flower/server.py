@@ -240,7 +240,8 @@ class Nodes:
                 text = f"waiting for {plural(len(missing), 'client')} of {self.clients}"
                 left = f"{max(self.join - seconds, 0):.0f} s are left"
                 self.tell(f"{text}: {listed(missing)}; {left} (join={self.join:g})")
-                self._asked -= self._refused.keys()  # as above
+                # A node that has died without a word may answer the next time.
+                self._asked -= {node for node, (who, _) in self._refused.items() if who is None}
             time.sleep(LATE)
         lost_clients = [i for i in range(self.clients) if i not in self._node]
         if self._node and not (every and lost_clients):

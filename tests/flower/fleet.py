@@ -135,7 +135,7 @@ def _listens(port: int) -> bool:
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Fleet]:
     """A SuperLink with two registered nodes, 0 and 1; a key 2 that it does not know."""
-    _keys(folder)
+    keys(folder)
     fleet = Fleet(folder)
     try:
         fleet.link()
@@ -151,7 +151,7 @@ def running(folder: Path) -> Iterator[Fleet]:
             fleet.kill(process)
 
 
-def _keys(folder: Path) -> None:
+def keys(folder: Path) -> None:
     """Certificates of an authority, its server and another authority; keys of nodes."""
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     other = ec.generate_private_key(ec.SECP256R1())
