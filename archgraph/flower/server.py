@@ -238,8 +238,10 @@ class Nodes:
                 break
             if wait.due():
                 text = f"waiting for {plural(len(missing), 'client')} of {self.clients}"
-                left = f"{max(self.join - seconds, 0):.0f} s are left"
-                self.tell(f"{text}: {listed(missing)}; {left} (join={self.join:g})")
+                left = f"{self.join - seconds:.0f} s are left (join={self.join:g})"
+                if seconds > self.join:
+                    left = f"nodes that are connected have {ASKED - seconds:.0f} s to answer"
+                self.tell(f"{text}: {listed(missing)}; {left}")
                 # A node that has died without a word may answer the next time.
                 self._asked -= {node for node, (who, _) in self._refused.items() if who is None}
             time.sleep(LATE)
