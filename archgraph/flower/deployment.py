@@ -73,7 +73,7 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
     nodes = Nodes(grid, clients_in(file), holder, join=join)
     if form_beside(file) or asked.get("doctor"):
         nodes.meet(every=True)  # strategies ask how many examples each client has
-        rows = tuple(sorted(nodes.rows.items()))
+        rows = tuple(sorted(nodes.rows.items())) if form_beside(file) else None
     experiment = machine_experiment(file, asked, rows)
     if asked.get("doctor"):
         nodes.tell(READY)

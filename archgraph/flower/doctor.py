@@ -423,7 +423,7 @@ CHECKS: tuple[tuple[str, Callable[[Machine], bool], Callable[[Machine], str]], .
     ("authority", lambda machine: machine.ca is not None, _authority),
     ("certificate", _is_server, _server_certificate),
     ("port", lambda machine: _is_node(machine) or _is_server(machine), _port),
-    ("link", lambda machine: bool(machine.link) and not _is_server(machine), _link),
+    ("link", lambda m: bool(m.link and m.ca) and not _is_server(m), _link),
     ("key", lambda m: _is_node(m) and bool(m.key and m.ca and m.link), _key),
     ("nodes", lambda machine: bool(machine.fleet), _fleet),
 )
