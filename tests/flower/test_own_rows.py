@@ -15,11 +15,14 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+from flwr.app import Context, RecordDict
+
 import archgraph as ag
 from archgraph.data.folder import read_folder
 from archgraph.data.form import DataForm
 from archgraph.errors import ArchGraphError, DataError, RunError
-from archgraph.flower.deployment import deployed_client, serve
+from archgraph.flower.deployment import deployed_client, own_data, serve
+from archgraph.flower.server import Nodes
 from archgraph.flower.starter import write_app
 from archgraph.language.data import FolderData
 
@@ -168,6 +171,23 @@ def test_rows_that_do_not_fit_are_named_before_the_first_round(app, tmp_path, ch
         south.unlink()
     with pytest.raises(RunError, match=f"clients without a node; found node 2: .*{expected}"):
         serve(nodes(file), file, {"out": str(tmp_path / "run"), "join": 0})
+
+
+def test_a_node_that_comes_back_with_other_rows_is_refused(app, tmp_path):
+    file, said = app(), []
+    grid = nodes(file)
+    fleet = Nodes(grid, 2, join=0, tell=said.append)
+    fleet.meet(every=True)
+    for number, more in ((3, ""), (4, "30,0.5,Rom,a,south\n")):
+        with (tmp_path / "south.csv").open("a") as rows:
+            rows.write(more)
+        own_data.cache_clear()
+        grid.contexts[number] = Context(
+            0, number, dict(grid.contexts[2].node_config), RecordDict(), {}
+        )
+        fleet.meet()
+    assert "client 1 is on node 3, with 40 examples" in said[-2]
+    assert said[-1].startswith("node 4 (client 1) cannot take part: its rows have changed")
 
 
 def test_the_servers_data_are_those_that_the_app_was_written_with(app, tmp_path):
