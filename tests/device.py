@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from archgraph.states import updates
+from archgraph.states import copies, updates
 
 NAME = "other"
 # What takes tensors of both kinds: copies from one to the other, and numbers.
 _BOTH = ("aten::copy_", "aten::_to_copy", "aten::_copy_from")
 _FACTORIES = ("empty.memory_format", "empty_strided")
+# What asks a GPU for values, beside copies to the processor: numbers, and shapes that follow from
+# values.
+_ASKING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"),
+        *("_unique2", "unique_consecutive", "unique_dim", "repeat_interleave"),
+    )
+)
+WAITS: Counter[str] = Counter()
+"""How often a GPU would have been waited for, by operation."""
 
 
 class OtherTensor(Tensor):
@@ -74,12 +86,19 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name not in _BOTH and own and mixed:
         raise RuntimeError(f"{name}: all tensors have to be on the same device, {NAME}:0 and cpu")
     to = kwargs.get("device")
+    masks = name == "aten::index" and any(x.dtype is torch.bool for x in plain_args[1] if x is not None)
+    if own and (name in _ASKING or masks):
+        WAITS[name] += 1
     if name == "aten::_local_scalar_dense":
         return func(*plain_args)
+    if name == "aten::copy_" and isinstance(args[0], OtherTensor) and found:
+        WAITS["from the processor"] += not kwargs.get("non_blocking", any(args[2:]))
     result = func(*plain_args, **plain_kwargs)
     if to is not None and torch.device(to).type == "cpu":
+        WAITS["to the processor"] += 1
         return result.clone() if id(result) in own else result
     if name == "aten::copy_" and not isinstance(args[0], OtherTensor):
+        WAITS["to the processor"] += 1
         return args[0]
 
     def wrapped(value: Any) -> Any:
@@ -150,6 +169,7 @@ def _made(factory: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 def _filled(values: Tensor, place: OtherTensor, non_blocking: bool = False) -> Tensor:
     _use()
+    WAITS["from the processor"] += not non_blocking
     place.plain.copy_(values)
     return place
 
@@ -168,6 +188,7 @@ def register() -> Callable[[], None]:
         factory = getattr(getattr(torch.ops.aten, packet), overload)
         library.impl(name, functools.partial(_made, factory), "PrivateUse1")
     library.impl("_copy_from", _filled, "PrivateUse1")
+    copies.ASYNCHRONOUS.add(NAME)
     updates._ORDINARY = (*updates._ORDINARY, OtherTensor)  # as those of a GPU are
 
     def forget() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from archgraph.data import Dataset, Split
 from archgraph.data.classes import of_classes
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
+from archgraph.engine.shards import DeviceShards
 from archgraph.federation import LearningTask, Pixels, Shard, State, Strategy, Work, World
 from archgraph.federation.training_loss import trained_task
 from archgraph.graph.ir import ArchGraph
@@ -23,6 +24,7 @@ from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
 from archgraph.language.privacy import PrivacySpec
 from archgraph.plain import Json
+from archgraph.states.copies import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,39 +140,39 @@ class Experiment:
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
+    @functools.cached_property
+    def _shards(self) -> DeviceShards:
+        return DeviceShards(self.engine.cache)
+
     def shard(self, client: int) -> Shard:
+        """Training data of a client: on the processor copied on each call, on a device kept."""
+        if self.world.device == "cpu":
+            return self._shard(client)
+        return self._shards.of(client, self._shard)
+
+    def _shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
         if classes := self.world.clients[client].classes:
-            return self.views[classes].shard(client)
+            return self.views[classes]._shard(client)
         if self.data.train.stream is not None:
             train, share = self.data.train, self.shares[client]
-            stream = functools.partial(self._stream, int(share[0]))
-            return Shard(
-                (), train.targets[: len(share)], self.world.clients[client].histogram, stream=stream
-            )
+            stream = functools.partial(train.streamed, int(share[0]))
+            targets = train.targets[: len(share)].to(self.world.device)
+            return Shard((), targets, self.world.clients[client].histogram, stream=stream)
         # `examples` makes tensors of its own, so no client sees another's data.
         inputs, targets = self.data.train.examples(self.shares[client])
         device, histogram = self.world.device, self.world.clients[client].histogram
         train = self.data.train
-        there = tuple(x.to(device) for x in inputs)
+        there = tuple(to_device(x, device) for x in inputs)
         again = functools.partial(self._again, client) if train.again else None
-        return Shard(there, targets.to(device), histogram, padding=train.padding, again=again)
-
-    def _stream(
-        self, first: int, seed: int, sizes: list[int]
-    ) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
-        """Read a client's stream."""
-        device = self.world.device
-        for inputs, targets in self.data.train.streamed(first, seed, sizes):
-            yield tuple(x.to(device) for x in inputs), targets.to(device)
+        targets = to_device(targets, device)
+        return Shard(there, targets, histogram, padding=train.padding, again=again)
 
     def _again(
         self, client: int, ids: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """Read some of a client's examples anew."""
-        device, positions = self.world.device, torch.from_numpy(self.shares[client])
-        inputs, targets = self.data.train.examples(positions[ids], seed)
-        return tuple(x.to(device) for x in inputs), targets.to(device)
+        return self.data.train.examples(torch.from_numpy(self.shares[client])[ids], seed)
 
     def work(
         self,

@@ -15,6 +15,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.federation import Evaluated, Model, State, module_of, seeded
 from archgraph.graph.ir import ArchGraph
 from archgraph.relate.repair import measured, measuring
+from archgraph.states.copies import to_device
 
 
 def recalibrated(
@@ -53,7 +54,7 @@ def recalibrated(
     module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
     # Pieces of equal size: a mean over batches would give a small last one too much weight.
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
-    batches = ([x.to(device) for x in data.examples(piece)[0]] for piece in pieces)
+    batches = ([to_device(x, device) for x in data.examples(piece)[0]] for piece in pieces)
     return {**state, **measured(module, buffers, batches, state)}
 
 

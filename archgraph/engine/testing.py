@@ -15,6 +15,7 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.processes.isolation import one_thread
 from archgraph.processes.process import Died, Tell
 from archgraph.processes.workers import Workers
+from archgraph.states.copies import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +105,8 @@ def answers(
     @torch.inference_mode()
     def tested(start: int, tell: Tell) -> list[dict[str, Tensor]]:
         inputs, targets = data.examples(slice(start, start + batch))
-        targets = targets.to(device)
-        outputs = module(*(x.to(device) for x in inputs))
+        targets = to_device(targets, device)
+        outputs = module(*(to_device(x, device) for x in inputs))
         predictions = learning.predictions(outputs, predict)
         results: list[dict[str, Tensor]] = []
         for present in variants:
@@ -114,7 +115,7 @@ def answers(
                 results.append(results[0])
                 continue
             seen = predictions if present is None else mask_absent(predictions, present)
-            results.append({m.name: m.rows(seen, targets).cpu() for m in metrics})
+            results.append({m.name: m.rows(seen, targets) for m in metrics})
         return results
 
     with torch.inference_mode(), one_thread():
@@ -127,6 +128,6 @@ def answers(
     # Metrics see rows of all batches at once, so no figure depends on the size of a batch.
     counts = learning.counts(data.targets)
     return [
-        Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]) for m in metrics}, counts)
+        Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]).cpu() for m in metrics}, counts)
         for part in parts
     ]

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from archgraph.federation.tasks import Examples, Mix, MixedExamples, Pixels
 from archgraph.language.local import AugmentOptions, ColourJitterOptions, ResizedCropOptions
+from archgraph.states.copies import to_device
 
 TRIES = 10
 """How often a window is drawn before the middle of the image is taken, as in torchvision."""
@@ -45,7 +46,7 @@ def augmented(
     count, _, height, width = images.shape
     if options.crop:
         draw = torch.randint(2 * options.crop + 1, (2, count, 1), generator=generator)
-        top, left = draw.to(images.device, non_blocking=True)
+        top, left = to_device(draw, images.device)
         rows = (top + torch.arange(height, device=images.device))[:, :, None]
         columns = (left + torch.arange(width, device=images.device))[:, None, :]
         example = torch.arange(count, device=images.device)[:, None, None]
@@ -56,7 +57,7 @@ def augmented(
         images = zoomed(images, random_windows(images.shape, options.resized_crop, generator))
     if options.flip:
         mirrored = (torch.rand(count, generator=generator) < 0.5)[:, None, None, None]
-        images = torch.where(mirrored.to(images.device, non_blocking=True), images.flip(-1), images)
+        images = torch.where(to_device(mirrored, images.device), images.flip(-1), images)
     if options.colour_jitter is not None:
         images = jittered(images, options.colour_jitter, generator, pixels)
     return images
@@ -117,7 +118,7 @@ def zoomed(images: Tensor, windows: Tensor) -> Tensor:
         [[[[1.0, 1.25, 1.75, 2.0]]]]
     """
     count, _, height, width = images.shape
-    top, left, rows, columns = windows.to(images.device, images.dtype, non_blocking=True)[..., None]
+    top, left, rows, columns = to_device(windows.to(images.dtype), images.device)[..., None]
 
     def read(start: Tensor, length: Tensor, size: int) -> Tensor:
         """Return where an axis is read, ``[batch, size]``, from -1 to 1 between its ends."""
@@ -156,7 +157,9 @@ def jittered(
         return images
     count, mean, std = len(images), images.new_zeros(()), images.new_ones(())
     if pixels is not None:
-        mean, std = (x.to(images)[:, None, None] / BYTES for x in pixels)
+        mean, std = (
+            to_device(x.to(images.dtype), images.device)[:, None, None] / BYTES for x in pixels
+        )
     raw = images * std + mean  # 1
     draws = torch.rand(len(amounts), count, generator=generator)  # 2
     order = torch.rand(len(amounts), count, generator=generator).argsort(0)
@@ -165,8 +168,8 @@ def jittered(
             rows = (step == number).nonzero().flatten()
             middle, least = (0.0, -amount) if name == "hue" else (1.0, max(0.0, 1 - amount))
             factors = least + (middle + amount - least) * draws[number, rows, None, None, None]
-            there = rows.to(images.device)
-            changed = recoloured(raw[there], name, factors.to(raw))
+            there = to_device(rows, images.device)
+            changed = recoloured(raw[there], name, to_device(factors.to(raw.dtype), raw.device))
             raw[there] = changed.clamp(0, 1)
     return (raw - mean) / std  # 4
 
@@ -190,7 +193,8 @@ def recoloured(images: Tensor, change: str, factors: Tensor) -> Tensor:
         return images * factors
     grey = images
     if images.shape[1] == len(GREY):
-        grey = (images * images.new_tensor(GREY)[:, None, None]).sum(1, keepdim=True)
+        shares = to_device(torch.tensor(GREY, dtype=images.dtype), images.device)
+        grey = (images * shares[:, None, None]).sum(1, keepdim=True)
     if change == "contrast":
         grey = grey.mean((1, 2, 3), keepdim=True)
     return torch.lerp(grey.expand_as(images), images, factors)
@@ -227,7 +231,7 @@ def mixed(examples: Examples, options: AugmentOptions, generator: torch.Generato
     if not methods:
         return examples
     (images, *others), targets = examples.inputs, examples.targets
-    partners = torch.randperm(len(images), generator=generator).to(images.device)
+    partners = to_device(torch.randperm(len(images), generator=generator), images.device)
     # PyTorch has no beta distribution that draws from a generator.
     draw = random.Random(int(torch.randint(2**62, (), generator=generator)))
     method = draw.choice(methods)

@@ -22,6 +22,7 @@ from archgraph.federation.metrics import (
     squared_error,
 )
 from archgraph.federation.outputs import Logits, Predict, auxiliary
+from archgraph.states.copies import to_device
 
 Shape = tuple[int, ...]
 
@@ -54,14 +55,14 @@ class Standardised:
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss between predictions and standardised targets."""
-        mean, std = self.mean.to(targets.device), self.std.to(targets.device)
+        mean, std = (to_device(x, targets.device) for x in (self.mean, self.std))
         return self.loss(predictions, (targets - mean) / std, reduction)
 
     def restored(self, predictions: Tensor) -> Tensor:
         """Convert predictions to the targets' own units."""
         # Models predict numbers [batch] as [batch, 1].
         said = predictions.squeeze(-1) if predictions.dim() == self.mean.dim() + 2 else predictions
-        return said * self.std.to(said.device) + self.mean.to(said.device)
+        return said * to_device(self.std, said.device) + to_device(self.mean, said.device)
 
 
 class TargetType(NamedTuple):

@@ -14,6 +14,7 @@ from archgraph.federation.learning import LearningTask
 from archgraph.federation.metrics import IGNORED
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
+from archgraph.states.copies import to_device
 
 
 class Objective(Protocol):
@@ -101,7 +102,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         return logits
     # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
     # logits get no gradient.
-    return logits.masked_fill(~present.to(logits.device, non_blocking=True), 0.0)
+    return logits.masked_fill(to_device(~present, logits.device), 0.0)
 
 
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:

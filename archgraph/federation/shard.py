@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from archgraph.federation.tasks import Examples
+from archgraph.states.copies import to_device
 
 SHORTEST = 2  # positions of a batch of texts, at least: models may branch on one
 
@@ -25,22 +27,35 @@ class TextPadding:
     mask: int
     targets: bool
 
-    def cut(self, inputs: tuple[Tensor, ...], targets: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def cut(
+        self, inputs: tuple[Tensor, ...], targets: Tensor, length: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return texts without the last positions, at which all of them are padded.
 
         Args:
             inputs: Tensors ``[example, position, ...]``; those ``[example]`` stay as they are.
             targets: Targets of the same examples.
+            length: Length of the longest text. Default: what the mask says.
 
         Example:
             >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
             >>> TextPadding(1, targets=False).cut((ids, mask), torch.tensor([1]))
             ((tensor([[5, 6]]), tensor([[1, 1]])), tensor([1]))
         """
-        filled = inputs[self.mask].ne(0).any(0).nonzero()
-        length = max(int(filled.max()) + 1, SHORTEST) if len(filled) else SHORTEST
-        shorter = tuple(x[:, :length] if x.dim() > 1 else x for x in inputs)
-        return shorter, targets[:, :length] if self.targets else targets
+        if length is None:
+            length = int(self.lengths(inputs).amax())
+        end = max(length, SHORTEST)
+        shorter = tuple(x[:, :end] if x.dim() > 1 else x for x in inputs)
+        return shorter, targets[:, :end] if self.targets else targets
+
+    def lengths(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return the length of each text, ``[example]``: its last position that is not padded.
+
+        >>> TextPadding(0, targets=False).lengths((torch.tensor([[1, 1, 0], [0, 1, 0]]),))
+        tensor([2, 2])
+        """
+        mask = inputs[self.mask]
+        return (mask.ne(0) * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +64,8 @@ class Shard:
 
     Attributes:
         inputs: Arguments of the model for all examples, ``[example, ...]`` each.
-        targets: Classes ``[example]``, or tokens ``[example, position]``.
+        targets: Classes ``[example]``, or tokens ``[example, position]``. Batches are on the device
+            on which these are.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
         padding: Where texts are padded. Default: batches have all positions.
@@ -106,24 +122,37 @@ class Shard:
             positions = minibatches(torch.arange(count), size)
             read = self.stream(seed, [len(ids) for ids in positions])
             for ids, (inputs, targets) in zip(positions, read, strict=True):
-                yield Examples(inputs, targets, ids)
+                yield self._there(inputs, targets, ids)
             return
         order = (
             torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         )
         anew = None if generator is None else self.again
         seed = _drawn_seed(generator) if generator is not None and anew else 0
-        # Copied to the data's device once: each copy waits for all work there.
-        there = order.to(self.targets.device)
+        there = to_device(order, self.targets.device)
         for ids, at in zip(minibatches(order, size), minibatches(there, size), strict=True):
+            length = None
             if anew is not None:
                 inputs, targets = anew(ids, seed)
             else:
                 inputs = tuple(x.index_select(0, at) for x in self.inputs)
                 targets = self.targets.index_select(0, at)
+                length = None if self.padding is None else int(self._lengths[ids].max())
             if self.padding is not None:
-                inputs, targets = self.padding.cut(inputs, targets)
-            yield Examples(inputs, targets, ids if self.ids is None else self.ids[ids])
+                inputs, targets = self.padding.cut(inputs, targets, length)
+            yield self._there(inputs, targets, ids if self.ids is None else self.ids[ids])
+
+    def _there(self, inputs: tuple[Tensor, ...], targets: Tensor, ids: Tensor) -> Examples:
+        """Return a minibatch on the device of the data."""
+        device = self.targets.device
+        moved = tuple(to_device(x, device) for x in inputs)
+        return Examples(moved, to_device(targets, device), ids)
+
+    @functools.cached_property
+    def _lengths(self) -> Tensor:
+        """Length of each text, ``[example]``: read from the data's device once."""
+        assert self.padding is not None
+        return self.padding.lengths(self.inputs).cpu()
 
 
 def _drawn_seed(generator: torch.Generator) -> int:

@@ -16,6 +16,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
 from archgraph.states import State, Transfer, wire
+from archgraph.states.copies import state_copy
 
 Weights = Literal["examples", "uniform"]
 
@@ -108,7 +109,7 @@ class Model(NamedTuple):
 
 
 class Progress(Protocol):
-    """A callback after every step of local training, on a device after some of them."""
+    """A callback after every step of local training, on a device after every pass."""
 
     def __call__(self, *, epoch: int, step: int, loss: float) -> None:
         """Record a step; epochs and steps count from 0, steps over all epochs."""
@@ -138,7 +139,8 @@ class Work:
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
-        progress: Called after every step; on a device ten times a second at most.
+        progress: Called after every step; on a device, whose loss a read would wait for, after
+            every pass.
         learning: The learning task.
         public: Examples that every client has, if the experiment says so (``public``).
         pixels: What images were normalised by. Default: they were not.
@@ -165,15 +167,14 @@ class Work:
     def copied(self) -> Work:
         """Return a copy with tensors and values of its own, since a program may write in place."""
 
-        def copied(state: State) -> State:
-            return {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
-
         return replace(
             self,
-            state=copied(self.state),
-            keep=copied(self.keep),
-            others={k: Model(m.graph, copied(m.state)) for k, m in self.others.items()},
-            extras=copied(self.extras),
+            state=state_copy(self.state, self.device),
+            keep=state_copy(self.keep, self.device),
+            others={
+                k: Model(m.graph, state_copy(m.state, self.device)) for k, m in self.others.items()
+            },
+            extras=state_copy(self.extras, self.device),
             values=copy.deepcopy(dict(self.values)),
         )
 

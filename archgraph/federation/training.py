@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,7 +24,8 @@ from archgraph.language.local import LocalOptions
 from archgraph.language.optimisers import optimiser_class
 from archgraph.module.build import ArchModule, build, state_of
 from archgraph.ops.table import statistics
-from archgraph.states.updates import finite
+from archgraph.states.copies import to_device
+from archgraph.states.updates import all_finite, finite
 
 
 def optimiser(
@@ -129,8 +129,8 @@ def descend(
     if local.proximal is not None:
         near = Towards(local.proximal, {n: p.detach().clone() for n, p in parameters.items()})
     mean_weights = None if local.ema is None else _MeanWeights(work, trained, modules, local.ema)
-    # Reading a number from a device waits for all work there: ten times a second is enough.
-    pause, due = (0.0 if work.device == "cpu" else 0.1), 0.0
+    # Reading a number from a device waits for all work there: once a pass.
+    at_once = work.device == "cpu"
     step = batches = trained_on = idle = 0
     number, mean, least = 0.0, 0.0, math.inf
     for epoch in range(local.epochs):
@@ -152,8 +152,7 @@ def descend(
                 sizes.append(len(batch.ids))
             if revise is not None:
                 revise(parameters)
-            seen = time.monotonic() >= due
-            if seen:
+            if at_once:
                 # Before the step, while the parameters still say which of them broke first.
                 number = _finite_loss(work, parameters, losses[-1:])[0]
             if local.clip is not None:
@@ -166,22 +165,23 @@ def descend(
             if mean_weights is not None:  # 3
                 mean_weights.follow()
             batches += len(group)
-            if seen:
+            if at_once:
                 work.progress(epoch=epoch, step=batches - 1, loss=number)
-                due = time.monotonic() + pause
             step += 1
         trained_on += sum(sizes)
         if losses:
             numbers = _finite_loss(work, parameters, losses)
             number = numbers[-1]
             mean = sum(x * n for x, n in zip(numbers, sizes, strict=True)) / sum(sizes)
+            if not at_once:
+                work.progress(epoch=epoch, step=batches - 1, loss=number)
         idle, least = (0, mean) if mean < least else (idle + 1, least)
         if idle == local.patience:  # 4
             break
     if mean_weights is not None:
         mean_weights.settle()
     # A gradient that is not finite leaves a parameter that is not, for good.
-    if not all(finite(p) for p in trained):
+    if not all_finite(trained):
         raise _not_finite(work, parameters, number)
     return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
 
@@ -199,8 +199,8 @@ def steps_of(examples: int, local: LocalOptions) -> int:
 
 def _arrived(batch: Examples, work: Work) -> Examples:
     """Return a minibatch on the client's device, augmented."""
-    inputs = tuple(x.to(work.device) for x in batch.inputs)
-    targets, options = batch.targets.to(work.device), work.local.augment
+    inputs = tuple(to_device(x, work.device) for x in batch.inputs)
+    targets, options = to_device(batch.targets, work.device), work.local.augment
     if options is None:
         return Examples(inputs, targets, batch.ids)
     images = augmented(inputs[0], options, work.generator, work.pixels)

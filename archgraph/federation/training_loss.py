@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from archgraph.federation.learning import LearningTask
 from archgraph.federation.metrics import IGNORED
 from archgraph.language.local import LocalOptions
+from archgraph.states.copies import to_device
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class TrainingCrossEntropy:
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``; 0 if all targets are ignored."""
         logits, flat = predictions.reshape(-1, predictions.shape[-1]), targets.reshape(-1)
-        weights = None if self.weights is None else logits.new_tensor(self.weights)
+        weights = None
+        if self.weights is not None:
+            weights = to_device(torch.tensor(self.weights, dtype=logits.dtype), logits.device)
         values = nn.functional.cross_entropy(
             logits,
             flat,

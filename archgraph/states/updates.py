@@ -184,6 +184,18 @@ def finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
+def all_finite(tensors: Collection[Tensor]) -> bool:
+    """Return whether all values of all tensors of a device are; they are waited for once.
+
+    >>> all_finite([torch.ones(2), torch.tensor(float("nan"))]), all_finite([])
+    (False, True)
+    """
+    if not tensors:
+        return True
+    sums = torch.stack([values.detach().sum().isfinite() for values in tensors])
+    return bool(sums.all()) or all(map(finite, tensors))
+
+
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
     if value is None:
         raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))

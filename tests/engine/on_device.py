@@ -64,6 +64,50 @@ def _distance(first: Any, second: Any) -> float:
     return float((one - two).abs().max()) if one.numel() else 0.0
 
 
+# Ways to train, tried with FedAvg: a key of `local`, or what replaces one.
+WAYS = {
+    "proximal": "proximal: 0.1",
+    "clipped": "clip: 1.0",
+    "averaged": "ema: 0.9",
+    "accumulated": "accumulate: 2",
+    "scheduled": "schedule: cosine, over: round",
+    "weighted": "class_weights: balanced, label_smoothing: 0.1",
+    "augmented": "augment: {crop: 1, flip: true, resized_crop: {}, mixup: 0.4, cutmix: 1.0}",
+    "coloured": "augment: {colour_jitter: {brightness: 0.4, contrast: 0.4}}",
+    "compared": "contrast: {weight: 1.0, temperature: 0.5}",
+}
+
+
+def waits_of(name: str, folder: Path, way: str = "") -> list[dict[str, int]]:
+    """How often a strategy waits for the device in passes of few steps, and of more."""
+    device.register()
+    counts = []
+    for batch in (30, 5):
+        file = experiment_of(name, folder)
+        text = file.read_text().replace("batch: 16", f"batch: {batch}, {way}".rstrip(", "))
+        # What a client compares with has come back in an earlier round.
+        rounds = 2 if way == WAYS["compared"] else 1
+        file.write_text(text.replace("rounds: 2", f"rounds: {rounds}"))
+        spec = ag.load_experiment(file)
+        device.WAITS.clear()
+        engine = type(spec.engine).model_validate({"device": "other"})
+        run = ag.run(spec.model_copy(update={"engine": engine}), progress=False)
+        assert not any(line["rejected"] or line["failed"] for line in run.rounds), run.rounds
+        counts.append(dict(device.WAITS))
+    return counts
+
+
+def few_waits(folder: Path) -> dict[str, Any]:
+    """Waits of the strategies that differ most, and of all ways to train."""
+    found: dict[str, Any] = {name: waits_of(name, folder) for name in ("nefl", "recipfl")}
+    return found | {way: waits_of("fedavg", folder, WAYS[way]) for way in WAYS}
+
+
+def waits(folder: Path) -> dict[str, Any]:
+    """Waits of every strategy."""
+    return {name: waits_of(name, folder) for name in STRATEGIES}
+
+
 def gradients(folder: Path) -> dict[str, Any]:
     """Who takes part in runs on the processor, before and after this process computes gradients."""
     found: dict[str, Any] = {}
