@@ -352,7 +352,9 @@ class Server:
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
         group = state.group("hypernet").items()
-        phi = {k: v.to(world.device, copy=change or not _aligned(v)) for k, v in group}
+        phi = {
+            k: v.to(world.device, copy=change or (v.is_cpu and not _aligned(v))) for k, v in group
+        }
         network.load_state_dict(phi, assign=True)
         return Server(strategy, world, state, network)
 
@@ -438,7 +440,8 @@ def _aligned(tensor: Tensor) -> bool:
 
 
 def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    """Return φ, which stays on the device, as the moments do."""
+    return {name: tensor.detach() for name, tensor in network.state_dict().items()}
 
 
 def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Result]]:

@@ -86,7 +86,9 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name not in _BOTH and own and mixed:
         raise RuntimeError(f"{name}: all tensors have to be on the same device, {NAME}:0 and cpu")
     to = kwargs.get("device")
-    masks = name == "aten::index" and any(x.dtype is torch.bool for x in plain_args[1] if x is not None)
+    masks = name == "aten::index" and any(
+        x.dtype is torch.bool for x in plain_args[1] if x is not None
+    )
     if own and (name in _ASKING or masks):
         WAITS[name] += 1
     if name == "aten::_local_scalar_dense":

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.experiment import Experiment
@@ -28,6 +26,7 @@ from archgraph.record.client import ClientState
 from archgraph.record.traffic import DOWN, UP, back
 from archgraph.states import wire
 from archgraph.states.clipping import UpdateSize, change
+from archgraph.states.copies import server_copies
 from archgraph.states.updates import finite, unsummable
 
 # What the record says of an accepted client, beside its metrics.
@@ -247,16 +246,3 @@ def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientSta
     # Copies: else the memory of all that has come back would stay for a part of it.
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
     return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))
-
-
-def server_copies(state: State) -> State:
-    """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
-    with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
-        copies = {
-            # From a GPU into page-locked memory, which PyTorch uses again.
-            name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True).contiguous()
-            for name, tensor in state.items()
-        }
-        for device in {tensor.device for tensor in state.values() if tensor.is_cuda}:
-            torch.cuda.synchronize(device)
-        return copies

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.data.partition import local_test_indices
-from archgraph.engine.clientwork import server_copies
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.precision import performed
 from archgraph.engine.recalibration import as_tested
@@ -38,6 +37,7 @@ from archgraph.record.client import ClientState
 from archgraph.record.points import CLIENTS
 from archgraph.record.right import RIGHT, packed
 from archgraph.states import check_update
+from archgraph.states.copies import server_copies, state_to_device
 from archgraph.states.updates import unsummable
 
 
@@ -182,7 +182,8 @@ class Evaluator:
         right: list[Tensor] = []
         clients: dict[int, dict[str, float]] = {}
         # One module for all versions: their weights are loaded into it, one after the other.
-        module = module_of(Model(model.graph, model.state), self.experiment.world.device)
+        device = self.experiment.world.device
+        module = module_of(Model(model.graph, model.state), device)
 
         def version(client: int, tell: Tell) -> _Version:
             untuned: list[Json] = []
@@ -191,7 +192,12 @@ class Evaluator:
                 # No name for the weights: they are gone before the next client's are made.
                 load_state(
                     module,
-                    self._recomputed(model, self._own_state(model, before, client, round, untuned)),
+                    state_to_device(
+                        self._recomputed(
+                            model, self._own_state(model, before, client, round, untuned)
+                        ),
+                        device,
+                    ),
                 )
             return self._version(model, module, client, untuned)
 

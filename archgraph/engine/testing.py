@@ -128,6 +128,8 @@ def answers(
     # Metrics see rows of all batches at once, so no figure depends on the size of a batch.
     counts = learning.counts(data.targets)
     return [
-        Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]).cpu() for m in metrics}, counts)
+        Answers(
+            metrics, {m.name: torch.cat([p[m.name] for p in part]).cpu() for m in metrics}, counts
+        )
         for part in parts
     ]

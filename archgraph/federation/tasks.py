@@ -16,7 +16,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
 from archgraph.states import State, Transfer, wire
-from archgraph.states.copies import state_copy
+from archgraph.states.copies import state_to_device
 
 Weights = Literal["examples", "uniform"]
 
@@ -167,14 +167,15 @@ class Work:
     def copied(self) -> Work:
         """Return a copy with tensors and values of its own, since a program may write in place."""
 
+        def copied(state: State) -> State:
+            return state_to_device(state, self.device, copy=True)
+
         return replace(
             self,
-            state=state_copy(self.state, self.device),
-            keep=state_copy(self.keep, self.device),
-            others={
-                k: Model(m.graph, state_copy(m.state, self.device)) for k, m in self.others.items()
-            },
-            extras=state_copy(self.extras, self.device),
+            state=copied(self.state),
+            keep=copied(self.keep),
+            others={k: Model(m.graph, copied(m.state)) for k, m in self.others.items()},
+            extras=copied(self.extras),
             values=copy.deepcopy(dict(self.values)),
         )
 

@@ -24,7 +24,7 @@ from archgraph.language.local import LocalOptions
 from archgraph.language.optimisers import optimiser_class
 from archgraph.module.build import ArchModule, build, state_of
 from archgraph.ops.table import statistics
-from archgraph.states.copies import to_device
+from archgraph.states.copies import state_to_device, to_device
 from archgraph.states.updates import all_finite, finite
 
 
@@ -78,12 +78,12 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     last = device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
 
     def placed(value: Tensor) -> Tensor:
-        # Moved before it is copied: memory of a device is taken faster.
-        value = value.to(device)
         images = last and value.dim() == 4
         return value.contiguous(memory_format=torch.channels_last) if images else value
 
-    module: nn.Module = build(model.graph, {k: placed(v) for k, v in model.state.items()})
+    # Moved before it is copied: memory of a device is taken faster.
+    there = state_to_device(model.state, device)
+    module: nn.Module = build(model.graph, {k: placed(v) for k, v in there.items()})
     if _COMPILED.get():
         module.compile()
     return module

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.errors import GraphError
+from archgraph.states.copies import to_device
 
 
 def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
@@ -95,8 +96,8 @@ class ParameterEncoder(nn.Module):
         codes, order = [], []
         for length in lengths.unique().tolist():  # equally many pieces at a time: none is padding
             rows = torch.nonzero(lengths == length).flatten()
-            values = means[rows, : length * self.piece].to(weight.device)
-            rows = rows.to(weight.device)
+            values = to_device(means[rows, : length * self.piece], weight.device)
+            rows = to_device(rows, weight.device)
             pieces = self.embed(values.unflatten(1, (length, self.piece)))
             pieces = pieces + self.position[:length] + self.slot(slots[rows])[:, None]
             codes.append(self.layer(pieces).mean(1))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch_geometric.data import Batch, Data
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Param, per_graph, walk
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import base, initialiser, row
+from archgraph.states.copies import state_to_device
 
 # Why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its numbers
 # are not real ones. Every other tensor is generated.
@@ -280,8 +282,7 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
 Edges = tuple[Tensor, Tensor | None]
 
 
-@dataclass(frozen=True)
-class Messages:
+class Messages(NamedTuple):
     """What the nodes of a level receive over edges of one kind.
 
     Attributes:
@@ -296,8 +297,7 @@ class Messages:
     distance: Tensor | None
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """The nodes of one level, of all graphs, and where their messages come from.
 
     Attributes:
@@ -309,8 +309,7 @@ class Level:
     messages: tuple[Messages, ...]
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """One traversal, level by level.
 
     Attributes:
@@ -338,13 +337,13 @@ def sweep(level: Tensor, edges: Edges, *more: Edges) -> Sweep:
         >>> [step.size for step in plan.levels]
         [1, 2]
     """
-    levels = level.cpu().numpy()
+    levels = level.numpy()
     order = np.argsort(levels, kind="stable")
     position = np.argsort(order, kind="stable")
     sizes = np.bincount(levels)
     kinds = [_messages(levels[order], position, sizes, *kind) for kind in (edges, *more)]
     steps = zip(sizes.tolist(), zip(*kinds, strict=True), strict=True)
-    visited, back = (torch.from_numpy(x).to(level.device) for x in (order, position))
+    visited, back = torch.from_numpy(order), torch.from_numpy(position)
     return Sweep(visited, back, tuple(Level(*step) for step in steps))
 
 
@@ -364,15 +363,11 @@ def _messages(
         edge_index: As for :func:`sweep`.
         distance: As for :func:`sweep`.
     """
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(edge_index.device)
-
     # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
-    sender, receiver = position[edge_index.cpu().numpy()]
+    sender, receiver = position[edge_index.numpy()]
     by_receiver = np.argsort(receiver, kind="stable")
     sender, receiver = sender[by_receiver], receiver[by_receiver]
-    lengths = None if distance is None else distance.cpu().numpy()[by_receiver]
+    lengths = None if distance is None else distance.numpy()[by_receiver]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     cuts = np.searchsorted(receiver, starts)
     for number in range(len(sizes)):
@@ -382,10 +377,10 @@ def _messages(
         for home in np.unique(homes[senders]):
             sending = senders[homes[senders] == home] - starts[home]
             complete = len(sending) == sizes[home]
-            sources.append((int(home), None if complete else tensor(sending)))
+            sources.append((int(home), None if complete else torch.from_numpy(sending)))
         edges = np.stack([rows, receiver[mine] - starts[number]])
-        apart = None if lengths is None else tensor(lengths[mine])
-        yield Messages(tuple(sources), tensor(edges), apart)
+        apart = None if lengths is None else torch.from_numpy(lengths[mine])
+        yield Messages(tuple(sources), torch.from_numpy(edges), apart)
 
 
 @per_graph
@@ -402,3 +397,12 @@ def sweeps(batch: PygGraph) -> tuple[Sweep, Sweep]:
     there = sweep(batch.level_forward, *kinds)
     back = sweep(batch.level_backward, *((edges.flip(0), apart) for edges, apart in kinds))
     return there, back
+
+
+def sweeps_on(plans: tuple[Sweep, Sweep], device: torch.device) -> tuple[Sweep, Sweep]:
+    """Return plans on a device, to which all their tensors go as one buffer."""
+    leaves, form = pytree.tree_flatten(plans)
+    tensors = {str(n): leaf for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    there = state_to_device(tensors, device)
+    moved = [there.get(str(n), leaf) for n, leaf in enumerate(leaves)]
+    return cast("tuple[Sweep, Sweep]", pytree.tree_unflatten(moved, form))

@@ -25,9 +25,11 @@ from archgraph.hypernet.graphs import (
     local,
     sweeps,
     sweeps_alone,
+    sweeps_on,
     to_batch,
 )
 from archgraph.ops.table import row
+from archgraph.states.copies import to_device
 
 if TYPE_CHECKING:
     from archgraph.states import State
@@ -217,30 +219,32 @@ class GraphHypernetwork(nn.Module):
         self.check(graphs, trained)
         codes = self._codes(graphs, states, descriptor)
         gradients = {key: torch.zeros_like(code) for key, code in codes.items()}
-        total = 0.0
+        total: float | Tensor = 0.0
         for key, alike in self._alike(graphs).items():
             rows, clients, tensors = zip(*alike, strict=True)
-            at = torch.tensor(rows, device=codes[key[0]].device)
+            at = to_device(torch.tensor(rows), codes[key[0]].device)
             code = codes[key[0]].detach()[at].requires_grad_()
             value = self._tensors(code, tensors[0])
             # Sent weights were rounded to the tensor's type; the gap to them is not.
             wide = torch.promote_types(value.dtype, tensors[0].dtype)
             sent = value.detach().to(tensors[0].dtype).to(wide)
             theirs = [
-                trained[m][e.name].detach().to(sent) for m, e in zip(clients, tensors, strict=True)
+                to_device(trained[m][e.name].detach(), sent.device).to(sent.dtype)
+                for m, e in zip(clients, tensors, strict=True)
             ]
             gap = sent - torch.stack(theirs)
             share = torch.tensor(
                 [1.0 if weights is None else weights[m] for m in clients], dtype=torch.float64
             )
-            total += float(share @ _squares(gap).cpu()) / 2
+            share = to_device(share, gap.device)
+            total = total + share @ _squares(gap) / 2
             # The gap is the gradient of half its square; the graph of these tensors ends here.
-            value.backward(gap.mul_(share.to(gap).view(-1, *[1] * (gap.dim() - 1))).to(value))
+            value.backward(gap.mul_(share.to(gap.dtype).view(-1, *[1] * (gap.dim() - 1))).to(value))
             gradients[key[0]][at] = cast(Tensor, code.grad)
         # One pass back through the network for all clients, from the gradients of their codes.
         if codes:
             torch.autograd.backward(list(codes.values()), list(gradients.values()))
-        return total
+        return float(total)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -251,8 +255,7 @@ class GraphHypernetwork(nn.Module):
         self.check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach)
-        starts = batch.ptr.tolist()  # before they are on a device
-        batch = batch.to(self.word.weight.device)
+        starts, device = batch.ptr.tolist(), self.word.weight.device
         tensors: list[Tensor] = []
         slots, nodes, clients, informed = [], [], [], []
         places: dict[CodeKey, list[int]] = {}
@@ -270,16 +273,16 @@ class GraphHypernetwork(nn.Module):
                 slots.append(key[0])
                 nodes.append(starts[m] + entry.node)
                 clients.append(m)
-        words = self.word(batch.word)
+        words = self.word(to_device(batch.word, device))
         current = torch.zeros_like(words)
         slot, node, client = (
-            torch.tensor(x, dtype=torch.long, device=words.device) for x in (slots, nodes, clients)
+            to_device(torch.tensor(x, dtype=torch.long), device) for x in (slots, nodes, clients)
         )
         if tensors:
             codes = self.encoder(tensors, slot)
             # A node's tensors are averaged: features do not grow with their number.
             number = torch.tensor(nodes)  # of positions: known without the device's values
-            share = 1 / torch.bincount(number)[number].to(codes)
+            share = to_device(1 / torch.bincount(number)[number].to(codes.dtype), device)
             current = current.index_add(0, node, codes * share[:, None])
         if self.join is not None:
             features = self.join(torch.cat([words, current], 1))
@@ -287,13 +290,12 @@ class GraphHypernetwork(nn.Module):
             assert self.shape is not None
             features = words + current + self.shape(tensors, nodes, len(words))
         # A plan is cached per graph, on the CPU.
-        alone = len(graphs) == 1 and words.device.type in ("cpu", "meta")
-        plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
-        features = self.norm(self.gnn(features, *plans))
-        is_described = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
+        plans = sweeps_alone(graphs[0], self.reach) if len(graphs) == 1 else sweeps(batch)
+        features = self.norm(self.gnn(features, *sweeps_on(plans, device)))
+        is_described = to_device(torch.tensor(informed, dtype=torch.bool), device)[:, None]
         by_key = {}
         for key, chosen in places.items():
-            rows = torch.tensor(chosen, device=words.device)
+            rows = to_device(torch.tensor(chosen), device)
             about = described[client[rows]] * is_described[rows]
             inputs = torch.cat([features[node[rows]], about], 1)
             by_key[key] = self.decoders[key[0]](inputs, largest[key])
@@ -302,14 +304,14 @@ class GraphHypernetwork(nn.Module):
     def _described(self, graphs: Sequence[ArchGraph], descriptor: Tensor | None) -> Tensor:
         """Return descriptors [clients, descriptor], with 0 columns for undescribed clients."""
         if self.client is not None and descriptor is not None and descriptor.dim() == 1:
-            descriptor = self.client(descriptor.to(self.client.weight.device))
+            descriptor = self.client(to_device(descriptor, self.client.weight.device))
         expected = (len(graphs), self.descriptor)
         descriptors = torch.zeros(len(graphs), 0) if descriptor is None else descriptor
         if tuple(descriptors.shape) != expected:
             raise GraphError(
                 "descriptors do not fit", found=tuple(descriptors.shape), expected=expected
             )
-        return descriptors.to(self.word.weight)
+        return to_device(descriptors.to(self.word.weight.dtype), self.word.weight.device)
 
     def _number(self, entry: GeneratedTensor) -> int:
         number = self.slots.get(entry.slot)
@@ -427,9 +429,9 @@ class ShapeEncoder(nn.Module):
             for tensor in largest.values()
         ]
         device = next(self.parameters()).device
-        index = torch.tensor(codes, dtype=torch.long, device=device).reshape(-1, DIMENSIONS)
+        index = to_device(torch.tensor(codes, dtype=torch.long), device).reshape(-1, DIMENSIONS)
         vectors = torch.cat([table(index[:, i]) for i, table in enumerate(self.sizes)], 1)
-        at = torch.tensor(list(largest), dtype=torch.long, device=device)
+        at = to_device(torch.tensor(list(largest), dtype=torch.long), device)
         return vectors.new_zeros(nodes, vectors.shape[1]).index_add(0, at, vectors)
 
 

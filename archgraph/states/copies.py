@@ -27,34 +27,56 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
     return staged.copy_(value).to(where, non_blocking=True)
 
 
-def state_copy(state: State, device: torch.device | str) -> dict[str, Tensor]:
-    """Copy a state to a device, its entries in the processor's memory as one buffer.
+def state_to_device(
+    state: State, device: torch.device | str, *, copy: bool = False
+) -> dict[str, Tensor]:
+    """Return a state on a device; what comes from the processor's memory goes there as one buffer.
 
-    Each entry begins where a tensor of its own might. They share the buffer's memory, which stays
-    as long as one of them.
+    Its entries begin where tensors of their own might, and share the buffer, which stays as long as
+    one of them.
+
+    Args:
+        state: On whatever devices.
+        device: Where it is to be.
+        copy: Whether entries that are there are copied, too.
 
     Example:
-        >>> state_copy({"w": torch.ones(2)}, "cpu")
+        >>> state_to_device({"w": torch.ones(2)}, "cpu")
         {'w': tensor([1., 1.])}
     """
     where = torch.device(device)
-    if where.type not in ASYNCHRONOUS:
-        return {name: value.to(where, copy=True) for name, value in state.items()}
+    there = {
+        name: value.to(where, copy=copy)
+        for name, value in state.items()
+        if not value.is_cpu or where.type not in ASYNCHRONOUS
+    }
     starts, size = {}, 0
     for name, value in state.items():
-        if value.is_cpu:
+        if name not in there:
             starts[name] = size
             size += -(-value.nbytes // _ALIGNED) * _ALIGNED
-    staged = torch.empty(size, dtype=torch.uint8, pin_memory=where.type == "cuda")
 
     def part(buffer: Tensor, name: str) -> Tensor:
         value, start = state[name], starts[name]
         return buffer[start : start + value.nbytes].view(value.dtype).view(value.shape)
 
-    for name in starts:
-        part(staged, name).copy_(state[name])
-    there = staged.to(where, non_blocking=True)
-    return {
-        name: part(there, name) if name in starts else value.to(where, copy=True)
-        for name, value in state.items()
-    }
+    if starts:
+        staged = torch.empty(size, dtype=torch.uint8, pin_memory=where.type == "cuda")
+        for name in starts:
+            part(staged, name).copy_(state[name])
+        buffer = staged.to(where, non_blocking=True)
+        there |= {name: part(buffer, name) for name in starts}
+    return {name: there[name] for name in state}
+
+
+def server_copies(state: State) -> dict[str, Tensor]:
+    """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
+    with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
+        copies = {
+            # From a GPU into page-locked memory, which PyTorch uses again.
+            name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True).contiguous()
+            for name, tensor in state.items()
+        }
+        for device in {tensor.device for tensor in state.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return copies
