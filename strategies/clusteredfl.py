@@ -107,7 +107,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
                 if judged:
                     sent = self._weights(state, result.client)
                     update = {
-                        p.name: result.state[p.name] - sent[p.name]
+                        p.name: result.state[p.name].cpu() - sent[p.name]
                         for p in graph.params
                         if p.trainable and p.name in result.state
                     }

@@ -219,7 +219,8 @@ class Digest:
 
         def loss(examples: fl.Examples) -> Tensor:
             answers = work.learning.predictions(module(*examples.inputs))
-            return (answers - work.extras["scores"][examples.ids].to(answers)).abs().mean()
+            rows = examples.ids.to(answers.device, non_blocking=True)
+            return (answers - work.extras["scores"][rows].to(answers)).abs().mean()
 
         work = replace(work, data=self.public, local=local)
         metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])

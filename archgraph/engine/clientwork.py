@@ -26,7 +26,7 @@ from archgraph.record.client import ClientState
 from archgraph.record.traffic import DOWN, UP, back
 from archgraph.states import wire
 from archgraph.states.clipping import UpdateSize, change
-from archgraph.states.copies import server_copies
+from archgraph.states.copies import server_copies, state_to_device
 from archgraph.states.updates import finite, unsummable
 
 # What the record says of an accepted client, beside its metrics.
@@ -183,7 +183,9 @@ class ClientWork:
             outcome = performed(program, work, setup.engine)
         return dataclasses.replace(  # in memory of its own: the program may keep what it returned
             outcome,
-            state=server_copies(outcome.state),
+            state=server_copies(outcome.state)
+            if world.merging == "cpu"
+            else state_to_device(outcome.state, world.merging, copy=True),
             keep=server_copies(outcome.keep),
             others={name: server_copies(state) for name, state in outcome.others.items()},
             extras=server_copies(outcome.extras),

@@ -54,7 +54,7 @@ def check_ranges(
             )
     for name, step in counters(graph).items():
         if name in sent and name in state and state[name].numel():
-            advance = state[name] - sent[name]
+            advance = state[name] - sent[name].to(state[name].device)
             least, most = int(advance.min()), int(advance.max())
             if least < 0 or most > steps * step:
                 raise RejectedUpdate(

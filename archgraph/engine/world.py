@@ -58,7 +58,7 @@ from archgraph.hints import listed
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, rounded_share
 from archgraph.language.data import DataSpec, IidSpec, NamedData
-from archgraph.language.experiment import EngineSpec
+from archgraph.language.experiment import LOCAL, EngineSpec
 from archgraph.language.task import OWN
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
@@ -167,6 +167,8 @@ def prepare(
             selection = Selection.of(spec.validation, learning)
     counts = None if rows is None else [rows.get(i, NONE).counts for i in range(len(tiers))]
     world = _world(spec, family, dataset, shares, learning, device, counts)
+    if _merges_there(spec, strategy):
+        world = replace(world, merging=device)
     world = replace(world, public=public_shard(public, dataset))
     with allowed(python):
         learnings = {
@@ -448,6 +450,16 @@ def _world(
         learning=learning,
         server=spec.server,
     )
+
+
+def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
+    """Return whether updates stay on the device until they are averaged.
+
+    Nothing but their mean is taken of them then, and they are in the server's process.
+    """
+    other = spec.aggregate, spec.privacy, spec.bound
+    alone = spec.engine.kind == LOCAL and not spec.engine.places
+    return strategy.averages and alone and all(rule is None for rule in other)
 
 
 def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:

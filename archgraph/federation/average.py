@@ -24,6 +24,7 @@ from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, signature
+from archgraph.states.copies import server_copies, state_to_device
 
 
 def part(
@@ -131,12 +132,12 @@ def group_means(
     elif rules is not None and (rules.krum or rules.middle):
         after, reached = robust_means(rules, state, contributions)
     else:
-        after, reached = _plain_means(state, contributions)
+        after, reached = _plain_means(world.merging, state, contributions)
     return after if world.server is None else followed(world.server, state, after, reached)
 
 
 def _plain_means(
-    state: ServerState, contributions: Iterable[Contribution]
+    device: str, state: ServerState, contributions: Iterable[Contribution]
 ) -> tuple[ServerState, dict[str, Reached]]:
     # FedFA's α_c = mean_κ n_κ / n_c: each update is divided by n_c as it arrives and the sum is
     # multiplied by the mean at the end, so that one pass with one update in memory is enough.
@@ -146,13 +147,13 @@ def _plain_means(
     for one in contributions:
         wholes.setdefault(one.group, one.whole)
         if one.group not in mergers:
-            mergers[one.group] = Merger(one.whole, state.group(one.group))
+            mergers[one.group] = Merger(one.whole, state_to_device(state.group(one.group), device))
         sizes.add(one)
         mergers[one.group].accumulate(one.update)
     reached = {}
     for group, merger in mergers.items():
         mean, coverage = merger.result(multiply=sizes.means(group))
-        state = state.with_group(group, mean)
+        state = state.with_group(group, mean if device == "cpu" else server_copies(mean))
         reached[group] = Reached(wholes[group], coverage)
     return state, reached
 

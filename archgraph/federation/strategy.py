@@ -133,7 +133,8 @@ class Strategy(ABC):
 
     averages: ClassVar[bool] = False
     """Whether all that clients return becomes part of the server's state by ``covered_mean`` or
-    ``group_means``: an experiment with ``aggregate`` is refused otherwise."""
+    ``group_means``: an experiment with ``aggregate`` is refused otherwise. On a GPU results then
+    stay there until they are averaged (``World.merging``)."""
 
     reports: ClassVar[tuple[str, ...]] = ()
     """Plain values of the server's state that the record of each round has, as ``server``."""

@@ -273,8 +273,8 @@ class Result:
 
     Attributes:
         client: Id of the client.
-        state: All entries of the task's graph except ``Task.private``; floating point ones are
-            finite.
+        state: All entries of the task's graph except ``Task.private``, on ``World.merging``;
+            floating point ones are finite.
         examples: Number of the client's training examples.
         others: States of the further models.
         extras: Tensors for the server; floating point ones are finite.

@@ -142,6 +142,7 @@ class World:
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Device of server-side computation.
+        merging: Device on which clients' states stay until their mean is taken.
         aggregate: Limits on the influence of single clients on a mean. Default: none.
         means: Private means that replace the ordinary ones. Default: none.
         learning: The learning task.
@@ -157,6 +158,7 @@ class World:
     rounds: int
     seed: int
     device: str = "cpu"
+    merging: str = "cpu"
     aggregate: AggregateSpec | None = None
     means: Means | None = None
     learning: LearningTask = CLASSIFICATION

@@ -42,10 +42,14 @@ def few_strategies(folder: Path) -> dict[str, Any]:
 
 
 def strategies(folder: Path, every: int = 1) -> dict[str, Any]:
-    """Whether each strategy has the same bits in two processes there as on the processor."""
+    """Whether each strategy has the processor's bits there, in this process and in two others."""
     names = [name for name in STRATEGIES if name not in SERVERS][::every]
-    on_device = {name: ran(name, folder, device="other", workers=2) for name in names}
-    return {name: result(run) == result(ran(name, folder)) for name, run in on_device.items()}
+    engines = {"device": "other"}, {"device": "other", "workers": 2}
+    on_device = {name: [ran(name, folder, **engine) for engine in engines] for name in names}
+    return {
+        name: all(result(run) == result(ran(name, folder)) for run in runs)
+        for name, runs in on_device.items()
+    }
 
 
 def servers(folder: Path) -> dict[str, Any]:
