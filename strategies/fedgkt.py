@@ -268,9 +268,10 @@ class Group:
             # In the first round none is; a client that was not sampled has those of an earlier one.
             known = [row for row, i in enumerate(examples.ids.tolist()) if i in row_of]
             if known:
-                rows = [row_of[i] for i in examples.ids[known].tolist()]
-                teacher = work.extras["logits"][rows].to(work.device)
-                answers = work.learning.predictions(outputs)[known]
+                rows = torch.tensor([row_of[i] for i in examples.ids[known].tolist()])
+                teacher = work.extras["logits"][fl.to_device(rows, work.device)]
+                chosen = fl.to_device(torch.tensor(known), work.device)
+                answers = work.learning.predictions(outputs)[chosen]
                 # A mean over the known ones counts for their part of the minibatch.
                 share = len(known) / len(examples.ids)
                 value = value + share * self.alpha * taught(answers, teacher, self.temperature)
@@ -293,7 +294,7 @@ def _told(work: fl.Work, extractor: nn.Module, classifier: nn.Module) -> dict[st
         for examples in work.data.batches(None, work.local.batch):
             features = extractor(*(x.to(work.device) for x in examples.inputs))
             answers = work.learning.predictions(classifier(features))
-            yield features.cpu(), answers.cpu(), examples.targets.cpu(), examples.ids
+            yield features, answers, examples.targets, examples.ids
 
     with torch.no_grad():
         return dict(zip(SENT, map(torch.cat, zip(*each(), strict=True)), strict=True))

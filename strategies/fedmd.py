@@ -178,7 +178,7 @@ class Party:
         module = fl.module_of(replace(work, state=outcome.state)).eval()
         with torch.no_grad():
             scores = [
-                work.learning.predictions(module(*(x.to(work.device) for x in batch.inputs)))
+                work.learning.predictions(module(*(fl.to_device(x, work.device) for x in batch.inputs)))
                 for batch in self.draw(work.public, work.round).batches(None, work.local.batch)
             ]
         keep = {**outcome.keep, "begun": torch.ones(())}
@@ -219,7 +219,7 @@ class Digest:
 
         def loss(examples: fl.Examples) -> Tensor:
             answers = work.learning.predictions(module(*examples.inputs))
-            rows = examples.ids.to(answers.device, non_blocking=True)
+            rows = fl.to_device(examples.ids, work.device)
             return (answers - work.extras["scores"][rows].to(answers)).abs().mean()
 
         work = replace(work, data=self.public, local=local)

@@ -122,7 +122,8 @@ def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:
     if flat.shape[1] == width:
         return flat
     draw = fl.seeded(seed, "fedproto projection", flat.shape[1], width)
-    return flat @ (torch.randn(flat.shape[1], width, generator=draw) / width**0.5).to(flat)
+    matrix = torch.randn(flat.shape[1], width, generator=draw) / width**0.5
+    return flat @ fl.to_device(matrix.to(flat.dtype), flat.device)
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,13 @@ class Prototypes:
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
         module.eval()  # Eq. 3 is of the network as it is tested
-        sums, counts = torch.zeros(classes, self.width), torch.zeros(classes)
+        sums = torch.zeros(classes, self.width, device=work.device)
+        counts = torch.zeros(classes, device=work.device)
         with torch.no_grad():
             for batch in work.data.batches(None, work.local.batch):
                 _, features = module(*(x.to(work.device) for x in batch.inputs))
-                rows = projected(features, self.width, self.seed).cpu()
-                more = fl.class_sums(rows, batch.targets.cpu(), classes)
+                rows = projected(features, self.width, self.seed)
+                more = fl.class_sums(rows, batch.targets, classes)
                 sums, counts = sums + more[0], counts + more[1]
         means = sums / counts.clamp(min=1)[:, None]
         return fl.Outcome(

@@ -164,7 +164,7 @@ class RecipFL(fl.Masking):
             world.tier(name)
         graphs = self.graphs(world)
         network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
-        return fl.ServerState().with_group("hypernet", _phi(network))
+        return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""

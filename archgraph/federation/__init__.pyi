@@ -58,6 +58,7 @@ from .scaler import rate_of as rate_of
 from .scaler import scaled as scaled
 from .shard import Shard as Shard
 from .shard import minibatches as minibatches
+from .shard import to_device as to_device
 from .state import GLOBAL as GLOBAL
 from .state import Json as Json
 from .state import ServerState as ServerState

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from archgraph.federation.tasks import Examples
-from archgraph.states.copies import to_device
+from archgraph.states.copies import to_device as to_device
 
 SHORTEST = 2  # positions of a batch of texts, at least: models may branch on one
 

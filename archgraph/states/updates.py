@@ -147,10 +147,12 @@ def check_update(
     if len(state) != len(expected):
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
+    values: dict[str, Tensor] = {}
     for want in expected if finite else ():
         value, before = state[want.name], fixed.get(want.name)
         if want.averaged and (before is None or not torch.equal(value, before.to(value.device))):
-            _check_values(want.name, value)
+            values[want.name] = value
+    _check_values(values)
 
 
 # Other classes decide themselves how they are computed.
@@ -209,11 +211,17 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _check_values(name: str, value: Tensor) -> None:
+def _check_values(values: State) -> None:
     # One NaN or infinity spoils the norm, so a small norm proves all values finite and no larger,
     # in one pass that writes nothing. Only else is every value looked at: the norm can overflow.
-    norm = torch.linalg.vector_norm(value, dtype=accumulator(value.dtype)).item()
-    if norm < LARGEST or not value.numel():
+    norms = [torch.linalg.vector_norm(v, dtype=accumulator(v.dtype)) for v in values.values()]
+    if norms and not bool((torch.stack(norms) < LARGEST).all()):  # a device is waited for once
+        for name, value in values.items():
+            _check_value(name, value)
+
+
+def _check_value(name: str, value: Tensor) -> None:
+    if not value.numel():
         return
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:

@@ -68,16 +68,11 @@ def _distance(first: Any, second: Any) -> float:
     return float((one - two).abs().max()) if one.numel() else 0.0
 
 
-# Ways to train, tried with FedAvg: a key of `local`, or what replaces one.
+# Ways to train, tried with FedAvg.
 WAYS = {
-    "proximal": "proximal: 0.1",
-    "clipped": "clip: 1.0",
-    "averaged": "ema: 0.9",
-    "accumulated": "accumulate: 2",
-    "scheduled": "schedule: cosine, over: round",
-    "weighted": "class_weights: balanced, label_smoothing: 0.1",
-    "augmented": "augment: {crop: 1, flip: true, resized_crop: {}, mixup: 0.4, cutmix: 1.0}",
-    "coloured": "augment: {colour_jitter: {brightness: 0.4, contrast: 0.4}}",
+    "all": "proximal: 0.1, clip: 1.0, ema: 0.9, accumulate: 2, schedule: cosine, over: round, "
+    "class_weights: balanced, label_smoothing: 0.1, augment: {crop: 1, flip: true, resized_crop: "
+    "{}, colour_jitter: {brightness: 0.4, contrast: 0.4}, mixup: 0.4, cutmix: 1.0}",
     "compared": "contrast: {weight: 1.0, temperature: 0.5}",
 }
 
@@ -90,7 +85,7 @@ def waits_of(name: str, folder: Path, way: str = "") -> list[dict[str, int]]:
         file = experiment_of(name, folder)
         text = file.read_text().replace("batch: 16", f"batch: {batch}, {way}".rstrip(", "))
         # What a client compares with has come back in an earlier round.
-        rounds = 2 if way == WAYS["compared"] else 1
+        rounds = 2 if way == WAYS["compared"] or name in SERVERS else 1
         file.write_text(text.replace("rounds: 2", f"rounds: {rounds}"))
         spec = ag.load_experiment(file)
         device.WAITS.clear()
@@ -102,13 +97,13 @@ def waits_of(name: str, folder: Path, way: str = "") -> list[dict[str, int]]:
 
 
 def few_waits(folder: Path) -> dict[str, Any]:
-    """Waits of the strategies that differ most, and of all ways to train."""
-    found: dict[str, Any] = {name: waits_of(name, folder) for name in ("nefl", "recipfl")}
+    """Whether waits of some strategies, and of ways to train, are as many for more steps."""
+    found: dict[str, Any] = {name: waits_of(name, folder) for name in ("nefl", "fedfa")}
     return found | {way: waits_of("fedavg", folder, WAYS[way]) for way in WAYS}
 
 
 def waits(folder: Path) -> dict[str, Any]:
-    """Waits of every strategy."""
+    """The same of every strategy."""
     return {name: waits_of(name, folder) for name in STRATEGIES}
 
 
