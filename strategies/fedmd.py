@@ -178,7 +178,9 @@ class Party:
         module = fl.module_of(replace(work, state=outcome.state)).eval()
         with torch.no_grad():
             scores = [
-                work.learning.predictions(module(*(fl.to_device(x, work.device) for x in batch.inputs)))
+                work.learning.predictions(
+                    module(*(fl.to_device(x, work.device) for x in batch.inputs))
+                )
                 for batch in self.draw(work.public, work.round).batches(None, work.local.batch)
             ]
         keep = {**outcome.keep, "begun": torch.ones(())}

@@ -1,4 +1,4 @@
-"""A second device for machines that have none: ``other``, which computes on the processor.
+"""Two devices for machines that have none: ``other``, which compute on the processor.
 
 Its tensors are not the processor's: an operation that mixes the two is refused, as on a GPU, and
 so is reading their memory. What they hold is a tensor of the processor, so results have the same
@@ -45,14 +45,14 @@ class OtherTensor(Tensor):
     plain: Tensor
 
     @staticmethod
-    def __new__(cls, plain: Tensor) -> OtherTensor:
+    def __new__(cls, plain: Tensor, number: int = 0) -> OtherTensor:
         made = Tensor._make_wrapper_subclass(
             cls,
             plain.size(),
             strides=plain.stride(),
             storage_offset=plain.storage_offset(),
             dtype=plain.dtype,
-            device=torch.device(NAME, 0),
+            device=torch.device(NAME, number),
         )
         made.plain = plain
         return made
@@ -83,9 +83,11 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     plain_args, plain_kwargs = tree_map(bare, args), tree_map(bare, kwargs)
     mixed = [t for t in found if t.dim() or name.endswith("_")]
-    if name not in _BOTH and own and mixed:
-        raise RuntimeError(f"{name}: all tensors have to be on the same device, {NAME}:0 and cpu")
+    numbers = {t.device.index for t in own.values()}
+    if name not in _BOTH and own and (mixed or len(numbers) > 1):
+        raise RuntimeError(f"{name}: all tensors have to be on the same device; {numbers}, cpu")
     to = kwargs.get("device")
+    number = min(numbers, default=0) if to is None else torch.device(to).index or 0
     masks = name == "aten::index" and any(
         x.dtype is torch.bool for x in plain_args[1] if x is not None
     )
@@ -106,7 +108,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return own[id(value)] if id(value) in own else OtherTensor(value)
+        return own[id(value)] if id(value) in own else OtherTensor(value, number)
 
     return tree_map(wrapped, result)
 
@@ -126,7 +128,7 @@ class _Module:
 
     @staticmethod
     def device_count() -> int:
-        return 1
+        return 2
 
     @staticmethod
     def current_device() -> int:
@@ -166,7 +168,8 @@ def _use() -> None:
 
 def _made(factory: Any, *args: Any, **kwargs: Any) -> Tensor:
     _use()
-    return OtherTensor(factory(*args, **{**kwargs, "device": "cpu"}))
+    number = torch.device(kwargs["device"]).index or 0
+    return OtherTensor(factory(*args, **{**kwargs, "device": "cpu"}), number)
 
 
 def _filled(values: Tensor, place: OtherTensor, non_blocking: bool = False) -> Tensor:

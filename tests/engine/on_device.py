@@ -142,7 +142,8 @@ class Job:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "late":
             time.sleep(60)
-        assert torch.ones(1, device=self.place).device.type == "other"
+        number = torch.device(self.place).index or 0
+        assert torch.ones(1, device=self.place).device == torch.device("other", number)
         return what, self.place, os.getpid()
 
 
@@ -241,7 +242,7 @@ def alive(pid: int) -> bool:
 
 def failing(folder: Path) -> dict[str, Any]:
     """What comes of calls that kill their process, are late, or cannot be sent."""
-    workers, job = Workers(2, devices=("other", "other:0"), deadline=2.0), Job()
+    workers, job = Workers(2, devices=("other:0", "other:1"), deadline=2.0), Job()
     torch.ones(1, device="other", requires_grad=True).sum().backward()  # in this process
     items = ["a", "b", "killed", "c", "late", "d", "e"]
     found: dict[str, Any] = {

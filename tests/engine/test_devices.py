@@ -35,14 +35,28 @@ def found(case: str) -> dict[str, Any]:
     return result
 
 
+def test_no_step_of_training_waits_for_the_device() -> None:
+    """Passes of six times as many steps wait as often: for their losses, and for results."""
+    for name, (few_steps, many_steps) in found("few_waits").items():
+        assert few_steps == many_steps, name
+        assert few_steps["aten::_local_scalar_dense"] < 130, name  # a few for each client
+
+
 @pytest.mark.full
-def test_a_few_strategies_have_the_same_bits_in_processes_on_a_device() -> None:
+def test_no_step_of_any_strategy_but_one_waits_for_the_device() -> None:
+    waits = found("waits")
+    # FedProto picks the classes of a minibatch, whose number follows from values.
+    assert {name for name, (few, many) in waits.items() if few != many} == {"fedproto"}
+
+
+@pytest.mark.full
+def test_a_few_strategies_have_the_same_bits_on_a_device() -> None:
     bits = found("few_strategies")
     assert len(bits) > 3 and all(bits.values())
 
 
 @pytest.mark.full
-def test_every_strategy_has_the_same_bits_in_processes_on_a_device() -> None:
+def test_every_strategy_has_the_same_bits_on_a_device() -> None:
     assert found("strategies") == dict.fromkeys(set(STRATEGIES) - set(SERVERS), True)
 
 
@@ -79,7 +93,7 @@ def test_a_client_on_a_device_ends_no_run() -> None:
         *("a", "b", "its process was ended by SIGKILL", "c"),
         *("not done after 2 s (deadline)", "d", "e"),
     ]
-    assert {call[1] for call in calls if isinstance(call, list)} == {"other", "other:0"}
+    assert {call[1] for call in calls if isinstance(call, list)} == {"other:0", "other:1"}
     first, again = calls[0], runs["again"][0]
     assert first[0] == "a" and again[0] == "f"
     assert len({call[2] for call in calls if isinstance(call, list)}) <= 4  # they are used again
