@@ -168,7 +168,7 @@ class EngineSpec(Base):
         "number",
         examples=[2000.0],
     )
-    cache: Annotated[float, Field(ge=0)] = Field(
+    resident: Annotated[float, Field(ge=0)] = Field(
         default=1000.0,
         description="megabytes of clients' examples that stay on a device between rounds, for each "
         "process; on the processor nothing is copied",
