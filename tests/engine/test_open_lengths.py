@@ -172,6 +172,12 @@ def test_targets_are_cut_where_results_have_positions(
     assert widths <= set(range(2, 16)) if positions else widths == {LENGTH}
 
 
+def test_each_minibatch_ends_with_its_own_longest_text() -> None:
+    mask = torch.ones(4, 6).long().tril(1)  # texts of 2, 3, 4 and 5 words
+    shard = Shard((mask, mask), torch.arange(4), (1,) * 4, mask=1)
+    assert [batch.inputs[0].shape[1] for batch in shard.batches(None, 2)] == [3, 5]
+
+
 def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     split = Split(
         torch.ones(6, 30).short(), torch.arange(6) % 3, beside={"mask": torch.ones(6, 30)}
