@@ -28,7 +28,7 @@ def found(case: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.engine.on_device", case]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+        command, capture_output=True, text=True, timeout=1200, cwd=ROOT, env=environment
     )
     assert not done.returncode and not done.stderr, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout)

@@ -153,8 +153,8 @@ def test_targets_are_cut_where_results_have_positions(
     model = ag.trace(form(), ones, ones, open=OPEN)
     cut = TextPadding.cut
 
-    def noted(self: TextPadding, inputs: Any, targets: Tensor) -> Any:
-        inputs, targets = cut(self, inputs, targets)
+    def noted(self: TextPadding, *arguments: Any) -> Any:
+        inputs, targets = cut(self, *arguments)
         widths.add(targets.shape[1])
         return inputs, targets
 
@@ -174,7 +174,7 @@ def test_targets_are_cut_where_results_have_positions(
 
 def test_each_minibatch_ends_with_its_own_longest_text() -> None:
     mask = torch.ones(4, 6).long().tril(1)  # texts of 2, 3, 4 and 5 words
-    shard = Shard((mask, mask), torch.arange(4), (1,) * 4, mask=1)
+    shard = Shard((mask, mask), torch.arange(4), (1,) * 4, padding=TextPadding(1, False))
     assert [batch.inputs[0].shape[1] for batch in shard.batches(None, 2)] == [3, 5]
 
 
