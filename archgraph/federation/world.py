@@ -86,8 +86,8 @@ class Uncounted(tuple[int, ...]):
         """Refuse."""
         raise RunError(
             "how many examples a client has of each class is not known",
-            hint="choose a strategy that does not ask for it; give a stream as a torch dataset with "
-            "__len__ and __getitem__, start a node of Flower without labels=false",
+            hint="choose a strategy that does not ask for it; give a stream as a torch dataset "
+            "with __len__ and __getitem__, start a node of Flower without labels=false",
         )
 
     def __len__(self) -> int:

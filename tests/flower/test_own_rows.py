@@ -174,7 +174,7 @@ def test_rows_that_do_not_fit_are_named_before_the_first_round(app, tmp_path, ch
 
 
 def test_a_node_that_comes_back_with_other_rows_is_refused(app, tmp_path):
-    file, said = app(), []
+    file, said = app(), list[str]()
     grid = nodes(file)
     fleet = Nodes(grid, 2, join=0, tell=said.append)
     fleet.meet(every=True)
