@@ -304,6 +304,11 @@ class _Search:
             if d != e and name is not None
         }
         self.of = {name: [pair for pair in pairs if name in pair[2]] for name in sizes}
+        # An axis may occur twice in a tensor: then it is near itself.
+        self.near = {
+            axis: {n for *_, names in beside for n in names if n != axis or names.count(n) > 1}
+            for axis, beside in self.of.items()
+        }
         self.as_it_is: dict[str, Order] = {name: np.arange(size) for name, size in sizes.items()}
 
     def likeness(self, positions: Mapping[str, Order], axis: str | None = None) -> float:
@@ -348,18 +353,21 @@ class _Search:
 
     def solved(self, start: Mapping[str, Order], draw: np.random.Generator) -> dict[str, Order]:
         """Return the orders that coordinate descent ends at."""
-        positions, changed = dict(start), True
-        while changed:
-            changed = False
+        positions, settled = dict(start), set[str]()
+        while len(settled) < len(positions):
             names = draw.permutation([*positions]).tolist()
             # Where the second is narrower, the order as it is says nothing: these first.
             for axis in sorted(names, key=lambda name: name not in self.narrower):
+                if axis in settled:  # best for the others as they are
+                    continue
+                settled.add(axis)
                 products = self._products(axis, positions)
                 index = _assigned(products)
                 columns = np.arange(len(index))
                 now = float(products[positions[axis], columns].sum())
                 if float(products[index, columns].sum()) > now + 1e-9 * (1 + abs(now)):
-                    positions[axis], changed = index, True
+                    positions[axis] = index
+                    settled -= self.near[axis]
         return positions
 
     def _products(self, axis: str, positions: Mapping[str, Order]) -> Tensor:
