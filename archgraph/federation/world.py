@@ -85,7 +85,7 @@ class Uncounted(tuple[int, ...]):
     def __iter__(self) -> Iterator[int]:
         """Refuse."""
         raise RunError(
-            "how many examples a client has of each class is not known",
+            "the examples of a client are not counted by class",
             hint="choose a strategy that does not ask for it; give a stream as a torch dataset "
             "with __len__ and __getitem__, start a node of Flower without labels=false",
         )

@@ -211,7 +211,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "counts of classes": (
         lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
-        "of each class is not known",
+        "not counted by class",
     ),
     "public examples": (
         lambda: ag.run(
