@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +19,12 @@ from archgraph.states.entry import Entry
 
 # More bands of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_BANDS = 64
+
+# A sum of so few values is divided by a dense tensor: a band costs a call.
+SMALL = 2**12
+
+# Of so many numbers a division is kept for the next rounds.
+KEPT = 2**17
 
 _Edges: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[Any]
@@ -149,7 +156,9 @@ class Coverage(Mapping[str, Tensor]):
         """Return how a sum of a dtype is divided by the coverage of its entry."""
         key = (*self._key(name), dtype)
         if key not in self._divisions:
-            self._divisions[key] = _division(self.grid(name), self._shapes[name], dtype)
+            shape, terms = self._shapes[name], self._terms[name]
+            known = _light_division(shape, terms, self._unit, dtype)
+            self._divisions[key] = known or _division(self.grid(name), shape, dtype)
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
@@ -220,6 +229,20 @@ def _boxes(
             start = stop
 
 
+@functools.lru_cache(maxsize=256)
+def _light_division(
+    shape: tuple[int, ...], terms: tuple[Term, ...], unit: float, dtype: torch.dtype
+) -> Division | None:
+    """Return a division by a few bands, mostly the same in every round; None: it is a large one."""
+    bounds, table = _grid(shape, terms)
+    # Large ones are of scattered positions, which are others in every round.
+    if table.shape[:1] > (MAX_BANDS,) or table.size > KEPT:
+        return None
+    division = _division((bounds, table * unit), shape, dtype)
+    numbers = sum(divisor.numel() for _, divisor in division.bands)
+    return division if numbers <= KEPT and division.covered is None else None
+
+
 def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Division:
     """Compute a :class:`Division`: a band of rows is divided by one row, which stays cached."""
     bounds, table = grid
@@ -228,7 +251,7 @@ def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Divisio
     edges = bounds[0].tolist()
     starts = [0, *(i for i in range(1, len(table)) if (divisors[i] != divisors[i - 1]).any())]
     bands = []
-    if len(starts) <= MAX_BANDS:
+    if math.prod(shape) > SMALL and len(starts) <= MAX_BANDS:
         for start, stop in itertools.pairwise([*starts, len(table)]):
             row = _dense(divisors[start], bounds[1:], shape[1:]).to(dtype)
             bands.append((slice(edges[start], edges[stop]), row))

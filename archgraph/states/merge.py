@@ -9,10 +9,11 @@ in the client's own shape and embedded once. Neither grows with the number of cl
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.states.coverage import Coverage, Slices, Term
+from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
 from archgraph.states.state import Signature, State, accumulator, first_difference, signature
@@ -45,43 +46,109 @@ HEAVY, LIGHT = 2.0**40, 2.0**-80
 GROUPS = 16
 
 
-@dataclass(slots=True)
-class _Lane:
-    """One entry of a transfer on its way into the global state.
+class _Lane(NamedTuple):
+    """The way of one entry of a transfer into the global state.
 
     Attributes:
-        entry: Where the client's entry comes from.
+        name: The client's entry.
+        entry: Where it comes from.
         source: Its global name.
-        view: The part of the global sum that it adds straight into; None: it has a sum of its own.
-        averaged: Whether it is averaged; else the maximum counts.
-        into: What it adds to, once that exists: the view, or its own sum in the client's shape;
-            for an integer entry the maximum.
-        weight: ``Σ w`` of the updates that gave all rows of the entry.
-        rows: ``Σ w · rows`` of those that gave only some rows of it.
+        shape: Its shape at the client.
+        view: Size, strides and offset of the part of the global sum that it adds straight into;
+            ``()``: all of it; None: it has a sum of its own, in the client's shape.
     """
 
+    name: str
     entry: Entry
     source: str
-    view: Slices | None
-    averaged: bool
-    into: Tensor | None = None
-    weight: float = 0.0
-    rows: Vector | None = None
+    shape: torch.Size
+    view: tuple[()] | tuple[tuple[int, ...], tuple[int, ...], int] | None
 
     @property
     def scale(self) -> float:
-        """Factor of values in ``into``: a sum of its own is scaled when it is embedded."""
+        """Factor of values in the sum: a sum of its own is scaled when it is embedded."""
         return 1.0 if self.view is None else self.entry.scale
 
-    def term(self) -> Term | None:
-        """Return the coverage that it gives its global entry."""
-        if self.rows is not None:
-            return Term.of(self.entry, rows=tuple((self.rows + self.weight).tolist()))
-        return Term.of(self.entry, self.weight) if self.weight else None
+
+class _Plan(NamedTuple):
+    """The ways of all entries of a transfer, the same in every round.
+
+    Attributes:
+        summed: Entries that are averaged.
+        masked: Entries that are averaged, of which updates give only some rows.
+        counted: Integers, of which the maximum counts.
+        even: Whether no entry that is averaged has a factor.
+        apart: Whether any has a sum of its own.
+    """
+
+    summed: tuple[_Lane, ...]
+    masked: tuple[_Lane, ...]
+    counted: tuple[_Lane, ...]
+    even: bool
+    apart: bool
 
 
-# The lanes of one distinct transfer, by client entry.
-Lanes: TypeAlias = dict[str, _Lane]
+# Bounded, since transfers that move (FedRolex) are others in every round.
+@functools.lru_cache(maxsize=64)
+def _plan(
+    transfer: Transfer, fixed: frozenset[str], unmerged: frozenset[str], masked: frozenset[str]
+) -> _Plan:
+    """Plan how the entries of a transfer get into the global state.
+
+    Args:
+        transfer: Global → client.
+        fixed: Global entries that keep their old values.
+        unmerged: Entries of the client that are left out.
+        masked: Entries of which only some rows count.
+    """
+    summed: list[_Lane] = []
+    some_rows: list[_Lane] = []
+    counted: list[_Lane] = []
+    for want in expected_entries(transfer.target):
+        entry = transfer.entries[want.name]
+        if want.name in unmerged or entry.source is None or want.dtype == torch.bool:
+            continue
+        if entry.source in fixed:
+            # Averaging would move equal frozen numbers by a rounding error in every round.
+            continue
+        slices, view = transfer.views.get(want.name), None
+        if slices is not None:
+            part = torch.empty(transfer.shapes[entry.source], device="meta")[slices]
+            view = (part.shape, part.stride(), int(part.storage_offset())) if slices else ()
+        averaged = some_rows if want.name in masked else summed
+        kind = averaged if want.averaged else counted
+        kind.append(_Lane(want.name, entry, entry.source, want.shape, view))
+    even = all(lane.scale == 1 for lane in summed)
+    apart = any(lane.view is None for lane in summed + some_rows)
+    return _Plan(tuple(summed), tuple(some_rows), tuple(counted), even, apart)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The sums of updates that have one plan.
+
+    Attributes:
+        plan: Their plan.
+        weight: ``Σ w`` of the updates.
+        sums: What the entries of ``plan.summed`` add to: parts of global sums, or their own.
+        masked: The same of ``plan.masked``.
+        rows: ``Σ w · rows`` of these, by name.
+        peaks: Maxima of the entries of ``plan.counted``.
+    """
+
+    plan: _Plan
+    weight: float = 0.0
+    sums: list[Tensor] = field(default_factory=list)
+    masked: list[Tensor] = field(default_factory=list)
+    rows: dict[str, Vector] = field(default_factory=dict)
+    peaks: list[Tensor] = field(default_factory=list)
+
+    def terms(self) -> Iterator[tuple[str, Term]]:
+        """Yield the coverage that it gives global entries."""
+        for lane in self.plan.summed:
+            yield lane.source, Term.of(lane.entry, self.weight)
+        for lane in self.plan.masked:
+            yield lane.source, Term.of(lane.entry, rows=tuple(self.rows[lane.name].tolist()))
 
 
 class Merger:
@@ -120,12 +187,14 @@ class Merger:
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
         self._fixed = unsummable(graph, state)
-        self._frozen = self._fixed.keys() | (frozen(graph) if isinstance(graph, ArchGraph) else ())
+        still = frozen(graph) if isinstance(graph, ArchGraph) else ()
+        self._frozen = frozenset(self._fixed).union(still)
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
         self._sums: dict[str, Tensor] = {}
-        self._groups: dict[str, Lanes] = {}  # by transfer, in order of last use
+        # By transfer and what is left out and masked, in order of last use.
+        self._groups: dict[tuple[str, frozenset[str], frozenset[str]], _Group] = {}
         self._unit = 0.0  # the first weight
         self._reach = 0.0  # a bound on sums and means, in units of LARGEST
         self._finished = False
@@ -177,9 +246,10 @@ class Merger:
 
         1. Make the weight relative to the first one: equal weights are exactly 1.
         2. Integers: keep the maximum of each entry.
-        3. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
-        4. An entry of which only some rows count is added under a mask.
-        5. All others are collected by their factor and added in one call for each factor.
+        3. Collect the other entries by their factor.
+        4. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
+        5. All others are added in one call for each factor.
+        6. An entry of which only some rows count is added under a mask.
 
         Args:
             update: The update.
@@ -193,15 +263,14 @@ class Merger:
                 already returned.
         """
         transfer, state = update.transfer, update.state
-        group = self._groups.get(transfer.digest)
+        key = transfer.digest, frozenset(update.unmerged), frozenset(update.rows)
+        group = self._groups.get(key)
         if group is None:
             self._check(transfer)
-            group = self._lanes_of(transfer)
+            group = _Group(_plan(transfer, self._frozen, *key[1:]))
         if through is not None and through.target != transfer.target:
             problem = "what makes the client's entries does not end where the transfer does"
             raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
-        self._groups.pop(transfer.digest, None)
-        self._groups[transfer.digest] = group  # the most recently used is the last
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
@@ -212,32 +281,46 @@ class Merger:
             raise ArchGraphError(f"a weight is out of range: {smaller}", found=weight, hint=hint)
         self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
         self.clients += 1
+        self._groups.pop(key, None)
+        self._groups[key] = group  # the most recently used is the last
+        group.weight += weight
+
+        def values(lanes: Iterable[_Lane]) -> Iterator[Tensor]:
+            names = (lane.name for lane in lanes)
+            return (state[n] if through is None else through.entry(n, state) for n in names)
+
+        plan, scales = group.plan, update.scales
+        if group.peaks:  # 2
+            _keep_largest(group.peaks, list(values(plan.counted)))
+        else:
+            group.peaks = [value.clone() for value in values(plan.counted)]
+        fresh = () if group.sums or group.masked else self._begin(group)
         batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor
-        for name, lane in group.items():
-            if name in update.unmerged:
-                continue
-            value = state[name] if through is None else through.entry(name, state)
-            if not lane.averaged:  # 2
-                lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
-                continue
-            factor = weight * lane.scale * update.scales.get(name, 1.0)
-            mask = update.rows.get(name)
-            if lane.into is None and self._begin(lane, value, factor, fresh=mask is None):  # 3
-                lane.weight += weight
-                continue
-            assert lane.into is not None
-            if mask is not None:  # 4
-                self._add_rows(lane, value, mask, weight, factor)
-                continue
-            lane.weight += weight
-            if through is not None:  # while it is in the cache
-                lane.into.add_(value, alpha=factor)
-            else:  # 5
-                sums, values = batches.setdefault(factor, ([], []))
-                sums.append(lane.into)
-                values.append(value)
-        for factor, (sums, values) in batches.items():
-            _add_each(sums, values, factor)
+        if plan.even and not (fresh or scales or through):
+            batches[weight] = group.sums, list(values(plan.summed))
+        else:
+            rows = zip(plan.summed, group.sums, values(plan.summed), strict=True)
+            for index, (lane, into, value) in enumerate(rows):
+                factor = weight * lane.scale * scales.get(lane.name, 1.0)  # 3
+                if fresh and fresh[index]:  # 4
+                    _set(into, value, factor)
+                elif through is not None:  # while it is in the cache
+                    into.add_(value, alpha=factor)
+                else:
+                    batch = batches.setdefault(factor, ([], []))
+                    batch[0].append(into)
+                    batch[1].append(value)
+        for factor, batch in batches.items():  # 5
+            _add_each(*batch, factor)
+        for lane, into, value in zip(plan.masked, group.masked, values(plan.masked), strict=True):
+            factor = weight * lane.scale * scales.get(lane.name, 1.0)  # 6
+            mask = update.rows[lane.name]
+            shaped = mask.to(device=self._device, dtype=into.dtype).view(
+                -1, *[1] * (into.dim() - 1)
+            )
+            into.addcmul_(value.to(into.dtype), shaped, value=factor)
+            counted: Vector = weight * mask.double().cpu().numpy()
+            group.rows[lane.name] = group.rows.get(lane.name, 0.0) + counted
         if len(self._groups) > GROUPS:
             self._embed(keep=GROUPS)
 
@@ -264,9 +347,8 @@ class Merger:
                 raise ArchGraphError("factor of an unknown entry", where=name)
         self._finished = True
         terms: dict[str, list[Term]] = {}
-        for lane in self._lanes():
-            if (term := lane.term()) is not None:
-                terms.setdefault(lane.source, []).append(term)
+        for source, term in itertools.chain(*(group.terms() for group in self._groups.values())):
+            terms.setdefault(source, []).append(term)
         self._embed(keep=0)
         maxima = self._maxima()
         # And with them all further references to the sums: each is freed once it has been divided.
@@ -288,61 +370,27 @@ class Merger:
             hint = "Merger.add takes the transfer from the global architecture to the client's"
             raise ArchGraphError("the transfer does not start at the merger's graph", hint=hint)
 
-    def _lanes_of(self, transfer: Transfer) -> Lanes:
-        lanes: Lanes = {}
-        for want in expected_entries(transfer.target):
-            entry = transfer.entries[want.name]
-            # Averaging would move equal frozen numbers by a rounding error in every round.
-            if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
-                continue
-            view = transfer.views.get(want.name)
-            lanes[want.name] = _Lane(entry, entry.source, view, want.averaged)
-        return lanes
-
-    def _lanes(self) -> Iterator[_Lane]:
-        """Yield the lanes of all transfers."""
-        for lanes in self._groups.values():
-            yield from lanes.values()
-
     def _type(self, source: str) -> torch.dtype:
         """Return what a global entry is summed in."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
 
-    def _begin(self, lane: _Lane, value: Tensor, factor: float, *, fresh: bool) -> bool:
-        """Give a lane what it adds to.
-
-        Args:
-            lane: The lane.
-            value: Its first value.
-            factor: Of the value.
-            fresh: Whether that value as a whole may become the sum.
-
-        Returns:
-            Whether it has become the sum, so that nothing is left to add.
-        """
-        if lane.view is None:
-            make = torch.empty if fresh else torch.zeros
-            lane.into = make(value.shape, dtype=self._type(lane.source), device=self._device)
-        else:
+    def _begin(self, group: _Group) -> list[bool]:
+        """Give a group's entries what they add to; return which of the sums has no values yet."""
+        fresh = []
+        for lane in group.plan.summed:
             # A view that is a part leaves the rest of its sum to be zero.
-            fresh = fresh and not lane.view and lane.source not in self._sums
-            lane.into = self._sum(lane.source, empty=fresh)[lane.view]
-        if fresh and factor == 1:
-            lane.into.copy_(value)
-        elif fresh:
-            torch.mul(value.to(lane.into.dtype), factor, out=lane.into)
+            fresh.append(lane.view is None or not (lane.view or lane.source in self._sums))
+            group.sums.append(self._into(lane, empty=fresh[-1]))
+        group.masked = [self._into(lane, empty=False) for lane in group.plan.masked]
         return fresh
 
-    def _add_rows(
-        self, lane: _Lane, value: Tensor, rows: Tensor, weight: float, factor: float
-    ) -> None:
-        """Add some rows of an entry, and count the weight of these."""
-        assert lane.into is not None
-        mask = rows.to(device=self._device, dtype=lane.into.dtype)
-        mask = mask.view(-1, *[1] * (value.dim() - 1))
-        lane.into.addcmul_(value.to(lane.into.dtype), mask, value=factor)
-        counted: Vector = weight * rows.double().cpu().numpy()
-        lane.rows = counted if lane.rows is None else lane.rows + counted
+    def _into(self, lane: _Lane, empty: bool) -> Tensor:
+        """Return what an entry adds to."""
+        if lane.view is None:
+            make = torch.empty if empty else torch.zeros
+            return make(lane.shape, dtype=self._type(lane.source), device=self._device)
+        total = self._sum(lane.source, empty=empty)
+        return total.as_strided(*lane.view) if lane.view else total
 
     def _sum(self, source: str, *, empty: bool = False) -> Tensor:
         """Return the global sum of an entry, created when it is first needed."""
@@ -354,15 +402,15 @@ class Merger:
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""
-        separate = (
-            [v for v in lanes.values() if v.averaged and v.view is None and v.into is not None]
-            for lanes in self._groups.values()
-        )
-        pending = list(filter(None, separate))
-        for lane in itertools.chain(*pending[: max(len(pending) - keep, 0)]):
-            assert lane.into is not None
-            lane.entry.push(lane.into, self._sum(lane.source))
-            lane.into = None
+        pending = [g for g in self._groups.values() if g.plan.apart and (g.sums or g.masked)]
+        for group in pending[: max(len(pending) - keep, 0)]:
+            pairs = zip(
+                group.plan.summed + group.plan.masked, group.sums + group.masked, strict=True
+            )
+            for lane, total in pairs:
+                if lane.view is None:
+                    lane.entry.push(total, self._sum(lane.source))
+            group.sums, group.masked = [], []  # they begin anew where another update comes
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
@@ -391,25 +439,42 @@ class Merger:
     def _maxima(self) -> dict[str, Tensor]:
         """Return the maximum of every integer entry that a client has, else the old values."""
         result: dict[str, Tensor] = {}
-        parts: list[tuple[_Lane, Tensor, Tensor]] = []
-        for lane in self._lanes():
-            if lane.averaged or lane.into is None:
+        parts: dict[str, list[tuple[_Lane, Tensor]]] = {}
+        for group in self._groups.values():
+            for lane, peak in zip(group.plan.counted, group.peaks, strict=True):
+                parts.setdefault(lane.source, []).append((lane, peak))
+        for source, several in parts.items():
+            old = self._old[source]
+            if all(lane.entry.unchanged for lane, _ in several):
+                result[source] = functools.reduce(torch.maximum, [peak for _, peak in several])
                 continue
             # An integer entry only selects: pulling positions tells where values belong.
-            old = self._old[lane.source]
             positions = torch.arange(old.numel(), device=self._device).view(old.shape)
-            at = lane.entry.pull(positions).flatten()
-            peak = result.setdefault(lane.source, old.flatten().clone())
-            peak[at] = torch.iinfo(old.dtype).min  # so that only clients' values count
-            parts.append((lane, at, lane.into))
-        for lane, at, values in parts:
-            result[lane.source].scatter_reduce_(0, at, values.flatten(), "amax")
-        return {name: value.view(self._old[name].shape) for name, value in result.items()}
+            at = torch.cat([lane.entry.pull(positions).flatten() for lane, _ in several])
+            largest = old.flatten().clone()
+            largest[at] = torch.iinfo(old.dtype).min  # so that only clients' values count
+            values = torch.cat([peak.flatten() for _, peak in several])
+            result[source] = largest.scatter_reduce_(0, at, values, "amax").view(old.shape)
+        return result
+
+
+def _set(into: Tensor, value: Tensor, factor: float) -> None:
+    """Write ``factor · value`` to a sum that has no values yet."""
+    if factor == 1:
+        into.copy_(value)
+    else:
+        torch.mul(value.to(into.dtype), factor, out=into)
+
+
+def _keep_largest(peaks: list[Tensor], values: list[Tensor]) -> None:
+    """Raise integers to the larger of both, in place."""
+    if peaks:
+        torch._foreach_maximum_(peaks, values)
 
 
 def _add_each(sums: list[Tensor], values: list[Tensor], factor: float) -> None:
     """Add ``factor · values`` to sums in their order: some may be views of the same one."""
-    if all(value.is_cpu for value in sums):
+    if sums and all(value.is_cpu for value in sums):
         torch._foreach_add_(sums, values, alpha=factor)  # one after the other there
     else:
         for into, value in zip(sums, values, strict=True):
