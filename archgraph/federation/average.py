@@ -26,6 +26,9 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, signature
 from archgraph.states.copies import server_copies, state_to_device
 
+# Bytes of updates of a round that are added at once.
+WAIT = 2**27
+
 
 def part(
     world: World,
@@ -147,7 +150,8 @@ def _plain_means(
     for one in contributions:
         wholes.setdefault(one.group, one.whole)
         if one.group not in mergers:
-            mergers[one.group] = Merger(one.whole, state_to_device(state.group(one.group), device))
+            before = state_to_device(state.group(one.group), device)
+            mergers[one.group] = Merger(one.whole, before, wait=WAIT)
         sizes.add(one)
         mergers[one.group].accumulate(one.update)
     reached = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ class _Lane(NamedTuple):
         shape: Its shape at the client.
         view: Size, strides and offset of the part of the global sum that it adds straight into;
             ``()``: all of it; None: it has a sum of its own, in the client's shape.
+        masked: Whether updates give only some rows of it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class _Lane(NamedTuple):
     source: str
     shape: torch.Size
     view: tuple[()] | tuple[tuple[int, ...], tuple[int, ...], int] | None
+    masked: bool
 
     @property
     def scale(self) -> float:
@@ -74,15 +76,15 @@ class _Plan(NamedTuple):
     """The ways of all entries of a transfer, the same in every round.
 
     Attributes:
-        summed: Entries that are averaged.
-        masked: Entries that are averaged, of which updates give only some rows.
+        lanes: Entries that are averaged.
+        at: Which of these come from a global entry.
         counted: Integers, of which the maximum counts.
-        even: Whether no entry that is averaged has a factor.
-        apart: Whether any has a sum of its own.
+        even: Whether all lanes have the factor 1, and give all rows.
+        apart: Whether any lane has a sum of its own.
     """
 
-    summed: tuple[_Lane, ...]
-    masked: tuple[_Lane, ...]
+    lanes: tuple[_Lane, ...]
+    at: Mapping[str, Sequence[int]]
     counted: tuple[_Lane, ...]
     even: bool
     apart: bool
@@ -101,8 +103,8 @@ def _plan(
         unmerged: Entries of the client that are left out.
         masked: Entries of which only some rows count.
     """
-    summed: list[_Lane] = []
-    some_rows: list[_Lane] = []
+    lanes: list[_Lane] = []
+    at: dict[str, list[int]] = {}
     counted: list[_Lane] = []
     for want in expected_entries(transfer.target):
         entry = transfer.entries[want.name]
@@ -115,12 +117,13 @@ def _plan(
         if slices is not None:
             part = torch.empty(transfer.shapes[entry.source], device="meta")[slices]
             view = (part.shape, part.stride(), int(part.storage_offset())) if slices else ()
-        averaged = some_rows if want.name in masked else summed
-        kind = averaged if want.averaged else counted
-        kind.append(_Lane(want.name, entry, entry.source, want.shape, view))
-    even = all(lane.scale == 1 for lane in summed)
-    apart = any(lane.view is None for lane in summed + some_rows)
-    return _Plan(tuple(summed), tuple(some_rows), tuple(counted), even, apart)
+        lane = _Lane(want.name, entry, entry.source, want.shape, view, want.name in masked)
+        if want.averaged:
+            at.setdefault(lane.source, []).append(len(lanes))
+        (lanes if want.averaged else counted).append(lane)
+    even = all(lane.scale == 1 and not lane.masked for lane in lanes)
+    apart = any(lane.view is None for lane in lanes)
+    return _Plan(tuple(lanes), at, tuple(counted), even, apart)
 
 
 @dataclass(slots=True)
@@ -130,25 +133,45 @@ class _Group:
     Attributes:
         plan: Their plan.
         weight: ``Σ w`` of the updates.
-        sums: What the entries of ``plan.summed`` add to: parts of global sums, or their own.
-        masked: The same of ``plan.masked``.
-        rows: ``Σ w · rows`` of these, by name.
+        sums: What the plan's lanes add to: parts of global sums, or their own.
+        rows: ``Σ w · rows`` of masked lanes, by name.
         peaks: Maxima of the entries of ``plan.counted``.
     """
 
     plan: _Plan
     weight: float = 0.0
     sums: list[Tensor] = field(default_factory=list)
-    masked: list[Tensor] = field(default_factory=list)
     rows: dict[str, Vector] = field(default_factory=dict)
     peaks: list[Tensor] = field(default_factory=list)
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """Yield the coverage that it gives global entries."""
-        for lane in self.plan.summed:
-            yield lane.source, Term.of(lane.entry, self.weight)
-        for lane in self.plan.masked:
-            yield lane.source, Term.of(lane.entry, rows=tuple(self.rows[lane.name].tolist()))
+        for lane in self.plan.lanes:
+            rows = tuple(self.rows[lane.name].tolist()) if lane.masked else ()
+            yield lane.source, Term.of(lane.entry, 1.0 if rows else self.weight, rows)
+
+
+class _Waiting(NamedTuple):
+    """An update that is about to be added.
+
+    Attributes:
+        group: Its group.
+        update: The update.
+        weight: Its weight beside the first one.
+        fresh: Lanes whose sum has no values before it; empty: none.
+        through: What makes its entries of those of the state, if anything does.
+    """
+
+    group: _Group
+    update: Update
+    weight: float
+    fresh: tuple[bool, ...]
+    through: Transfer | None
+
+    def value(self, name: str) -> Tensor:
+        """Return an entry."""
+        state = self.update.state
+        return state[name] if self.through is None else self.through.entry(name, state)
 
 
 class Merger:
@@ -165,6 +188,8 @@ class Merger:
         dtype: Least precision of the sums. In float64, means of float32 do not depend on the
             clients' order beyond their last rounding, and weights may differ by more than
             ``2**80``; adding takes several times as long.
+        wait: Bytes of updates that may wait until several are added at once, entry by entry, which
+            is faster; their tensors must not change before the result.
 
     Raises:
         RejectedUpdate: If the state is not one of the graph.
@@ -181,7 +206,12 @@ class Merger:
     """
 
     def __init__(
-        self, graph: GraphLike | Signature, state: State, *, dtype: torch.dtype = torch.float32
+        self,
+        graph: GraphLike | Signature,
+        state: State,
+        *,
+        dtype: torch.dtype = torch.float32,
+        wait: int = 0,
     ) -> None:
         graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(graph)
@@ -192,6 +222,9 @@ class Merger:
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
+        self._wait = wait
+        self._waiting: list[_Waiting] = []
+        self._bytes = 0  # of these
         self._sums: dict[str, Tensor] = {}
         # By transfer and what is left out and masked, in order of last use.
         self._groups: dict[tuple[str, frozenset[str], frozenset[str]], _Group] = {}
@@ -246,10 +279,8 @@ class Merger:
 
         1. Make the weight relative to the first one: equal weights are exactly 1.
         2. Integers: keep the maximum of each entry.
-        3. Collect the other entries by their factor.
-        4. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
-        5. All others are added in one call for each factor.
-        6. An entry of which only some rows count is added under a mask.
+        3. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
+        4. Add it, together with those that wait, once these are large enough.
 
         Args:
             update: The update.
@@ -284,43 +315,20 @@ class Merger:
         self._groups.pop(key, None)
         self._groups[key] = group  # the most recently used is the last
         group.weight += weight
-
-        def values(lanes: Iterable[_Lane]) -> Iterator[Tensor]:
-            names = (lane.name for lane in lanes)
-            return (state[n] if through is None else through.entry(n, state) for n in names)
-
-        plan, scales = group.plan, update.scales
-        if group.peaks:  # 2
-            _keep_largest(group.peaks, list(values(plan.counted)))
-        else:
-            group.peaks = [value.clone() for value in values(plan.counted)]
-        fresh = () if group.sums or group.masked else self._begin(group)
-        batches: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # sums and values by factor
-        if plan.even and not (fresh or scales or through):
-            batches[weight] = group.sums, list(values(plan.summed))
-        else:
-            rows = zip(plan.summed, group.sums, values(plan.summed), strict=True)
-            for index, (lane, into, value) in enumerate(rows):
-                factor = weight * lane.scale * scales.get(lane.name, 1.0)  # 3
-                if fresh and fresh[index]:  # 4
-                    _set(into, value, factor)
-                elif through is not None:  # while it is in the cache
-                    into.add_(value, alpha=factor)
-                else:
-                    batch = batches.setdefault(factor, ([], []))
-                    batch[0].append(into)
-                    batch[1].append(value)
-        for factor, batch in batches.items():  # 5
-            _add_each(*batch, factor)
-        for lane, into, value in zip(plan.masked, group.masked, values(plan.masked), strict=True):
-            factor = weight * lane.scale * scales.get(lane.name, 1.0)  # 6
-            mask = update.rows[lane.name]
-            shaped = mask.to(device=self._device, dtype=into.dtype).view(
-                -1, *[1] * (into.dim() - 1)
-            )
-            into.addcmul_(value.to(into.dtype), shaped, value=factor)
+        for name, mask in update.rows.items():
             counted: Vector = weight * mask.double().cpu().numpy()
-            group.rows[lane.name] = group.rows.get(lane.name, 0.0) + counted
+            group.rows[name] = group.rows.get(name, 0.0) + counted
+        fresh = () if group.sums else self._begin(group)  # 3
+        update = update._replace(state=state)
+        self._waiting.append(waiting := _Waiting(group, update, weight, fresh, through))
+        peaks = [waiting.value(lane.name) for lane in group.plan.counted]  # 2
+        if peaks and group.peaks:
+            torch._foreach_maximum_(group.peaks, peaks)
+        else:
+            group.peaks = [peak.clone() for peak in peaks]
+        self._bytes += sum(value.nbytes for value in state.values()) if self._wait else 1
+        if self._bytes > self._wait:  # 4
+            self._flush()
         if len(self._groups) > GROUPS:
             self._embed(keep=GROUPS)
 
@@ -357,9 +365,11 @@ class Merger:
         new: dict[str, Tensor] = {}
         for name in coverage:
             if name in terms:
+                self._add(name)  # and divide it while it is in the cache
                 new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
             else:
                 new[name] = maxima[name] if name in maxima else self._old[name].clone()
+        self._waiting = []
         return new, coverage.times(self._unit or 1.0)
 
     def _check(self, transfer: Transfer | None = None) -> None:
@@ -374,15 +384,51 @@ class Merger:
         """Return what a global entry is summed in."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
 
-    def _begin(self, group: _Group) -> list[bool]:
-        """Give a group's entries what they add to; return which of the sums has no values yet."""
+    def _begin(self, group: _Group) -> tuple[bool, ...]:
+        """Give a group's lanes what they add to; return which of the sums has no values yet."""
         fresh = []
-        for lane in group.plan.summed:
-            # A view that is a part leaves the rest of its sum to be zero.
-            fresh.append(lane.view is None or not (lane.view or lane.source in self._sums))
+        for lane in group.plan.lanes:
+            # A view that is a part, and a mask, leave the rest of the sum to be zero.
+            part = lane.masked or bool(lane.view)
+            fresh.append(not part and (lane.view is None or lane.source not in self._sums))
             group.sums.append(self._into(lane, empty=fresh[-1]))
-        group.masked = [self._into(lane, empty=False) for lane in group.plan.masked]
-        return fresh
+        return tuple(fresh)
+
+    def _flush(self) -> None:
+        """Add what waits to the sums."""
+        match self._waiting:
+            case [(group, update, weight, (), None)] if group.plan.even and not update.scales:
+                values = [update.state[lane.name] for lane in group.plan.lanes]
+                _add_each(group.sums, values, weight)
+            case several:
+                for source in dict.fromkeys(itertools.chain(*(x.group.plan.at for x in several))):
+                    self._add(source)
+        self._waiting, self._bytes = [], 0
+
+    def _add(self, source: str) -> None:
+        """Add what comes from a global entry, of all updates that wait, in their order."""
+        last, sums, values = 1.0, list[Tensor](), list[Tensor]()
+        for one in self._waiting:
+            plan, update, fresh = one.group.plan, one.update, one.fresh
+            for index in plan.at.get(source, ()):
+                lane, into = plan.lanes[index], one.group.sums[index]
+                value = one.value(lane.name)
+                factor = one.weight * lane.scale * update.scales.get(lane.name, 1.0)
+                if lane.masked or factor != last or (fresh and fresh[index]):
+                    _add_each(sums, values, last)
+                    last, sums, values = factor, [], []
+                if lane.masked:
+                    shape = (-1, *[1] * (into.dim() - 1))
+                    mask = update.rows[lane.name].to(self._device, into.dtype).view(shape)
+                    into.addcmul_(value.to(into.dtype), mask, value=factor)
+                elif not (fresh and fresh[index]):
+                    sums.append(into)
+                    values.append(value)
+                elif factor == 1:
+                    into.copy_(value)
+                else:
+                    torch.mul(value.to(into.dtype), factor, out=into)
+        _add_each(sums, values, last)
 
     def _into(self, lane: _Lane, empty: bool) -> Tensor:
         """Return what an entry adds to."""
@@ -402,15 +448,14 @@ class Merger:
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""
-        pending = [g for g in self._groups.values() if g.plan.apart and (g.sums or g.masked)]
+        pending = [group for group in self._groups.values() if group.plan.apart and group.sums]
+        if len(pending) > keep:
+            self._flush()
         for group in pending[: max(len(pending) - keep, 0)]:
-            pairs = zip(
-                group.plan.summed + group.plan.masked, group.sums + group.masked, strict=True
-            )
-            for lane, total in pairs:
+            for lane, total in zip(group.plan.lanes, group.sums, strict=True):
                 if lane.view is None:
                     lane.entry.push(total, self._sum(lane.source))
-            group.sums, group.masked = [], []  # they begin anew where another update comes
+            group.sums = []  # they begin anew where another update comes
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
@@ -456,20 +501,6 @@ class Merger:
             values = torch.cat([peak.flatten() for _, peak in several])
             result[source] = largest.scatter_reduce_(0, at, values, "amax").view(old.shape)
         return result
-
-
-def _set(into: Tensor, value: Tensor, factor: float) -> None:
-    """Write ``factor · value`` to a sum that has no values yet."""
-    if factor == 1:
-        into.copy_(value)
-    else:
-        torch.mul(value.to(into.dtype), factor, out=into)
-
-
-def _keep_largest(peaks: list[Tensor], values: list[Tensor]) -> None:
-    """Raise integers to the larger of both, in place."""
-    if peaks:
-        torch._foreach_maximum_(peaks, values)
 
 
 def _add_each(sums: list[Tensor], values: list[Tensor], factor: float) -> None:

@@ -895,7 +895,7 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
         pairs = [
             pair
             for group in merger._groups.values()
-            for pair in zip(group.plan.summed, group.sums, strict=True)
+            for pair in zip(group.plan.lanes, group.sums, strict=True)
         ]
         return sums + sum(total.nbytes for lane, total in pairs if lane.view is None)
 
