@@ -27,7 +27,7 @@ from archgraph.states import Merger, Signature, State, Transfer, signature
 from archgraph.states.copies import server_copies, state_to_device
 
 # Bytes of updates of a round that are added at once.
-WAIT = 2**27
+WAIT = 2**28
 
 
 def part(

@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -80,14 +80,16 @@ class _Plan(NamedTuple):
         at: Which of these come from a global entry.
         counted: Integers, of which the maximum counts.
         even: Whether all lanes have the factor 1, and give all rows.
-        apart: Whether any lane has a sum of its own.
+        apart: Which lanes have sums of their own.
+        bytes: Size of the client's state.
     """
 
     lanes: tuple[_Lane, ...]
     at: Mapping[str, Sequence[int]]
     counted: tuple[_Lane, ...]
     even: bool
-    apart: bool
+    apart: tuple[int, ...]
+    bytes: int
 
 
 # Bounded, since transfers that move (FedRolex) are others in every round.
@@ -122,8 +124,11 @@ def _plan(
             at.setdefault(lane.source, []).append(len(lanes))
         (lanes if want.averaged else counted).append(lane)
     even = all(lane.scale == 1 and not lane.masked for lane in lanes)
-    apart = any(lane.view is None for lane in lanes)
-    return _Plan(tuple(lanes), at, tuple(counted), even, apart)
+    apart = tuple(i for i, lane in enumerate(lanes) if lane.view is None)
+    size = sum(
+        want.shape.numel() * want.dtype.itemsize for want in expected_entries(transfer.target)
+    )
+    return _Plan(tuple(lanes), at, tuple(counted), even, apart, size)
 
 
 @dataclass(slots=True)
@@ -132,15 +137,17 @@ class _Group:
 
     Attributes:
         plan: Their plan.
+        begun: Whether there are all of these.
         weight: ``Σ w`` of the updates.
-        sums: What the plan's lanes add to: parts of global sums, or their own.
+        sums: What the plan's lanes add to: parts of global sums, or their own; None: not made yet.
         rows: ``Σ w · rows`` of masked lanes, by name.
         peaks: Maxima of the entries of ``plan.counted``.
     """
 
     plan: _Plan
+    sums: list[Tensor | None]
+    begun: bool = False
     weight: float = 0.0
-    sums: list[Tensor] = field(default_factory=list)
     rows: dict[str, Vector] = field(default_factory=dict)
     peaks: list[Tensor] = field(default_factory=list)
 
@@ -158,20 +165,13 @@ class _Waiting(NamedTuple):
         group: Its group.
         update: The update.
         weight: Its weight beside the first one.
-        fresh: Lanes whose sum has no values before it; empty: none.
         through: What makes its entries of those of the state, if anything does.
     """
 
     group: _Group
     update: Update
     weight: float
-    fresh: tuple[bool, ...]
     through: Transfer | None
-
-    def value(self, name: str) -> Tensor:
-        """Return an entry."""
-        state = self.update.state
-        return state[name] if self.through is None else self.through.entry(name, state)
 
 
 class Merger:
@@ -229,6 +229,7 @@ class Merger:
         # By transfer and what is left out and masked, in order of last use.
         self._groups: dict[tuple[str, frozenset[str], frozenset[str]], _Group] = {}
         self._unit = 0.0  # the first weight
+        self._steepest = 1.0  # the largest scale
         self._reach = 0.0  # a bound on sums and means, in units of LARGEST
         self._finished = False
         self.clients = 0
@@ -279,8 +280,7 @@ class Merger:
 
         1. Make the weight relative to the first one: equal weights are exactly 1.
         2. Integers: keep the maximum of each entry.
-        3. The first update of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
-        4. Add it, together with those that wait, once these are large enough.
+        3. Add it, together with those that wait, once these are large enough.
 
         Args:
             update: The update.
@@ -298,11 +298,12 @@ class Merger:
         group = self._groups.get(key)
         if group is None:
             self._check(transfer)
-            group = _Group(_plan(transfer, self._frozen, *key[1:]))
+            plan = _plan(transfer, self._frozen, *key[1:])
+            group = _Group(plan, [None] * len(plan.lanes))
         if through is not None and through.target != transfer.target:
             problem = "what makes the client's entries does not end where the transfer does"
             raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
-        if any(value.device != self._device for value in state.values()):
+        if any(value.device != self._device for value in itertools.islice(state.values(), 1)):
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
         weight = update.weight / self._unit  # 1
@@ -310,7 +311,9 @@ class Merger:
             smaller = "it vanishes beside the first one" if weight < 1 else "the first one vanishes"
             hint = "use Merger(dtype=torch.float64)"
             raise ArchGraphError(f"a weight is out of range: {smaller}", found=weight, hint=hint)
-        self._reach += max(weight, 1.0) * max(1.0, *map(abs, update.scales.values()), 1.0)
+        steepest = max(1.0, *map(abs, update.scales.values()), 1.0)
+        self._steepest = max(self._steepest, steepest)
+        self._reach += max(weight, 1.0) * steepest
         self.clients += 1
         self._groups.pop(key, None)
         self._groups[key] = group  # the most recently used is the last
@@ -318,16 +321,15 @@ class Merger:
         for name, mask in update.rows.items():
             counted: Vector = weight * mask.double().cpu().numpy()
             group.rows[name] = group.rows.get(name, 0.0) + counted
-        fresh = () if group.sums else self._begin(group)  # 3
-        update = update._replace(state=state)
-        self._waiting.append(waiting := _Waiting(group, update, weight, fresh, through))
-        peaks = [waiting.value(lane.name) for lane in group.plan.counted]  # 2
+        self._waiting.append(_Waiting(group, update._replace(state=state), weight, through))
+        names = (lane.name for lane in group.plan.counted)  # 2
+        peaks = [through.entry(n, state) if through else state[n] for n in names]
         if peaks and group.peaks:
             torch._foreach_maximum_(group.peaks, peaks)
         else:
             group.peaks = [peak.clone() for peak in peaks]
-        self._bytes += sum(value.nbytes for value in state.values()) if self._wait else 1
-        if self._bytes > self._wait:  # 4
+        self._bytes += group.plan.bytes
+        if self._bytes > self._wait:  # 3
             self._flush()
         if len(self._groups) > GROUPS:
             self._embed(keep=GROUPS)
@@ -384,50 +386,52 @@ class Merger:
         """Return what a global entry is summed in."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
 
-    def _begin(self, group: _Group) -> tuple[bool, ...]:
-        """Give a group's lanes what they add to; return which of the sums has no values yet."""
-        fresh = []
-        for lane in group.plan.lanes:
-            # A view that is a part, and a mask, leave the rest of the sum to be zero.
-            part = lane.masked or bool(lane.view)
-            fresh.append(not part and (lane.view is None or lane.source not in self._sums))
-            group.sums.append(self._into(lane, empty=fresh[-1]))
-        return tuple(fresh)
-
     def _flush(self) -> None:
         """Add what waits to the sums."""
-        match self._waiting:
-            case [(group, update, weight, (), None)] if group.plan.even and not update.scales:
+        for one in self._waiting if len(self._waiting) == 1 else ():
+            group, update = one.group, one.update
+            if group.begun and group.plan.even and not (update.scales or one.through):
                 values = [update.state[lane.name] for lane in group.plan.lanes]
-                _add_each(group.sums, values, weight)
-            case several:
-                for source in dict.fromkeys(itertools.chain(*(x.group.plan.at for x in several))):
-                    self._add(source)
+                _add_each(cast(list[Tensor], group.sums), values, one.weight)
+                self._waiting = []
+        for source in dict.fromkeys(itertools.chain(*(one.group.plan.at for one in self._waiting))):
+            self._add(source)
+        for one in self._waiting:
+            one.group.begun = True
         self._waiting, self._bytes = [], 0
 
     def _add(self, source: str) -> None:
-        """Add what comes from a global entry, of all updates that wait, in their order."""
+        """Add what comes from a global entry, of all updates that wait, in their order.
+
+        1. The first value of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
+        2. An entry of which only some rows count is added under a mask.
+        3. Others of equal factors are added in one call.
+        """
         last, sums, values = 1.0, list[Tensor](), list[Tensor]()
-        for one in self._waiting:
-            plan, update, fresh = one.group.plan, one.update, one.fresh
-            for index in plan.at.get(source, ()):
-                lane, into = plan.lanes[index], one.group.sums[index]
-                value = one.value(lane.name)
-                factor = one.weight * lane.scale * update.scales.get(lane.name, 1.0)
-                if lane.masked or factor != last or (fresh and fresh[index]):
+        for group, update, weight, through in self._waiting:
+            for index in group.plan.at.get(source, ()):
+                lane, into = group.plan.lanes[index], group.sums[index]
+                name = lane.name
+                value = through.entry(name, update.state) if through else update.state[name]
+                factor = weight * lane.scale * update.scales.get(name, 1.0)
+                fresh = into is None and not (lane.masked or lane.view)
+                fresh = fresh and (lane.view is None or source not in self._sums)
+                if into is None:
+                    into = group.sums[index] = self._into(lane, empty=fresh)
+                if lane.masked or fresh or factor != last:
                     _add_each(sums, values, last)
                     last, sums, values = factor, [], []
-                if lane.masked:
+                if fresh and factor == 1:  # 1
+                    into.copy_(value)
+                elif fresh:
+                    torch.mul(value.to(into.dtype), factor, out=into)
+                elif lane.masked:  # 2
                     shape = (-1, *[1] * (into.dim() - 1))
-                    mask = update.rows[lane.name].to(self._device, into.dtype).view(shape)
+                    mask = update.rows[name].to(self._device, into.dtype).view(shape)
                     into.addcmul_(value.to(into.dtype), mask, value=factor)
-                elif not (fresh and fresh[index]):
+                else:  # 3
                     sums.append(into)
                     values.append(value)
-                elif factor == 1:
-                    into.copy_(value)
-                else:
-                    torch.mul(value.to(into.dtype), factor, out=into)
         _add_each(sums, values, last)
 
     def _into(self, lane: _Lane, empty: bool) -> Tensor:
@@ -448,14 +452,17 @@ class Merger:
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""
-        pending = [group for group in self._groups.values() if group.plan.apart and group.sums]
-        if len(pending) > keep:
+        separate = [group for group in self._groups.values() if group.plan.apart]
+        if len(separate) > keep:
             self._flush()
+        pending = [g for g in separate if any(g.sums[i] is not None for i in g.plan.apart)]
         for group in pending[: max(len(pending) - keep, 0)]:
-            for lane, total in zip(group.plan.lanes, group.sums, strict=True):
-                if lane.view is None:
+            for index in group.plan.apart:
+                lane, total = group.plan.lanes[index], group.sums[index]
+                if total is not None:
                     lane.entry.push(total, self._sum(lane.source))
-            group.sums = []  # they begin anew where another update comes
+                group.sums[index] = None  # it begins anew where another update comes
+            group.begun = False
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
@@ -469,8 +476,10 @@ class Merger:
                 new[rows].div_(divisor.to(self._device))
         if factor != 1:
             new.mul_(factor)
-        # Else it is a mean of finite values below LARGEST, which needs no pass to prove it finite.
-        steep = factor != 1 or self._reach > HEAVY
+        # Else it is a mean of finite values below LARGEST, times a factor that leaves it in single
+        # precision, which needs no pass to prove it finite.
+        steep = self._reach > HEAVY or abs(factor) * self._steepest > HEAVY
+        steep = steep or (factor != 1 and old.dtype.itemsize < 4)
         new = new.to(old.dtype)
         if steep and not finite(new):
             raise ArchGraphError("the mean is not finite", where=name, found=f"factor {factor:g}")

@@ -219,7 +219,7 @@ class Transfer:
         self, name: str, state: State, seed: int, copy: bool, partial: bool
     ) -> Tensor | None:
         """Compute an entry of the target; None: what it comes from is missing."""
-        entry, shape, dtype, index = self._plan[name]
+        entry, shape, dtype, index, same = self._plan[name]
         if entry.source is None:
             return entry.pull(None, dtype=dtype or torch.float32, seed=seed)
         value = state.get(entry.source)
@@ -227,7 +227,7 @@ class Transfer:
             return None
         if value is None or value.shape != shape:
             value = entry_of(state, entry.source, shape)
-        if not copy and dtype is None and entry.unchanged:
+        if same and not copy:
             return value
         if index is None:
             value = entry.pull(value)
@@ -328,8 +328,8 @@ class Transfer:
         }
 
     @functools.cached_property
-    def _plan(self) -> dict[str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None]]:
-        """Per target entry: entry, source shape, dtype if it changes, slices if it is a view.
+    def _plan(self) -> dict[str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool]]:
+        """Per target entry: entry, source shape, new dtype, slices of a view, whether it is equal.
 
         Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
         same is computed for each pull.
@@ -341,7 +341,8 @@ class Transfer:
             if entry.source is None or slots[entry.source].dtype != slot.dtype:
                 dtype = slot.torch_dtype
             index = self.views.get(slot.name) if entry.scale == 1 else None
-            plan[slot.name] = entry, torch.Size(shape), dtype, index
+            same = dtype is None and entry.unchanged
+            plan[slot.name] = entry, torch.Size(shape), dtype, index, same
         return plan
 
 
