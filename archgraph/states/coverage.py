@@ -163,8 +163,9 @@ class Coverage(Mapping[str, Tensor]):
 
     def even(self, name: str) -> float | None:
         """Return the coverage of an entry that is the same everywhere; None: it differs."""
-        if any(term.rows or any(term.dims) for term in self._terms[name]):
-            return None
+        for term in self._terms[name]:
+            if term.rows or any(term.dims):
+                return None
         return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ from archgraph.states.updates import (
 # with one heavier than its inverse, a sum of weights may pass float32: divided by it, all vanish.
 HEAVY, LIGHT = 2.0**40, 2.0**-80
 
+# Bytes of sums that are added to, and divided, while they are in the cache.
+CHUNK = 2**20
+
 # For so many distinct transfers sums of their own are stored; those of others are embedded.
 GROUPS = 16
 
@@ -57,6 +60,7 @@ class _Lane(NamedTuple):
         view: Size, strides and offset of the part of the global sum that it adds straight into;
             ``()``: all of it; None: it has a sum of its own, in the client's shape.
         masked: Whether updates give only some rows of it.
+        scale: Factor of its values in the sum: a sum of its own is scaled when it is embedded.
     """
 
     name: str
@@ -65,11 +69,7 @@ class _Lane(NamedTuple):
     shape: torch.Size
     view: tuple[()] | tuple[tuple[int, ...], tuple[int, ...], int] | None
     masked: bool
-
-    @property
-    def scale(self) -> float:
-        """Factor of values in the sum: a sum of its own is scaled when it is embedded."""
-        return 1.0 if self.view is None else self.entry.scale
+    scale: float
 
 
 class _Plan(NamedTuple):
@@ -77,7 +77,7 @@ class _Plan(NamedTuple):
 
     Attributes:
         lanes: Entries that are averaged.
-        at: Which of these come from a global entry.
+        at: Those that come from a global entry, with their numbers.
         counted: Integers, of which the maximum counts.
         even: Whether all lanes have the factor 1, and give all rows.
         apart: Which lanes have sums of their own.
@@ -85,7 +85,7 @@ class _Plan(NamedTuple):
     """
 
     lanes: tuple[_Lane, ...]
-    at: Mapping[str, Sequence[int]]
+    at: Mapping[str, Sequence[tuple[int, _Lane]]]
     counted: tuple[_Lane, ...]
     even: bool
     apart: tuple[int, ...]
@@ -106,7 +106,7 @@ def _plan(
         masked: Entries of which only some rows count.
     """
     lanes: list[_Lane] = []
-    at: dict[str, list[int]] = {}
+    at: dict[str, list[tuple[int, _Lane]]] = {}
     counted: list[_Lane] = []
     for want in expected_entries(transfer.target):
         entry = transfer.entries[want.name]
@@ -119,9 +119,10 @@ def _plan(
         if slices is not None:
             part = torch.empty(transfer.shapes[entry.source], device="meta")[slices]
             view = (part.shape, part.stride(), int(part.storage_offset())) if slices else ()
-        lane = _Lane(want.name, entry, entry.source, want.shape, view, want.name in masked)
+        scale = 1.0 if view is None else entry.scale
+        lane = _Lane(want.name, entry, entry.source, want.shape, view, want.name in masked, scale)
         if want.averaged:
-            at.setdefault(lane.source, []).append(len(lanes))
+            at.setdefault(lane.source, []).append((len(lanes), lane))
         (lanes if want.averaged else counted).append(lane)
     even = all(lane.scale == 1 and not lane.masked for lane in lanes)
     apart = tuple(i for i, lane in enumerate(lanes) if lane.view is None)
@@ -137,7 +138,6 @@ class _Group:
 
     Attributes:
         plan: Their plan.
-        begun: Whether there are all of these.
         weight: ``Σ w`` of the updates.
         sums: What the plan's lanes add to: parts of global sums, or their own; None: not made yet.
         rows: ``Σ w · rows`` of masked lanes, by name.
@@ -146,7 +146,6 @@ class _Group:
 
     plan: _Plan
     sums: list[Tensor | None]
-    begun: bool = False
     weight: float = 0.0
     rows: dict[str, Vector] = field(default_factory=dict)
     peaks: list[Tensor] = field(default_factory=list)
@@ -365,12 +364,19 @@ class Merger:
         self._groups.clear()
         coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
         new: dict[str, Tensor] = {}
-        for name in coverage:
-            if name in terms:
-                self._add(name)  # and divide it while it is in the cache
-                new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
-            else:
-                new[name] = maxima[name] if name in maxima else self._old[name].clone()
+        for names in self._chunks(coverage):
+            self._add(names)
+            even: dict[float, list[Tensor]] = {}
+            for name in names:
+                if name in terms and (divisor := coverage.even(name)):
+                    even.setdefault(divisor, []).append(self._sums[name])
+            for divisor, sums in even.items():
+                torch._foreach_div_(sums, divisor)
+            for name in names:
+                if name in terms:
+                    new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
+                else:
+                    new[name] = maxima[name] if name in maxima else self._old[name].clone()
         self._waiting = []
         return new, coverage.times(self._unit or 1.0)
 
@@ -388,44 +394,58 @@ class Merger:
 
     def _flush(self) -> None:
         """Add what waits to the sums."""
-        for one in self._waiting if len(self._waiting) == 1 else ():
-            group, update = one.group, one.update
-            if group.begun and group.plan.even and not (update.scales or one.through):
-                values = [update.state[lane.name] for lane in group.plan.lanes]
-                _add_each(cast(list[Tensor], group.sums), values, one.weight)
-                self._waiting = []
-        for source in dict.fromkeys(itertools.chain(*(one.group.plan.at for one in self._waiting))):
-            self._add(source)
-        for one in self._waiting:
-            one.group.begun = True
+        for names in self._chunks(itertools.chain(*(one.group.plan.at for one in self._waiting))):
+            self._add(names)
         self._waiting, self._bytes = [], 0
 
-    def _add(self, source: str) -> None:
-        """Add what comes from a global entry, of all updates that wait, in their order.
+    def _chunks(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Yield global entries, each once, a few at a time: their sums stay in the cache."""
+        chunk, size = list[str](), 0
+        for name in dict.fromkeys(names):
+            chunk.append(name)
+            size += self._old[name].nbytes
+            if size > CHUNK:
+                yield chunk
+                chunk, size = [], 0
+        yield chunk
+
+    def _add(self, names: Sequence[str]) -> None:
+        """Add what comes from some global entries, of all updates that wait, in their order.
 
         1. The first value of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
+           It waits for the second one, since writing the sum of both is one pass as well.
         2. An entry of which only some rows count is added under a mask.
         3. Others of equal factors are added in one call.
         """
         last, sums, values = 1.0, list[Tensor](), list[Tensor]()
-        for group, update, weight, through in self._waiting:
-            for index in group.plan.at.get(source, ()):
-                lane, into = group.plan.lanes[index], group.sums[index]
-                name = lane.name
-                value = through.entry(name, update.state) if through else update.state[name]
-                factor = weight * lane.scale * update.scales.get(name, 1.0)
-                fresh = into is None and not (lane.masked or lane.view)
-                fresh = fresh and (lane.view is None or source not in self._sums)
+        firsts: dict[str, Tensor] = {}
+        for (group, update, weight, through), source in itertools.product(self._waiting, names):
+            state, scales = update.state, update.scales
+            for index, lane in group.plan.at.get(source, ()):
+                into, name = group.sums[index], lane.name
+                value = through.entry(name, state) if through else state[name]
+                factor = weight * lane.scale * (scales.get(name, 1.0) if scales else 1.0)
                 if into is None:
+                    fresh = not (lane.masked or lane.view)
+                    fresh = fresh and (lane.view is None or source not in self._sums)
                     into = group.sums[index] = self._into(lane, empty=fresh)
-                if lane.masked or fresh or factor != last:
+                    if fresh:  # 1
+                        if factor != 1:
+                            torch.mul(value.to(into.dtype), factor, out=into)
+                        elif lane.view is None or value.dtype != into.dtype:
+                            into.copy_(value)
+                        else:
+                            firsts[source] = value
+                        continue
+                if (first := firsts.pop(source, None)) is not None:
+                    if lane.view == () and not lane.masked and value.dtype == into.dtype:
+                        torch.add(first, value, alpha=factor, out=into)
+                        continue
+                    self._sums[source].copy_(first)
+                if lane.masked or factor != last:
                     _add_each(sums, values, last)
                     last, sums, values = factor, [], []
-                if fresh and factor == 1:  # 1
-                    into.copy_(value)
-                elif fresh:
-                    torch.mul(value.to(into.dtype), factor, out=into)
-                elif lane.masked:  # 2
+                if lane.masked:  # 2
                     shape = (-1, *[1] * (into.dim() - 1))
                     mask = update.rows[name].to(self._device, into.dtype).view(shape)
                     into.addcmul_(value.to(into.dtype), mask, value=factor)
@@ -433,13 +453,17 @@ class Merger:
                     sums.append(into)
                     values.append(value)
         _add_each(sums, values, last)
+        for source, first in firsts.items():
+            self._sums[source].copy_(first)
 
     def _into(self, lane: _Lane, empty: bool) -> Tensor:
         """Return what an entry adds to."""
         if lane.view is None:
             make = torch.empty if empty else torch.zeros
             return make(lane.shape, dtype=self._type(lane.source), device=self._device)
-        total = self._sum(lane.source, empty=empty)
+        total = self._sums.get(lane.source)
+        if total is None:
+            total = self._sum(lane.source, empty=empty)
         return total.as_strided(*lane.view) if lane.view else total
 
     def _sum(self, source: str, *, empty: bool = False) -> Tensor:
@@ -462,15 +486,12 @@ class Merger:
                 if total is not None:
                     lane.entry.push(total, self._sum(lane.source))
                 group.sums[index] = None  # it begins anew where another update comes
-            group.begun = False
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
         division = None
-        if even := coverage.even(name):
-            new.div_(even)
-        else:
+        if not coverage.even(name):  # else it is divided
             division = coverage.division(name, new.dtype)
             for rows, divisor in division.bands:
                 new[rows].div_(divisor.to(self._device))
