@@ -141,14 +141,17 @@ class FedADP(fl.Averaging, fl.Masking):
             fit = self.fit(world, world.tier_of(result.client), drawn)
             weight = result.weight(self.weights)
             if fit not in means:
-                means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
+                means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank, wait=2**28), 0.0
             means[fit].accumulate(
                 fl.Update(fit.same, result.state, weight, unmerged=result.unmerged)
             )
             totals[fit] += weight
         if not totals:
             return old, {}
-        merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
+        merger, identity = (
+            ag.Merger(world.graph, old, wait=2**28),
+            ag.Transfer.identity(world.graph),
+        )
         unmerged = self._unmerged(world)
         # Popped: an architecture's mean is freed before the next one is grown.
         for fit in list(means):

@@ -40,6 +40,7 @@ from archgraph.errors import RejectedUpdate
 Variant = Literal["both", "depth", "width"]
 Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 SAMPLE = 1 << 14
+PIECE = 1 << 16  # values that stay in the cache
 
 # Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
 # a fraction of it.
@@ -260,45 +261,74 @@ def inner_norm(
     flat = weights.detach().flatten().to(torch.promote_types(weights.dtype, torch.float32))
     if not len(flat):
         return 0.0
-    values = flat.cpu().numpy()
     # A quantile lies between two neighbours in order: which weights it keeps depends on ranks only.
-    last = len(values) - 1
-    if inner == "abs":
-        sizes = np.abs(values)
-        inside = sizes <= value_at(sizes, math.floor(percentile * last))
-    else:
+    last = len(flat) - 1
+    first, final = 0, math.floor(percentile * last)
+    if inner == "central":
         tail = (1 - percentile) / 2 * last
-        low, high = sorted((math.ceil(tail), math.floor(last - tail)))
-        inside = (values >= value_at(values, low)) & (values <= value_at(values, high))
-    counted = torch.from_numpy(values * inside)
-    # float64: squares of large weights overflow float32.
-    norm = float(torch.linalg.vector_norm(counted, dtype=torch.float64))
-    return norm / math.sqrt(np.count_nonzero(inside)) if rms else norm
+        first, final = sorted((math.ceil(tail), math.floor(last - tail)))
+    squares, count = squares_between(flat.cpu().numpy(), first, final, signed=inner == "central")
+    return math.sqrt(squares / count if rms else squares)
 
 
-def value_at(values: Values, rank: int) -> float:
-    """Return the value at a rank in ascending order, counted from 0.
+def squares_between(
+    values: Values, first: int, final: int, *, signed: bool = True
+) -> tuple[float, int]:
+    """Sum the squares of the values from one rank to another in ascending order, and count them.
 
-    Of many values a sample tells between which two the rank lies; only those between are ordered,
-    after counting has confirmed it.
+    1. A sample tells between which two values each of the ranks lies.
+    2. One pass in pieces that stay in the cache counts what is below, sums the squares of what
+       certainly lies between the ranks, and collects what is near them.
+    3. In the latter the values at both ranks are looked up. If it turns out not to contain them,
+       everything is near.
+
+    Args:
+        values: The values.
+        first: The first rank that counts, from 0. Values that are equal to its value count, too.
+        final: The last one.
+        signed: Whether values are ordered, or their magnitudes.
 
     Example:
-        >>> value_at(np.array([3.0, 1.0, 2.0]), 1)
-        2.0
+        >>> squares_between(np.array([3.0, -1.0, 2.0]), 1, 2)
+        (13.0, 2)
     """
-    pool = values
-    if len(pool) > SAMPLE:
-        # The rank in a random sample has a standard deviation of at most √n / 2; the slack is six
-        # of them. Where it does not suffice, all values are partitioned.
-        sample = np.sort(pool[:: len(pool) // SAMPLE])
-        guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))
-        low = sample[max(guess - slack, 0)]
-        high = sample[min(guess + slack, len(sample) - 1)]
-        below = int(np.count_nonzero(pool < low))
-        between = pool[(pool >= low) & (pool <= high)]
-        if below <= rank < below + len(between):
-            pool, rank = between, rank - below
-    return float(np.partition(pool, rank)[rank])
+    sample = values[:: max(len(values) // SAMPLE, 1)]  # 1
+    sample = np.sort(sample if signed else np.abs(sample))
+
+    def around(rank: int) -> tuple[float, float]:
+        share = rank / len(values)
+        # Six standard deviations of the rank in a random sample.
+        slack = math.ceil(6 * math.sqrt(share * (1 - share) * len(sample))) + 1
+        guess = int(share * len(sample))
+        return sample[max(guess - slack, 0)], sample[min(guess + slack, len(sample) - 1)]
+
+    nothing, everything = (-np.inf, -np.inf), (-np.inf, np.inf)
+    for low, high in (
+        (around(first) if first else nothing, around(final)),
+        (everything, everything),
+    ):
+        squares, below, inner, pieces = 0.0, 0, 0, list[Values]()
+        for start in range(0, len(values), PIECE):  # 2
+            piece = values[start : start + PIECE]
+            piece = piece if signed else np.abs(piece)
+            inside = piece < high[0]
+            near = ~inside & (piece <= high[1])
+            if first:
+                below += int(np.count_nonzero(piece < low[0]))
+                near |= (piece >= low[0]) & (piece <= low[1])
+                inside &= piece > low[1]
+            inner += int(np.count_nonzero(inside))
+            pieces.append(piece[np.flatnonzero(near)])
+            wide = (piece * inside).astype(np.float64)  # squares may overflow float32
+            squares += float(wide @ wide)
+        close = np.concatenate(pieces)  # 3
+        at, until = first - below, final - below - inner
+        lower = np.count_nonzero(close <= low[1])
+        if (not first or 0 <= at < lower) and lower <= until < len(close):
+            break
+    ends = np.partition(close, [at, until])[[at, until]]
+    close = close[(close >= ends[0]) & (close <= ends[1])].astype(np.float64)
+    return squares + float(close @ close), inner + len(close)
 
 
 @dataclass(frozen=True)

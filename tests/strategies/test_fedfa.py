@@ -20,7 +20,7 @@ from archgraph.strategies.fedfa import (
     ZiCo,
     grafting,
     inner_norm,
-    value_at,
+    squares_between,
     zico,
 )
 
@@ -80,7 +80,7 @@ def test_inner_norm_is_homogeneous(values, share, factor):
 
 
 @pytest.mark.parametrize("kind", ["normal", "sorted", "equal", "few", "striped"])
-def test_value_at_finds_ranks_among_many_values(kind):
+def test_squares_of_values_between_ranks_among_many(kind):
     draw = torch.Generator().manual_seed(3)
     values = torch.randn(3 * SAMPLE + 7, generator=draw)
     if kind == "sorted":
@@ -91,9 +91,20 @@ def test_value_at_finds_ranks_among_many_values(kind):
         values = values.round()
     elif kind == "striped":  # the sample sees one stripe only and is wrong about the rest
         values[::3] = 50.0
-    ordered = values.sort().values
-    for rank in (0, 1, len(values) // 2, int(0.95 * len(values)), len(values) - 1):
-        assert value_at(values.numpy(), rank) == float(ordered[rank])
+    for signed in (True, False):
+        ordered = np.sort(values.double().numpy() if signed else values.double().abs().numpy())
+        last = len(ordered) - 1
+        for ranks in (
+            (0, 0),
+            (0, last),
+            (0, int(0.95 * last)),
+            (int(0.02 * last), int(0.97 * last)),
+        ):
+            low, high = ordered[list(ranks)]
+            counted = ordered[(ordered >= low) & (ordered <= high)]
+            squares, count = squares_between(values.numpy(), *ranks, signed=signed)
+            assert squares == pytest.approx((counted**2).sum(), rel=1e-12)
+            assert count == len(counted)
 
 
 def test_outliers_do_not_count():
