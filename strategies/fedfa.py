@@ -39,7 +39,7 @@ from archgraph.errors import RejectedUpdate
 
 Variant = Literal["both", "depth", "width"]
 Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 PIECE = 1 << 16  # values that stay in the cache
 
 # Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
