@@ -23,10 +23,12 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         [[1, 2, 1, 2, 1]]
     """
     tensor = crop(tensor, shape)
-    repeats = [-(-size // max(side, 1)) for size, side in zip(shape, tensor.shape, strict=True)]
-    if any(times != 1 for times in repeats):
-        tensor = tensor.repeat(repeats)
-    return crop(tensor, shape)
+    # The first dimension last: gradients are then summed over it first, in long rows.
+    for dim in reversed(range(len(shape))):
+        if (times := -(-shape[dim] // max(tensor.shape[dim], 1))) != 1:
+            tensor = tensor.repeat([times if d == dim else 1 for d in range(len(shape))])
+            tensor = tensor.narrow(dim, 0, shape[dim])
+    return tensor
 
 
 def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:

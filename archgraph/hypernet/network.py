@@ -227,19 +227,21 @@ class GraphHypernetwork(nn.Module):
             value = self._tensors(code, tensors[0])
             # Sent weights were rounded to the tensor's type; the gap to them is not.
             wide = torch.promote_types(value.dtype, tensors[0].dtype)
-            sent = value.detach().to(tensors[0].dtype).to(wide)
+            gap = value.detach().to(tensors[0].dtype).to(wide, copy=True)
             theirs = [
-                to_device(trained[m][e.name].detach(), sent.device).to(sent.dtype)
+                to_device(trained[m][e.name].detach(), gap.device).to(gap.dtype)
                 for m, e in zip(clients, tensors, strict=True)
             ]
-            gap = sent - torch.stack(theirs)
+            torch._foreach_sub_(gap.unbind(), theirs)
             share = torch.tensor(
                 [1.0 if weights is None else weights[m] for m in clients], dtype=torch.float64
             )
             share = to_device(share, gap.device)
             total = total + share @ _squares(gap) / 2
+            if weights is not None:
+                gap.mul_(share.to(gap.dtype).view(-1, *[1] * (gap.dim() - 1)))
             # The gap is the gradient of half its square; the graph of these tensors ends here.
-            value.backward(gap.mul_(share.to(gap.dtype).view(-1, *[1] * (gap.dim() - 1))).to(value))
+            value.backward(gap.to(value))
             gradients[key[0]][at] = cast(Tensor, code.grad)
         # One pass back through the network for all clients, from the gradients of their codes.
         if codes:
