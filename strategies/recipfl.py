@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import archgraph as ag
 from archgraph import federation as fl
@@ -48,6 +49,8 @@ NETWORK = (
 MEBI = 1 << 20
 # Of trained states that wait for the server's step: they are pulled back together.
 TOGETHER = 256 * MEBI
+# Networks that read a φ, by its first tensor, with what else they depend on.
+READERS = WeakTensorKeyDictionary()
 # Bytes that the encoder keeps of a piece for its backward pass, measured at the default sizes.
 PIECE = 4400
 
@@ -347,15 +350,25 @@ class Server:
     def of(
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
-        """Build a server that reads φ of the state, or that changes a copy of it."""
+        """Build a server that reads φ of the state, or that changes a copy of it.
+
+        One network reads a φ, for all clients of a round.
+        """
+        group = state.group("hypernet")
+        key, graphs = next(iter(group.values())), strategy.graphs(world)
+        known = [graph.digest for graph in graphs], strategy.sizes(world), world.device
+        if not change and key in READERS and READERS[key][0] == known:
+            return Server(strategy, world, state, READERS[key][1])
         # On the meta device no values are drawn: φ replaces them all.
         with torch.device("meta"):
-            network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
-        group = state.group("hypernet").items()
+            network = GraphHypernetwork.for_graphs(graphs, **strategy.sizes(world))
         phi = {
-            k: v.to(world.device, copy=change or (v.is_cpu and not _aligned(v))) for k, v in group
+            k: v.to(world.device, copy=change or (v.is_cpu and not _aligned(v)))
+            for k, v in group.items()
         }
         network.load_state_dict(phi, assign=True)
+        if not change:
+            READERS[key] = known, network
         return Server(strategy, world, state, network)
 
     def parts(self, clients: Iterable[int]) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -36,7 +37,16 @@ class ServerState:
         {'w': tensor([1.])}
         """
         prefix = f"{name}/"
-        return {k[len(prefix) :]: v for k, v in self.tensors.items() if k.startswith(prefix)}
+        near = self._roots.get(name.partition("/")[0], {}).items()
+        return {k[len(prefix) :]: v for k, v in near if k.startswith(prefix)}
+
+    @functools.cached_property
+    def _roots(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors by the first part of their paths: a group of thousands is found at once."""
+        roots: dict[str, dict[str, Tensor]] = {}
+        for path, value in self.tensors.items():
+            roots.setdefault(path.partition("/")[0], {})[path] = value
+        return roots
 
     def with_group(self, name: str, tensors: State) -> ServerState:
         """Return the state with all tensors below a path replaced."""
