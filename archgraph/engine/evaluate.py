@@ -153,13 +153,12 @@ class Evaluator:
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""
-        return {
-            client: self._local(client, tested.plain, tested.masked[present], at)
-            for present, ids in self._classes(model.clients).items()
+        figures: dict[int, dict[str, float]] = {}
+        for present, ids in self._classes(model.clients).items():
             # Without a test example of its classes, a client has no figures.
-            if len(at := self._examples(present))
-            for client in ids
-        }
+            if len(at := self._examples(present)):
+                figures |= self._local(ids, tested.plain, tested.masked[present], at)
+        return figures
 
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
         """Figures of a model on one client's part of the test data; empty: it has none."""
@@ -227,21 +226,23 @@ class Evaluator:
             local = None
             examples = self._examples(*classes) if classes else slice(None)
             if isinstance(examples, slice) or len(examples):
-                local = self._local(client, plain, masked[0] if masked else None, examples)
+                figures = self._local([client], plain, masked[0] if masked else None, examples)
+                local = figures[client]
             right = self._right(plain)
             return {"all": plain.summary(), "local": local, "right": right, "untuned": untuned}
 
     def _local(
-        self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
-    ) -> dict[str, float]:
-        """Figures of a client on its part of the test data; by class where there are masks."""
+        self, clients: Sequence[int], plain: Answers, masked: Answers | None, at: Tensor | slice
+    ) -> dict[int, dict[str, float]]:
+        """Figures of clients with one part of the test data; by class where there are masks."""
         figures = plain.summary(at)
         if masked is None:
-            return figures
+            return dict.fromkeys(clients, figures)
         setup = self.experiment
-        mixture = setup.world.clients[client].histogram
-        matched = plain.matched(setup.data.test.targets, mixture)
-        return {**figures, "masked": masked.summary(at)["accuracy"], "matched": matched}
+        mixtures = [setup.world.clients[client].histogram for client in clients]
+        matched = plain.matched(setup.data.test.targets, mixtures)
+        figures["masked"] = masked.summary(at)["accuracy"]
+        return {c: {**figures, "matched": m} for c, m in zip(clients, matched, strict=True)}
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; empty for data without one class per example."""

@@ -49,8 +49,8 @@ class Answers:
         """Whether each example with one class was answered rightly, int64 ``[example]``."""
         return self.rows["accuracy"].long()
 
-    def matched(self, targets: Tensor, shares: Sequence[float]) -> float:
-        """Accuracy to be expected of test examples with these shares of the classes.
+    def matched(self, targets: Tensor, shares: Sequence[Sequence[float]]) -> list[float]:
+        """Accuracy to be expected of each client's test examples by its shares of the classes.
 
         Σ_c p_c · (accuracy on examples of class c): the mean over all test sets that could be drawn
         by the shares p (RecipFL, §5.1, draws one). Classes without a test example count for nothing
@@ -58,20 +58,24 @@ class Answers:
 
         Args:
             targets: Class of each example, ``[example]``; those of -100 are left out.
-            shares: Of each class, up to a common factor (numbers of examples, say), ``[class]``.
+            shares: Of each client and class, up to a common factor of the client (numbers of
+                examples, say), ``[client, class]``.
 
         Example:
             >>> hits = {"accuracy": torch.tensor([1, 0, 1])}
-            >>> Answers([], hits, torch.ones(3)).matched(torch.tensor([0, 0, 1]), (3, 1, 4))
-            0.625
+            >>> Answers([], hits, torch.ones(3)).matched(torch.tensor([0, 0, 1]), [(3, 1, 4)])
+            [0.625]
         """
         counted = targets != IGNORED
         hits, targets = self.rows["accuracy"][counted].double(), targets[counted]
-        count = torch.bincount(targets, minlength=len(shares))
-        right = torch.bincount(targets, hits, len(shares))
-        mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
-        total = float(mixture.sum())
-        return float(mixture @ (right / count.clamp(min=1))) / total if total else 0.0
+        mixtures = torch.tensor(shares, dtype=torch.float64)
+        classes = mixtures.shape[1]
+        count = torch.bincount(targets, minlength=classes)
+        rates = torch.bincount(targets, hits, classes) / count.clamp(min=1)
+        mixtures = mixtures * (count > 0)
+        # Not a product of matrices: the same bits whatever clients are asked for.
+        sums = zip((mixtures * rates).sum(1).tolist(), mixtures.sum(1).tolist(), strict=True)
+        return [right / total if total else 0.0 for right, total in sums]
 
 
 def answers(

@@ -421,6 +421,8 @@ def _world(
     counts: Sequence[tuple[int, ...]] | None,
 ) -> World:
     members = [member for member in family.clients for _ in range(member.count)]
+    streams = data.train.stream is not None
+    targets = np.zeros(0) if streams else np.asarray(data.train.targets)
     clients = tuple(
         Client(
             id=i,
@@ -429,8 +431,8 @@ def _world(
             histogram=counts[i]
             if counts is not None
             else Uncounted()
-            if data.train.stream is not None
-            else tuple(class_histogram(data.train.targets[examples], data.classes).tolist()),
+            if streams
+            else tuple(class_histogram(targets[examples], data.classes).tolist()),
             classes=member.classes,
         )
         for i, (member, examples) in enumerate(zip(members, shares, strict=True))

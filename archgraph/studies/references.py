@@ -252,8 +252,8 @@ def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
             name,
             together.summary()["accuracy"],
             tuple(one.summary()["accuracy"] for one in alone),
-            tuple(together.matched(test.targets, mixtures[i].tolist()) for i in testable),
-            tuple(alone[i].matched(test.targets, mixtures[i].tolist()) for i in testable),
+            tuple(together.matched(test.targets, [mixtures[i].tolist() for i in testable])),
+            tuple(alone[i].matched(test.targets, [mixtures[i].tolist()])[0] for i in testable),
             gates,
             called.format(choice),
         )
