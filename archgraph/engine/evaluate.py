@@ -249,7 +249,7 @@ class Evaluator:
         owners: dict[tuple[bool, ...], list[int]] = {}
         if self._learning.per_example and self.experiment.world.counted:
             for client in clients:
-                present = tuple(n > 0 for n in self.experiment.world.clients[client].histogram)
+                present = tuple([n > 0 for n in self.experiment.world.clients[client].histogram])
                 owners.setdefault(present, []).append(client)
         return owners
 
@@ -344,6 +344,8 @@ class _Tested:
 def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Mean of each figure."""
     rows = list(rows)
+    if len(rows) == 1:
+        return dict(rows[0])
     return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
 
 

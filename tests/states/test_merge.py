@@ -29,6 +29,7 @@ from archgraph.states import (
 )
 from archgraph.states.coverage import SMALL, _light_division
 from archgraph.states.entry import Initial
+from archgraph.states.merge import _plan
 
 Tensors = dict[str, torch.Tensor]
 
@@ -109,7 +110,8 @@ clients = st.lists(
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+    flat = (x.contiguous().view(-1).view(torch.uint8) for x in (a, b))
+    return a.dtype == b.dtype and torch.equal(*flat)
 
 
 def reference(clients: list[Client], old: Tensors) -> Tensors:
@@ -273,6 +275,68 @@ def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Cl
             assert torch.equal(kept, dense == 0)
             even = coverage.even(name)
             assert even is None or (dense == even).all()
+
+
+# ------------------------------------------------------------------- what stays over rounds
+
+
+def merged_bits(dtype: str, seed: int, *, wait: int = 0, rows: bool = False) -> Tensors:
+    """Merge clients of all kinds, the same entries masked for some of them, from another state."""
+    slots = tuple(s._replace(dtype=dtype) if s.averaged else s for s in SLOTS)
+    low = slots[0].torch_dtype
+    merger = Merger(slots, random(slots, seed), wait=wait)
+    for i, kind in enumerate(("full", *KINDS, *reversed(KINDS))):
+        transfer, update, _ = client(kind, seed + i)
+        target = tuple(s._replace(dtype=dtype) if s.averaged else s for s in transfer.target)
+        update = {n: v.to(low) if v.is_floating_point() else v for n, v in update.items()}
+        masks = {"fc.weight": torch.tensor([1, 0, 1, 0, 1])} if rows and i % 3 else {}
+        scales = {"conv.weight": 0.5 + i} if i % 2 else {}
+        merger.accumulate(
+            Update(
+                Transfer(slots, target, transfer.entries),
+                update,
+                weight=(10, 30, 7)[i % 3],
+                scales=scales,
+                rows=masks,
+                unmerged=("norm.mean",) if i % 4 == 3 else (),
+            )
+        )
+    return merger.result()[0]
+
+
+def forget() -> None:
+    _plan.cache_clear()
+    _light_division.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_plans_of_earlier_rounds_change_no_bit(dtype: str, rows: bool):
+    """Of the same transfers, from other states and in other dtypes, and after they were evicted."""
+    for seed in (1, 2):
+        forget()
+        anew = merged_bits(dtype, seed, rows=rows)
+        merged_bits(dtype, seed + 5, rows=rows)
+        merged_bits("float32", seed, rows=not rows)
+        again = merged_bits(dtype, seed, rows=rows)
+        for i in range(70):
+            other = (Slot("w", (99,), "float32"),)
+            map_ = DimMap.of(range(i, i + 9), 99)
+            part = Transfer(other, (Slot("w", (9,), "float32"),), {"w": Entry("w", (map_,))})
+            Merger(other, random(other, 0)).add(part, {"w": torch.ones(9)})
+        assert _plan.cache_info().misses > 64
+        evicted = merged_bits(dtype, seed, rows=rows)
+        for name, value in anew.items():
+            assert same_bits(value, again[name]) and same_bits(value, evicted[name]), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_updates_that_wait_change_no_bit(dtype: str, rows: bool):
+    alone = merged_bits(dtype, 3, rows=rows)
+    for wait in (1500, 2**30):
+        together = merged_bits(dtype, 3, wait=wait, rows=rows)
+        assert all(same_bits(value, together[name]) for name, value in alone.items())
 
 
 # ------------------------------------------------------------------------------------ options
