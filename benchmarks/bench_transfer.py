@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from archgraph.federation.average import WAIT
 from archgraph.graph.ir import ArchGraph, Param, TensorType
 from archgraph.states import DimMap, Entry, Merger, Rewritten, State, Transfer, Update, signature
 
@@ -75,9 +76,9 @@ def scattered(size: int, rate: float) -> DimMap | None:
     return DimMap.of(np.sort(rng.choice(size, count, replace=False)), size)
 
 
-def narrowed(rate: float, choose: Choose = prefix) -> Rewritten:
-    """ResNet-18 with its channels narrowed."""
-    full, small = graph_of(shapes()), graph_of(shapes(rate))
+def narrowed(rate: float, choose: Choose = prefix, scale: int = 1) -> Rewritten:
+    """ResNet-18, or one with so many times its channels, narrowed."""
+    full, small = graph_of(shapes(scale)), graph_of(shapes(scale * rate))
     entries = {}
     for slot, now in zip(signature(full), signature(small), strict=True):
         dims = [
@@ -154,7 +155,7 @@ def merged(
     """A whole aggregation: all updates and the result."""
 
     def run() -> None:
-        merger = Merger(full, state)
+        merger = Merger(full, state, wait=WAIT)
         for transfer, update in updates:
             if checked:
                 merger.add(transfer, update)
@@ -201,16 +202,19 @@ def figures(repeat: int = 15) -> dict[str, float]:
         )
         result[f"pull {name} / copy"] = taken / bound
 
-    def mixed(choose: Choose) -> list[Transfer]:
-        return [narrowed(rate, choose).transfer for rate in RATES for _ in range(2)]
+    def mixed(choose: Choose, scale: int = 1) -> list[Transfer]:
+        return [narrowed(rate, choose, scale).transfer for rate in RATES for _ in range(2)]
 
     fleets = {
         "10 equal": [Transfer.identity(full)] * 10,
         "10 mixed prefixes": mixed(prefix),
         "10 mixed scattered": mixed(scattered),
         "10 net2net 1.5": [widened().transfer] * 10,
+        "10 mixed prefixes of 47 M": mixed(prefix, 2),
     }
     for name, transfers in fleets.items():
+        full = graph_of(shapes(2 if "47 M" in name else 1))
+        state = random_state(full)
         updates = [(t, t.pull(random_state(full, i))) for i, t in enumerate(transfers)]
         values = [update for _, update in updates]
         bound, taken, checked = seconds(

@@ -211,10 +211,13 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _check_values(values: State) -> None:
+def _check_values(values: Mapping[str, Tensor]) -> None:
     # One NaN or infinity spoils the norm, so a small norm proves all values finite and no larger,
     # in one pass that writes nothing. Only else is every value looked at: the norm can overflow.
-    norms = [torch.linalg.vector_norm(v, dtype=accumulator(v.dtype)) for v in values.values()]
+    narrow = [value for value in values.values() if value.dtype == torch.float32]
+    others = [value for value in values.values() if value.dtype != torch.float32]
+    norms = [*torch._foreach_norm(narrow)] if narrow else []
+    norms += [torch.linalg.vector_norm(v, dtype=accumulator(v.dtype)) for v in others]
     if norms and not bool((torch.stack(norms) < LARGEST).all()):  # a device is waited for once
         for name, value in values.items():
             _check_value(name, value)
