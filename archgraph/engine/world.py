@@ -243,6 +243,13 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
             found=", ".join(keys),
             expected=", ".join(instead),
         )
+    if strategy.reads_labels:
+        raise RunError(
+            "needs to know how many examples of each class a client has, and streams are not "
+            "counted by class",
+            where=f"strategy.{spec.strategy_name}",
+            hint="give the data as a torch dataset with __len__ and __getitem__",
+        )
 
 
 def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, ClientRows]) -> None:

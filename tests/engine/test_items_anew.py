@@ -211,7 +211,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "counts of classes": (
         lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
-        "not counted by class",
+        "strategy.fedproto: needs to know .* are not counted by class",
     ),
     "public examples": (
         lambda: ag.run(
