@@ -16,6 +16,7 @@ import torch
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
+from archgraph.engine.world import WAIT
 from archgraph.federation import (
     Client,
     Outcome,
@@ -78,7 +79,7 @@ def world(graph: ag.ArchGraph, state: dict[str, torch.Tensor], make: Make) -> Wo
         Client(i, t.name, 100 + i, (10 + i,) * CLASSES)
         for i, t in ((i, tiers[i * len(tiers) // CLIENTS]) for i in range(CLIENTS))
     )
-    return World(graph, state, clients, tiers, CLASSES, rounds=10, seed=0)
+    return World(graph, state, clients, tiers, CLASSES, rounds=10, seed=0, wait=WAIT)
 
 
 def returned(task: Task) -> Result:

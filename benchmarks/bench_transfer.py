@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from archgraph.federation.average import WAIT
+from archgraph.engine.world import WAIT
 from archgraph.graph.ir import ArchGraph, Param, TensorType
 from archgraph.states import DimMap, Entry, Merger, Rewritten, State, Transfer, Update, signature
 

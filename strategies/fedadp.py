@@ -141,7 +141,10 @@ class FedADP(fl.Averaging, fl.Masking):
             fit = self.fit(world, world.tier_of(result.client), drawn)
             weight = result.weight(self.weights)
             if fit not in means:
-                means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank, wait=2**28), 0.0
+                means[fit], totals[fit] = (
+                    ag.Merger(fit.same.source, fit.blank, wait=world.wait),
+                    0.0,
+                )
             means[fit].accumulate(
                 fl.Update(fit.same, result.state, weight, unmerged=result.unmerged)
             )
@@ -149,7 +152,7 @@ class FedADP(fl.Averaging, fl.Masking):
         if not totals:
             return old, {}
         merger, identity = (
-            ag.Merger(world.graph, old, wait=2**28),
+            ag.Merger(world.graph, old, wait=world.wait),
             ag.Transfer.identity(world.graph),
         )
         unmerged = self._unmerged(world)

@@ -418,6 +418,10 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 )
 
 
+# Bytes of results of a round that are merged at once.
+WAIT = 2**28
+
+
 def _world(
     spec: ExperimentSpec,
     family: Family,
@@ -458,6 +462,7 @@ def _world(
         aggregate=spec.aggregate,
         learning=learning,
         server=spec.server,
+        wait=WAIT,
     )
 
 

@@ -26,9 +26,6 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, signature
 from archgraph.states.copies import server_copies, state_to_device
 
-# Bytes of updates of a round that are added at once.
-WAIT = 2**28
-
 
 def part(
     world: World,
@@ -88,8 +85,9 @@ def covered_mean(
     """Return the state with global weights that are the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
-    stays with clients (``Result.unmerged``) is left out. One update is in memory at a time. What
-    the experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust_means`.
+    stays with clients (``Result.unmerged``) is left out. One update is in memory at a time, beyond
+    ``World.wait``. What the experiment's ``aggregate`` says takes the place of the mean; see
+    :mod:`.robust_means`.
 
     Args:
         world: Who takes part.
@@ -135,12 +133,12 @@ def group_means(
     elif rules is not None and (rules.krum or rules.middle):
         after, reached = robust_means(rules, state, contributions)
     else:
-        after, reached = _plain_means(world.merging, state, contributions)
+        after, reached = _plain_means(world, state, contributions)
     return after if world.server is None else followed(world.server, state, after, reached)
 
 
 def _plain_means(
-    device: str, state: ServerState, contributions: Iterable[Contribution]
+    world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> tuple[ServerState, dict[str, Reached]]:
     # FedFA's α_c = mean_κ n_κ / n_c: each update is divided by n_c as it arrives and the sum is
     # multiplied by the mean at the end, so that one pass with one update in memory is enough.
@@ -150,14 +148,14 @@ def _plain_means(
     for one in contributions:
         wholes.setdefault(one.group, one.whole)
         if one.group not in mergers:
-            before = state_to_device(state.group(one.group), device)
-            mergers[one.group] = Merger(one.whole, before, wait=WAIT)
+            before = state_to_device(state.group(one.group), world.merging)
+            mergers[one.group] = Merger(one.whole, before, wait=world.wait)
         sizes.add(one)
         mergers[one.group].accumulate(one.update)
     reached = {}
     for group, merger in mergers.items():
         mean, coverage = merger.result(multiply=sizes.means(group))
-        state = state.with_group(group, mean if device == "cpu" else server_copies(mean))
+        state = state.with_group(group, mean if world.merging == "cpu" else server_copies(mean))
         reached[group] = Reached(wholes[group], coverage)
     return state, reached
 

@@ -148,6 +148,8 @@ class World:
         learning: The learning task.
         server: The optimiser that follows the means. Default: they are taken as they are.
         public: Examples that every client has beside its own. Default: none.
+        wait: Bytes of results that may wait until several are merged at once; these must not change
+            after the next one was asked for. Default: each is merged as it comes.
     """
 
     graph: ArchGraph
@@ -164,6 +166,7 @@ class World:
     learning: LearningTask = CLASSIFICATION
     server: ServerSpec | None = None
     public: ClientData | None = field(default=None, repr=False, compare=False)
+    wait: int = field(default=0, repr=False, compare=False)
 
     def tier(self, name: str) -> Tier:
         """Return a tier by name.

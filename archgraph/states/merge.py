@@ -302,7 +302,7 @@ class Merger:
         if through is not None and through.target != transfer.target:
             problem = "what makes the client's entries does not end where the transfer does"
             raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
-        if any(value.device != self._device for value in itertools.islice(state.values(), 1)):
+        if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
         weight = update.weight / self._unit  # 1
