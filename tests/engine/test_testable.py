@@ -144,7 +144,10 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return plain(self, name)
 
     for entry in entry_points(group="archgraph.strategies"):
-        options = {"width": 16, "hidden": 16, "tile": 8} if entry.name == "recipfl" else {}
+        options = {
+            "recipfl": {"width": 16, "hidden": 16, "tile": 8},
+            "fedgkt": {"after": "c"},
+        }.get(entry.name, {})
         family: dict[str, object] = {"model": str(model), "clients": ({"name": "a", "count": 2},)}
         if entry.name in ("depthfl", "scalefl"):  # which train networks with exits
             family["change"] = {"add_exits": {"b": 10}}

@@ -127,7 +127,7 @@ PLANTED = (
     ),
     Planted(
         "states", f"{STATES}/transfer.py",
-        "if not copy and dtype is None and entry.unchanged", "if dtype is None and entry.unchanged",
+        "if same and not copy:", "if same:",
         "pull lends the server's own tensors",
     ),
     Planted(
