@@ -60,7 +60,7 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
         raise DataError(
             "parts differ in shape" if uneven else "is not a tensor and does not convert to one",
             where=where,
-            found=what(value),
+            found=_unequal(items) or what(value),
             hint="pad or cut them to one shape; if they are different things, as boxes and labels, "
             "name them: {'boxes': …, 'labels': …}"
             if uneven
@@ -131,6 +131,16 @@ def what(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
+def _unequal(items: list[object]) -> str:
+    """Return the first two shapes that differ, in words; empty where shapes cannot be told."""
+    try:
+        shapes = [[*np.asarray(item).shape] for item in items]
+    except (TypeError, ValueError):
+        return ""
+    other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+    return "" if other is None else f"shape {shapes[0]} at 0, and {shapes[other]} at {other}"
+
+
 def _dense(value: Tensor, where: str, ignored: bool) -> Tensor:
     if isinstance(value, torch.masked.MaskedTensor):
         data, hidden = value.get_data(), ~value.get_mask()
@@ -179,7 +189,9 @@ def _typed(array: np.ndarray, value: object, where: str) -> np.ndarray:
             found=str(cells[position]),
             hint=f"{numbers}: fill them, or remove these examples" if array.ndim else None,
         )
-    types = {type(cell) for cell in cells}
+    first: dict[type, int] = {}
+    for at, cell in enumerate(cells):
+        first.setdefault(type(cell), at)
     for kinds, dtype in (
         ((bool, np.bool_), bool),
         ((str, bytes), str),
@@ -187,13 +199,15 @@ def _typed(array: np.ndarray, value: object, where: str) -> np.ndarray:
         ((Number,), np.float64),
     ):
         # A bool is an integer: beside numbers it is one mistake or the other.
-        flags = any(issubclass(one, bool | np.bool_) for one in types) and dtype is not bool
-        if not flags and all(issubclass(one, kinds) for one in types):
+        flags = any(issubclass(one, bool | np.bool_) for one in first) and dtype is not bool
+        if not flags and all(issubclass(one, kinds) for one in first):
             return array.astype(dtype)
-    several = len(types) > 1
+    several = len(first) > 1
     raise DataError(
         "are of several types" if several else "is not a tensor and does not convert to one",
         where=where,
-        found=" and ".join(sorted(one.__name__ for one in types)) if several else what(value),
+        found=" and ".join(f"{one.__name__} at {at}" for one, at in first.items())
+        if several
+        else what(value),
         expected="one type for all examples" if several else None,
     )

@@ -137,7 +137,8 @@ def _check_apart(inputs: Features, statistics: tuple[Tensor, Tensor] | None, whe
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
     """Append to a column the cells of that column in the file of test rows."""
     if column.name not in more:
-        raise DataError("the table has no such column", where=file, **unknown(column.name, more))
+        message = "lacks a column of the training table"
+        raise DataError(message, where=file, **unknown(column.name, more))
     other, count = more[column.name], len(column.cells)
 
     def locate(row: int) -> str:

@@ -70,6 +70,8 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
     for name in _NAME.findall(text):
         if name not in values:
             facts = unknown(f"${name}", (f"${n}" for n in values))
+            if not values:
+                facts["hint"] = "none stands above: define it there, or write a number"
             raise Mistake("names an unknown parameter", **facts)
     if alone := _NAME.fullmatch(text.strip()):
         return values[alone.group(1)]

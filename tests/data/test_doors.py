@@ -506,7 +506,9 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
     data = read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
     assert (len(data.train), len(data.test), len(data.owners)) == (60, 9, 3)
     write_table(tmp_path / "test.csv", inputs[:9, :1], classes[:9])
-    with pytest.raises(DataError, match=r"test.csv: the table has no such column; found 'x1'"):
+    with pytest.raises(
+        DataError, match=r"test.csv: lacks a column of the training table; found 'x1'"
+    ):
         read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
     write_table(tmp_path / "test.csv", inputs[:9], ["1", *["?"] * 8])
     with pytest.raises(DataError, match=r"test.csv:3: y: is not a number; found '\?'"):

@@ -143,8 +143,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         ["a", 1] * (N // 2),
         None,
         2,
-        "data: train: targets: are of several types; found int and str; expected one type for"
-        " all examples",
+        "data: train: targets: are of several types; found str at 0 and int at 1; expected "
+        "one type for all examples",
     ),
     "numbers in words": (
         ["0.5", "1.5"] * (N // 2),
@@ -171,9 +171,9 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         LISTS,
         None,
         2,
-        "data: train: targets: parts differ in shape; found list of 24; pad or cut them to "
-        "one shape; if they are different things, as boxes and labels, name them: {'boxes': "
-        "…, 'labels': …}",
+        "data: train: targets: parts differ in shape; found shape [2] at 0, and [1] at 1; pad or "
+        "cut them to one shape; if they are different things, as boxes and labels, name them: "
+        "{'boxes': …, 'labels': …}",
     ),
     "dates": (
         pd.date_range("2020-01-01", periods=N),
@@ -281,9 +281,9 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         Items(lambda i: (ONE[i], INPUTS[i])),
         None,
         3,
-        "data: train[0]: target: parts differ in shape; found tuple of 2; pad or cut them to "
-        "one shape; if they are different things, as boxes and labels, name them: {'boxes': "
-        "…, 'labels': …}",
+        "data: train[0]: target: parts differ in shape; found shape [] at 0, and [6] at 1; pad or "
+        "cut them to one shape; if they are different things, as boxes and labels, name them: "
+        "{'boxes': …, 'labels': …}",
     ),
     "words and numbers by item": (
         Items(lambda i: "a" if i % 2 else 1),
@@ -428,7 +428,8 @@ SPECS = {
         "model",
         "params: {c: 4}",
         "params: {c: $width * 2}",
-        "model.yaml:4: params.c: names an unknown parameter; found '$width'; there are none",
+        "model.yaml:4: params.c: names an unknown parameter; found '$width'; none stands above: "
+        "define it there, or write a number",
     ),
     "braces around an expression": (
         "model",
@@ -500,8 +501,8 @@ SPECS = {
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: b, test: rest.csv}",
-        "experiment.yaml:6: data: rest.csv: the table has no such column; found 'b'; expected"
-        " one of a, c",
+        "experiment.yaml:6: data: rest.csv: lacks a column of the training table; found 'b'; "
+        "expected one of a, c",
     ),
 }
 
