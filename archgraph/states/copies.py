@@ -72,9 +72,11 @@ def state_to_device(
 def server_copies(state: State) -> dict[str, Tensor]:
     """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
+        contiguous = torch.contiguous_format
         copies = {
-            # From a GPU into page-locked memory, which PyTorch uses again.
-            name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True).contiguous()
+            # From a GPU into page-locked memory, which PyTorch uses again. One copy and not two: a
+            # second one here would read that memory before the GPU has written to it.
+            name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True, memory_format=contiguous)
             for name, tensor in state.items()
         }
         for device in {tensor.device for tensor in state.values() if tensor.is_cuda}:

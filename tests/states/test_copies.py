@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from archgraph.states import copies
-from archgraph.states.copies import state_to_device, to_device
+from archgraph.states.copies import server_copies, state_to_device, to_device
 
 STATE = {
     "w": torch.randn(3, 5, dtype=torch.float64),
@@ -50,3 +53,29 @@ def test_elsewhere_entries_are_copied_one_by_one_if_at_all() -> None:
     copied = state_to_device(STATE, "cpu", copy=True)
     assert all(copied[name] is not STATE[name] for name in STATE)
     assert to_device(STATE["w"], "cpu") is STATE["w"]
+
+
+class Calls(TorchDispatchMode):
+    """Records which operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.ops.append(func._schema.name)
+        return func(*args, **kwargs or {})
+
+
+def test_what_comes_from_a_device_is_not_read_before_it_has_arrived() -> None:
+    images = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    state = {**STATE, "images": images}
+    with Calls() as calls:
+        there = server_copies(state)
+    # Any further operator would read memory that a GPU may still have to write to.
+    assert calls.ops == ["aten::_to_copy"] * len(state)
+    for name, value in state.items():
+        assert torch.equal(there[name], value) and there[name].is_contiguous()
+        assert there[name] is not value
