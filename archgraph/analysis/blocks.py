@@ -89,17 +89,26 @@ class Drafts:
         works = {self.section(n) for n in self.stream.heavy}
         drafts: list[BlockDraft] = []
         for d in chain:
-            groups = itertools.groupby(d.pieces, key=lambda p: self.section(p.exit))
-            runs = [(name, [*pieces]) for name, pieces in groups]
+            names = [self.section(p.exit) for p in d.pieces]
+            if self._is_input(d.pieces[0]):  # it belongs to what follows
+                names[:1] = names[1:2] or names[:1]
+            groups = itertools.groupby(zip(names, d.pieces, strict=True), key=lambda pair: pair[0])
+            runs = [(name, [piece for _, piece in pairs]) for name, pairs in groups]
             idle = [bool(name) and name not in works for name, _ in runs]
             before = len([*itertools.takewhile(bool, idle)])
             after = max(before, len(runs) - len([*itertools.takewhile(bool, reversed(idle))]))
-            drafts += [draft(self.modules, [], pieces) for _, pieces in runs[:before]]
+            drafts += itertools.starmap(self._idle, runs[:before])
             if before < after:
                 d.pieces = [p for _, pieces in runs[before:after] for p in pieces]
                 drafts.append(d)
-            drafts += [draft(self.modules, [], pieces) for _, pieces in runs[after:]]
+            drafts += itertools.starmap(self._idle, runs[after:])
         return drafts
+
+    def _idle(self, name: str, pieces: list[Piece]) -> BlockDraft:
+        """Make the block of a section that does no work; the input is in no module."""
+        block = draft(self.modules, [], pieces)
+        block.path = block.path or (name,)
+        return block
 
     def section(self, name: str) -> str:
         """Return the user's section without a list in which an operator is; empty if in none."""

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from archgraph.analysis.modules import path_of
 from archgraph.analysis.structure import Structure, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph
@@ -40,10 +41,13 @@ def with_sections(
     mine = dict(before.sections)
     known = {b for blocks in mine.values() for b in blocks}
     if mine:
+        # A section without a list keeps what is in its scope; a copy of its only block is not.
         listed = [
-            (name, tuple(b for b in bs if b in known or mine.get(name))) for name, bs in names
+            (name, bs if any(path_of(b)[0] != name for b in bs) else ())
+            if mine.get(name) == ()
+            else (name, tuple(b for b in bs if b in known or mine.get(name)))
+            for name, bs in names
         ]
-        # A section without a list keeps what is in its scope.
         requested = [(name, blocks) for name, blocks in listed if blocks or mine.get(name) == ()]
     elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
         return rewritten

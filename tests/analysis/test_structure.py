@@ -967,3 +967,38 @@ sections:
     assert parts(ag.load(tmp_path / "flat.yaml")) == want
     shorter = ag.skip(graph, ["convs.conv2", "stage.1"]).graph
     assert parts(shorter) == {**want, "convs": ["convs.conv1"], "stage": ["stage.0"]}
+
+
+def test_what_prepares_the_input_is_a_section_too(tmp_path):
+    file = tmp_path / "net.yaml"
+    file.write_text("""archgraph: 1
+name: net
+inputs: {x: [8]}
+sections:
+  - {name: act, steps: [sigmoid]}
+  - {name: norm, steps: [layer_norm]}
+  - {name: lin, steps: [linear: 8, relu]}
+  - {name: out, steps: [linear: 4]}
+""")
+    graph = ag.load(file)
+    assert parts(graph) == {s: [s] for s in ("act", "norm", "lin", "out")}
+    file.write_text(file.read_text().replace("  - {name: norm, steps: [layer_norm]}\n", ""))
+    assert parts(ag.load(file)) == {s: [s] for s in ("act", "lin", "out")}
+
+
+def test_copies_of_the_only_block_of_a_plain_section_belong_to_it(tmp_path):
+    file = tmp_path / "net.yaml"
+    file.write_text("""archgraph: 1
+name: net
+inputs: {x: [8]}
+sections:
+  - {name: one, steps: [linear: 8]}
+  - {name: act, steps: [relu]}
+  - {name: two, steps: [linear: 8]}
+  - {name: out, steps: [linear: 4]}
+""")
+    graph = ag.load(file)
+    for longer in (ag.graft(graph, {"two": 3}).graph, ag.deepen(graph, {"two": 3}).graph):
+        want = {"one": ["one"], "act": ["act"], "two": ["two", "two_2", "two_3"], "out": ["out"]}
+        assert parts(longer) == want
+        assert parts(ag.shorten(longer, {"two": 1}).graph) == {**want, "two": ["two"]}
