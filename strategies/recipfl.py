@@ -356,7 +356,9 @@ class Server:
         """
         group = state.group("hypernet")
         key, graphs = next(iter(group.values())), strategy.graphs(world)
-        known = [graph.digest for graph in graphs], strategy.sizes(world), world.device
+        # A state may share the first tensor of another one and differ in the rest.
+        memory = [value.data_ptr() for value in group.values()]
+        known = [graph.digest for graph in graphs], strategy.sizes(world), world.device, memory
         if not change and key in READERS and READERS[key][0] == known:
             return Server(strategy, world, state, READERS[key][1])
         # On the meta device no values are drawn: φ replaces them all.

@@ -79,7 +79,6 @@ class _Plan(NamedTuple):
         lanes: Entries that are averaged.
         at: Those that come from a global entry, with their numbers.
         counted: Integers, of which the maximum counts.
-        even: Whether all lanes have the factor 1, and give all rows.
         apart: Which lanes have sums of their own.
         bytes: Size of the client's state.
     """
@@ -87,7 +86,6 @@ class _Plan(NamedTuple):
     lanes: tuple[_Lane, ...]
     at: Mapping[str, Sequence[tuple[int, _Lane]]]
     counted: tuple[_Lane, ...]
-    even: bool
     apart: tuple[int, ...]
     bytes: int
 
@@ -124,12 +122,11 @@ def _plan(
         if want.averaged:
             at.setdefault(lane.source, []).append((len(lanes), lane))
         (lanes if want.averaged else counted).append(lane)
-    even = all(lane.scale == 1 and not lane.masked for lane in lanes)
     apart = tuple(i for i, lane in enumerate(lanes) if lane.view is None)
     size = sum(
         want.shape.numel() * want.dtype.itemsize for want in expected_entries(transfer.target)
     )
-    return _Plan(tuple(lanes), at, tuple(counted), even, apart, size)
+    return _Plan(tuple(lanes), at, tuple(counted), apart, size)
 
 
 @dataclass(slots=True)
@@ -500,7 +497,7 @@ class Merger:
         # Else it is a mean of finite values below LARGEST, times a factor that leaves it in single
         # precision, which needs no pass to prove it finite.
         steep = self._reach > HEAVY or abs(factor) * self._steepest > HEAVY
-        steep = steep or (factor != 1 and old.dtype.itemsize < 4)
+        steep = steep or (old.dtype.itemsize < 4 and (factor != 1 or self._steepest > 1))
         new = new.to(old.dtype)
         if steep and not finite(new):
             raise ArchGraphError("the mean is not finite", where=name, found=f"factor {factor:g}")

@@ -980,3 +980,11 @@ def test_a_factor_that_overflows_is_an_error_by_name(dtype: str, size: float):
         )
     with pytest.raises(ArchGraphError, match=r"w: the mean is not finite; found factor 1e\+39"):
         merger.result(multiply={"w": 1e39})
+
+
+def test_a_scale_that_leaves_half_precision_is_refused() -> None:
+    slots = (Slot("w", (2,), "float16"),)
+    merger = Merger(slots, {"w": torch.zeros(2).half()})
+    merger.add(Transfer.identity(slots), {"w": torch.full((2,), 1e3).half()}, scales={"w": 1e3})
+    with pytest.raises(ArchGraphError, match="w: the mean is not finite"):
+        merger.result()

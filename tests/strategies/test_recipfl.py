@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import pickle
 import tempfile
@@ -125,6 +126,24 @@ def test_clients_get_what_the_hypernetwork_makes_of_their_graph_and_classes(worl
         assert {"buffer"} == set(network.unset(t.graph).values())
     weak = [method.send(world, state, c, 1).state for c in (1, 2)]
     assert not torch.equal(weak[0]["a.weight"], weak[1]["a.weight"])  # other classes
+
+
+def test_one_network_reads_a_state_for_as_long_as_the_state_is_there(world):
+    method = strategy()
+    gc.collect()
+    before = len(recipfl.READERS)
+    state = method.init(world)
+    networks = {id(Server.of(method, world, state).network) for _ in range(2)}
+    assert len(networks) == 1 and len(recipfl.READERS) == before + 1
+    first, *rest = state.group("hypernet").items()
+    others = state.with_group("hypernet", dict([first, *((k, v + 0.1) for k, v in rest)]))
+    for one in (others, state):  # the first tensor is the same
+        sent = method.send(world, one, 1, 1).state
+        recipfl.READERS.clear()
+        assert all(torch.equal(v, sent[k]) for k, v in method.send(world, one, 1, 1).state.items())
+    del state, others, one, first
+    gc.collect()
+    assert len(recipfl.READERS) == 0
 
 
 def test_strong_clients_get_the_small_model_too(world):
