@@ -194,8 +194,8 @@ def all_finite(tensors: Collection[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    sums = torch.stack([values.detach().sum().isfinite() for values in tensors])
-    return bool(sums.all()) or all(map(finite, tensors))
+    sums = torch.stack([values.detach().sum() for values in tensors])
+    return bool(sums.isfinite().all()) or all(map(finite, tensors))
 
 
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
