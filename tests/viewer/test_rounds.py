@@ -56,7 +56,6 @@ def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder)
     def shown():
         return page.eval_on_selector_all("rect.frame", FILLS)
 
-    assert page.is_hidden("#rounds")  # other colours have no rounds
     page.select_option("#by", "none")
     page.select_option("#by", "norm")
     place = page.get_attribute("g.world", "transform")  # in the room that the slider leaves
@@ -90,6 +89,24 @@ def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder)
     again.keyboard.press(".")
     assert again.inner_text("#told") == "3 of 3" and "round=" not in again.evaluate("location.hash")
     assert "unknown" in again.inner_text("#changed")
+
+
+@pytest.mark.parametrize("by", ["none", "kinds", "weights"])
+def test_the_slider_is_there_at_once_and_shows_what_a_round_changed(opened, run_folder, by):
+    page = opened(read_run(run_folder), hash=f"#by={by}")
+    assert page.inner_text("#told") == "3 of 3" and "round=" not in page.evaluate("location.hash")
+    page.keyboard.press(",")
+    assert page.inner_text("#told") == "2 of 3" and page.input_value("#by") == "norm"
+
+
+def test_the_legend_says_that_a_round_is_not_of_the_client_alone(opened, run_folder):
+    page = opened(read_run(run_folder), hash="#by=norm")
+    said = "of all clients and not of whole alone"
+    assert said not in page.inner_text("#key")
+    page.select_option("#as", "client0")
+    assert said in page.inner_text("#key")
+    page.select_option("#by", "parameters")  # of the graph itself
+    assert said not in page.inner_text("#key")
 
 
 def test_figures_of_parts_are_those_of_their_parameters(opened, net, run_folder):

@@ -108,6 +108,7 @@ class Canvas {
     this.world = svg("g", { class: "world" });
     this.svg.append(this.world);
     host.append(this.svg);
+    this.map = new Minimap(this);
     this.listen();
   }
 
@@ -320,6 +321,7 @@ class Canvas {
       item.view.g.classList.toggle("dim", this.lit !== null && !item.view.layout.inside && !this.model.every(item).some((o) => this.lit?.has(o)));
       this.badge(item.view.g, frame, item);
     }
+    this.map.renew();
   }
 
   /** Make an item as wide as the submodel leaves it, within its outline; what is gone fades. */
@@ -497,6 +499,7 @@ class Canvas {
     this.at = at;
     this.fitted = false;
     this.world.setAttribute("transform", `translate(${at.x},${at.y}) scale(${at.k})`);
+    this.map.renew();
     if (told) this.app.moved(this, before);
   }
 

@@ -195,24 +195,26 @@ class App {
   /** What the colours mean: one scale for the whole picture. */
   legend() {
     const overlay = this.overlays[this.state.by];
-    for (const id of ["key", "rounds"]) $(id).hidden = !overlay;
-    $("marks").replaceChildren(...this.comparison ? this.comparison.legend() : []);
-    $("marks").hidden = !$("marks").children.length;
-    if (!overlay) return;
     const { numbers, at } = this.stops();
-    if (overlay.named) {
-      const used = new Set(this.panes.flatMap((pane) => pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])));
-      $("rounds").hidden = true;
-      $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
-        h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
-      return;
-    }
-    $("rounds").hidden = !numbers.length || !["norm", "coverage"].includes(this.state.by);
+    $("key").hidden = !overlay;
+    $("rounds").hidden = !numbers.length;
     Object.assign($("round"), { max: numbers.length - 1, value: at });
     $("told").textContent = `${numbers[at]} of ${numbers[numbers.length - 1]}`;
     $("track").replaceChildren(...tested(this.data.graphs, numbers[at]));
     $("round").setAttribute("aria-valuetext", `round ${$("told").textContent}`);
-    $("key").replaceChildren(h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length))), h("div", { class: "ramp" },
+    $("marks").replaceChildren(...this.comparison ? this.comparison.legend() : []);
+    $("marks").hidden = !$("marks").children.length;
+    if (!overlay) return;
+    if (overlay.named) {
+      const used = new Set(this.panes.flatMap((pane) => pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])));
+      $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
+        h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
+      return;
+    }
+    // A run records a round's updates of all clients together.
+    const client = this.byRound() && this.state.as.startsWith("client") ? this.panes.find((one) => one.small)?.small?.name : "";
+    $("key").replaceChildren(h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
+      client ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
       h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }
@@ -221,11 +223,17 @@ class App {
     return stops(this.data.graphs.find((/** @type {any} */ g) => g.rounds)?.rounds);
   }
 
-  /** Show another round; the last one is shown as such, so that a run that goes on moves it. */
+  /** Whether the colours are of a round. */
+  byRound() {
+    return ["norm", "coverage"].includes(this.state.by);
+  }
+
+  /** Show another round, in its colours; the last one is shown as such, so that a run that goes on moves it. */
   turn(/** @type {number} */ at) {
     const { numbers } = this.stops();
+    if (!numbers.length) return;
     slide.until = at < numbers.length - 1 ? numbers[Math.max(at, 0)] : Infinity;
-    this.tint(this.state.by);
+    this.tint(this.byRound() ? this.state.by : "norm");
   }
 
   /** Show a submodel in every pane whose graph has it. */
@@ -245,6 +253,7 @@ class App {
     const pane = this.panes.find((one) => one.small);
     $("left").textContent = pane ? `${as.startsWith("client") ? "" : `${pane.small.name}: `}${spent(pane.model.data.totals, pane.small)}` : "";
     $("much").setAttribute("aria-valuetext", $("left").textContent);
+    this.legend();
     this.refit(room);
     const first = this.panes[0];
     const item = first && first.model.items.get(first.selected);
@@ -258,8 +267,7 @@ class App {
     this.player = 0;
     const { numbers, at } = this.stops();
     if (on && numbers.length > 1) {
-      if (!["norm", "coverage"].includes(this.state.by)) this.tint("norm");
-      if (at === numbers.length - 1) this.turn(0);
+      this.turn(at === numbers.length - 1 ? 0 : at);
       this.player = setInterval(() => {
         const next = this.stops().at + 1;
         if (next >= numbers.length - 1) this.play(false);
