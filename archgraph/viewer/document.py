@@ -21,7 +21,9 @@ from archgraph.plain import Json
 
 FOLDER = Path(__file__).parent / "page"
 # In the order in which they build on one another.
-SCRIPTS = "model layout canvas minimap panel compare overlays submodel trace rounds export main".split()
+SCRIPTS = (
+    "model layout canvas minimap panel compare overlays submodel trace rounds export main".split()
+)
 
 
 @cache

@@ -315,6 +315,37 @@ def test_the_slider_and_the_colours_change(opened, family):
     assert len(seen) == 6
 
 
+def test_a_picture_of_several_screens_has_a_map_that_leads_through_it(opened, net):
+    page = opened(net)
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+    def sight():  # as parts of the whole: left, top, right, low
+        page.evaluate(frames)
+        w, h = map(float, page.get_attribute(".minimap", "viewBox").split()[2:])
+        keys = ("x", "y", "width", "height")
+        x, y, width, height = (float(page.get_attribute(".sight", key)) for key in keys)
+        return [x / w, y / h, (x + width) / w, (y + height) / h]
+
+    assert page.locator(".minimap").count() == 0  # all of it is in sight
+    page.evaluate("archgraph.app.panes[0].go({ x: 0, y: 0, k: 6 })")
+    left, top, right, low = sight()
+    assert left == top == 0 and 0 < right < 1 and 0 < low < 1
+    colours = "all => all.map(path => path.style.fill)"
+    assert len(page.eval_on_selector_all(".minimap path", colours)) > 1
+    area = page.locator(".minimap").bounding_box()
+    page.mouse.click(area["x"] + 0.5 * area["width"], area["y"] + 0.75 * area["height"])
+    left, top, right, low = sight()
+    assert (left + right) / 2 == pytest.approx(0.5, abs=0.02)
+    assert (top + low) / 2 == pytest.approx(0.75, abs=0.02)
+    page.mouse.down()  # drag it back
+    page.mouse.move(area["x"] + 0.5 * area["width"], area["y"] + 0.5 * area["height"])
+    page.mouse.up()
+    assert sight()[1] < top
+    page.click("#fit")
+    page.evaluate(frames)
+    assert page.locator(".minimap").count() == 0
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_telephone_shows_all_of_it(opened, family, dark):
     page = opened(family, width=390, dark=dark)

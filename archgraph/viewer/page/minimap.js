@@ -1,8 +1,8 @@
-// A small picture of a graph that is taller than a few screens: where one is, and a way to go elsewhere.
+// A small picture of a graph that takes several screens: where one is, and a way to go elsewhere.
 
-// Screens that are looked through without getting lost; width of the small picture, and the height at which a part is seen in it.
+// Screens that are looked through without getting lost; the small picture's share of one, and the height at which a part is seen in it.
 const SCREENS = 3;
-const SMALL = { w: 72, least: 1.5 };
+const SMALL = { across: 0.16, down: 0.6, least: 1.5 };
 
 class Minimap {
   constructor(/** @type {Canvas} */ canvas) {
@@ -30,11 +30,11 @@ class Minimap {
     const { host, at, model } = this.canvas;
     const { clientWidth, clientHeight } = host;
     const { w, h } = this.canvas.layout(model.root);
-    if (h * at.k <= SCREENS * clientHeight) {
+    if (Math.max(1, w * at.k / clientWidth) * Math.max(1, h * at.k / clientHeight) <= SCREENS) {
       this.svg.remove();
       return;
     }
-    const k = Math.min(SMALL.w / w, (clientHeight - 20) / h);
+    const k = Math.min(SMALL.across * clientWidth / w, SMALL.down * clientHeight / h);
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${w} ${h}`, width: w * k, height: h * k })) this.svg.setAttribute(key, String(value));
     patch(this.parts, [...this.outlines(k)].map(([fill, d]) => ["path", { d, style: fill && `fill: ${fill}` }]));
     const [x, y] = [Math.max(0, -at.x / at.k), Math.max(0, -at.y / at.k)];
@@ -53,7 +53,8 @@ class Minimap {
         const { w, h } = child.layout;
         const [left, top] = [x + dx + inside.spots[i].x - inside.spots[i].w / 2, y + dy + inside.spots[i].y];
         if (h * k < SMALL.least) return;
-        const fill = child.view.frame.find((/** @type {any} */ part) => part.matches("rect.frame:not(.behind)")).style.fill;
+        // What is open shows its colours inside.
+        const fill = child.layout.inside ? "" : child.view.frame.find((/** @type {any} */ part) => part.matches("rect.frame:not(.behind)")).style.fill;
         ways.set(fill, `${ways.get(fill) || ""}M${left} ${top}h${w}v${h}h${-w}z`);
         if (child.layout.inside) add(child, left, top);
       });
