@@ -30,7 +30,9 @@ class Minimap {
     const { host, at, model } = this.canvas;
     const { clientWidth, clientHeight } = host;
     const { w, h } = this.canvas.layout(model.root);
-    if (Math.max(1, w * at.k / clientWidth) * Math.max(1, h * at.k / clientHeight) <= SCREENS) {
+    const screens = Math.max(1, w * at.k / clientWidth) * Math.max(1, h * at.k / clientHeight);
+    // Of a page that is hidden there is nothing to measure.
+    if (!clientWidth || !(screens > SCREENS)) {
       this.svg.remove();
       return;
     }
