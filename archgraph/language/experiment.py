@@ -288,13 +288,14 @@ def strategy_options(cls: type[DataclassInstance]) -> list[dataclasses.Field[Jso
     return sorted(fields, key=lambda field: own_first.index(field.name))
 
 
-# A name and its options, or `python` and the options beside it.
+# A name, a name and its options, or `python` and the options beside it.
 StrategyChoice = Annotated[
     dict[str, Json],
     pydantic.WithJsonSchema(
         {
             "title": "Strategy",
             "anyOf": [
+                {"type": "string"},
                 {
                     "type": "object",
                     "required": ["python"],
@@ -340,7 +341,7 @@ class ExperimentSpec(FromFile):
         "what a model brings",
     )
     strategy: StrategyChoice = Field(
-        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "
+        description="one strategy, e.g. fedavg, or {fedfa: {percentile: 0.95}}; or a class of "
         "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
     )
     rounds: Count = Field(description="number of rounds")
@@ -415,10 +416,7 @@ class ExperimentSpec(FromFile):
     @classmethod
     def _one_strategy(cls, value: object) -> object:
         if isinstance(value, str):
-            expected = f"{{{value}: {{}}}}"
-            raise Mistake(
-                "must be a strategy and its options", found=repr(value), expected=expected
-            )
+            return {value: {}}
         if not isinstance(value, dict):
             return value
         if "python" in value:

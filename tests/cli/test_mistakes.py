@@ -251,17 +251,17 @@ MISTAKES = {
         "experiment.yaml:5: strategy: unknown strategy; found 'hetrofl'; expected one of "
         f"{STRATEGIES}; did you mean 'heterofl'?",
     ),
-    "a strategy without braces": Mistake(
-        experiment("{heterofl: {}}", "heterofl"),
+    "a misspelt strategy without braces": Mistake(
+        experiment("{heterofl: {}}", "hetrofl"),
         RUN,
-        "experiment.yaml:5: strategy: must be a strategy and its options; found 'heterofl'; "
-        "expected {heterofl: {}}",
+        "experiment.yaml:5: strategy: unknown strategy; found 'hetrofl'; expected one of "
+        f"{STRATEGIES}; did you mean 'heterofl'?",
     ),
     "no strategy": Mistake(
         experiment("strategy: {heterofl: {}}\n", ""),
         RUN,
-        "experiment.yaml:1: lacks the key 'strategy'; expected strategy: one strategy and its "
-        "options, e.g. {fedfa: {percentile: 0.95}}",
+        "experiment.yaml:1: lacks the key 'strategy'; expected strategy: one strategy, e.g. "
+        "fedavg, or {fedfa: {percentile: 0.95}}",
     ),
     "FedAvg on two architectures": Mistake(
         experiment("heterofl", "fedavg"),

@@ -458,9 +458,6 @@ attack: {fraction: 0.2, intensity: 20}
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),
-        ("{fedfa: {percentile: 0.9}}", "fedfa",
-         "e.yaml:7: strategy: must be a strategy and its options; found 'fedfa'; expected "
-         "{fedfa: {}}"),
         ("rounds: 3", "rounds: three",
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("rounds: 3\nsample: 0.5", "rounds: three\nsample: 1.5",

@@ -10,7 +10,7 @@ import torch
 import archgraph as ag
 from archgraph.errors import SpecError
 from archgraph.federation.family import resolve
-from archgraph.language import load_family, load_model
+from archgraph.language import ExperimentSpec, load_family, load_model
 from archgraph.language.yaml import read_document
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -67,3 +67,10 @@ def test_mistakes_point_at_the_short_form(folder, tmp_path):
     file.write_text("archgraph: 1\ntimm: resnet18\ncheckpoint: a.pth\ninputs: {x: [3, 32, 32]}\n")
     with pytest.raises(SpecError, match=r"m\.yaml:3: checkpoint: is not a safetensors file"):
         ag.load(file, python=True)
+
+
+def test_a_strategy_without_options_is_its_name():
+    """A user writes `strategy: fedavg`, as `server: adam`."""
+    shared = {"name": "e", "family": "f.yaml", "rounds": 1}
+    short = ExperimentSpec.model_validate({**shared, "strategy": "fedavg"})
+    assert short == ExperimentSpec.model_validate({**shared, "strategy": {"fedavg": {}}})
