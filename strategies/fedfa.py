@@ -1,12 +1,13 @@
 r"""FedFA: clients choose depth and width; grafting completes them, scaling makes them comparable.
 
 Park, Joe-Wong: *Federated Learning with Flexible Architectures* (text in Algorithms 1-3, §4.3,
-§5.1, Table 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023.
+§5.1, Tables 5, 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023; the
+evolution around it as in the code published with that.
 
 =====================  ==================================================================
 symbol                 here
 =====================  ==================================================================
-``A``                  ``World.tiers``
+``A``                  ``World.tiers``, or all combinations of what they choose: :class:`Space`
 ``C_sel``, ``m``       the clients whose results arrive, their number
 ``M_G``                group ``global`` of the server state
 ``M_c``                ``Result.state``
@@ -25,7 +26,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -39,6 +41,8 @@ from archgraph.errors import RejectedUpdate
 
 Variant = Literal["both", "depth", "width"]
 Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
+Architecture: TypeAlias = tuple[int, ...]  # blocks of sections, then sizes of axes
+Choice: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # what varies together, its values
 SAMPLE = 1 << 13
 PIECE = 1 << 16  # values that stay in the cache
 
@@ -55,8 +59,14 @@ class FedFA(fl.Averaging, fl.Masking):
         variant: What clients may choose (Table 1): depth and width, depth only, width only.
         choice: Who runs which architecture. ``family``: as the family says. ``half_smallest``: a
             share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
-            ``zico``: the others take the one with the best ZiCo score on their data (§5.1).
+            ``zico``: the others take the one with the best ZiCo score on their data.
+            ``search``: they search for it among all combinations of the depths and widths that
+            the family's architectures have (§5.1, Table 5).
         limited: Share of the clients that take the smallest architecture.
+        steps: Architectures that a search makes from others; 0: it is ``zico``. FedFA prints none,
+            ZiCo takes 100,000 on ImageNet.
+        population: Best architectures that others are made from (ZiCo).
+        macs: Bound of a search: multiply–accumulates as a share of the global model's.
         scale: Multiply layers by α; off: plain covered mean of grafted models.
         percentile: Share of a layer's weights that its norm counts.
         inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
@@ -74,8 +84,11 @@ class FedFA(fl.Averaging, fl.Masking):
     one_head = "it grafts layers onto each client's model by its whole architecture"
 
     variant: Variant = "both"
-    choice: Literal["family", "half_smallest", "zico"] = "family"
+    choice: Literal["family", "half_smallest", "zico", "search"] = "family"
     limited: float = fl.option(0.5, least=0, most=1)
+    steps: int = fl.option(200, least=0)
+    population: int = fl.option(512, least=1)
+    macs: float = fl.option(1.0, above=0, most=1)
     scale: bool = True
     percentile: float = fl.option(0.95, above=0, most=1)
     inner: Literal["abs", "central"] = "abs"
@@ -85,12 +98,16 @@ class FedFA(fl.Averaging, fl.Masking):
     norm: Literal["averaged", "local", "static"] = "static"
 
     presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
-        "paper": {"choice": "zico"},
-        "appendix_e": {"choice": "zico", "inner": "central"},
+        "paper": {"choice": "search"},
+        "appendix_e": {"choice": "search", "inner": "central"},
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``M_G^0`` (line 3), and architectures that do not need a score (1-2)."""
+        """Start from ``M_G^0`` (line 3), and architectures that do not need a score (1-2).
+
+        Raises:
+            RunError: If all architectures of the family exceed the bound of a search.
+        """
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
             smallest, *others = world.by_size
@@ -102,19 +119,29 @@ class FedFA(fl.Averaging, fl.Masking):
                 tiers[client] = (smallest if client in limited or not others else others[pick]).name
         for name in set(tiers):
             _fit(world, name, self.variant)
+        if self.choice == "search":
+            space, *_ = self._start(world)
+            _fit(world, space.name(space.smallest), self.variant)
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
         """Yield the clients that are not limited score all architectures on their data (line 2)."""
-        if self.choice != "zico":
+        if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")
-        candidates = {
-            tier.name: fl.Model(one.graph, one.down.pull(weights, copy=False))
-            for tier in world.tiers
-            for one in [_fit(world, tier.name, self.variant)]
-        }
-        smallest = candidates[world.by_size[0].name]
+
+        def model(tier: fl.Tier) -> fl.Model:
+            one = _fit(world, tier.name, self.variant)
+            return fl.Model(one.graph, one.down.pull(weights, copy=False))
+
+        zico = ZiCo(fl.TaskLoss(mask_absent=self.mask_absent))
+        program: fl.Program = zico
+        others: dict[str, fl.Model] = {}
+        if self.choice == "zico":
+            others = {tier.name: model(tier) for tier in world.tiers}
+        else:
+            program = Search(*self._start(world), self.steps, self.population, zico)
+        smallest = model(world.by_size[0])
         limited = self._limited(world)
         for client in world.clients:
             if client.id not in limited:
@@ -122,8 +149,10 @@ class FedFA(fl.Averaging, fl.Masking):
                     client=client.id,
                     graph=smallest.graph,
                     state=smallest.state,
-                    program=ZiCo(fl.TaskLoss(mask_absent=self.mask_absent)),
-                    others=candidates,
+                    program=program,
+                    others=others,
+                    # A search cuts its models at the client: the global weights are sent once.
+                    extras={} if others else weights,
                 )
 
     def surveyed(
@@ -132,6 +161,10 @@ class FedFA(fl.Averaging, fl.Masking):
         """Return each client's best architecture; equal scores: the smaller one."""
         tiers = list(state.values["tiers"])
         for result in results:
+            if self.choice == "search":
+                values = tuple(result.extras["architecture"].tolist())
+                tiers[result.client] = _space(world, self.variant).name(values)
+                continue
             # From small to large, since max takes the first of equals.
             scores = {t.name: result.metrics[f"zico/{t.name}"] for t in world.by_size}
             tiers[result.client] = max(scores, key=scores.__getitem__)
@@ -139,9 +172,9 @@ class FedFA(fl.Averaging, fl.Masking):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``M_c^t``, cut from ``M_G^t`` (lines 7-9, Algorithm 3)."""
-        tier = world.tier(state.values["tiers"][client])
-        fit = _fit(world, tier.name, self.variant)
-        tier = dataclasses.replace(tier, graph=fit.graph, transfer=fit.down)
+        name = state.values["tiers"][client]
+        fit = _fit(world, name, self.variant)
+        tier = fl.Tier(name, fit.graph, fit.down)
         mask = self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
@@ -204,13 +237,32 @@ class FedFA(fl.Averaging, fl.Masking):
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each architecture's on its clients' data."""
-        weights = state.group("global")
+        weights, runs = state.group("global"), state.values["tiers"]
 
         def model(tier: fl.Tier) -> fl.Model:
             fit = _fit(world, tier.name, self.variant)
             return fl.Model(fit.graph, fit.down.pull(weights, copy=False))
 
-        return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
+        # Behind the family's architectures, what clients have come upon by search.
+        others = sorted({*runs} - {tier.name for tier in world.tiers})
+        fits = [(name, _fit(world, name, self.variant)) for name in others]
+        tiers = (*world.tiers, *(fl.Tier(name, fit.graph, fit.down) for name, fit in fits))
+        world = dataclasses.replace(world, tiers=tiers)
+        return fl.by_tier(world, state, norm=self.norm, runs=runs, model=model)
+
+    def _start(self, world: fl.World) -> tuple[Space, tuple[Architecture, ...], int]:
+        """Return the space of a search, the family's architectures in its bound, and the bound."""
+        space, full = _space(world, self.variant), ag.cost(world.graph).macs
+        costs = {
+            name: ag.cost(_fit(world, name, self.variant).graph).macs for name, _ in space.tiers
+        }
+        start = {values: None for name, values in space.tiers if costs[name] <= self.macs * full}
+        if not start:
+            least = f"at least {min(costs.values()) / full:.3g}"
+            message = "no architecture of the family is within the bound"
+            where = "strategy.fedfa.macs"
+            raise ag.RunError(message, where=where, found=self.macs, expected=least)
+        return space, tuple(start), int(self.macs * full)
 
     def _limited(self, world: fl.World) -> frozenset[int]:
         """Return the clients that have resources for the smallest architecture only."""
@@ -346,11 +398,20 @@ class ZiCo:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Return the score every further model: metric ``zico/NAME``."""
+        """Return the score of every further model: metric ``zico/NAME``."""
+        score = self.on(work)
+        return fl.Outcome(
+            state=work.state,
+            others={k: m.state for k, m in work.others.items()},
+            metrics={f"zico/{name}": score(model) for name, model in work.others.items()},
+        )
+
+    def on(self, work: fl.Work) -> Callable[[fl.Model], float]:
+        """Draw the client's minibatches; return what scores a model on them."""
         size = max(1, min(work.local.batch, work.data.examples // 2))
         batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
-        scores = {}
-        for name, model in work.others.items():
+
+        def score(model: fl.Model) -> float:
             module = fl.module_of(model, work.device).train()
             gradients: list[dict[str, Tensor]] = []
             for batch in batches:
@@ -365,9 +426,74 @@ class ZiCo:
                         if p.grad is not None and p.dim() > 1
                     }
                 )
-            scores[f"zico/{name}"] = zico(gradients)
+            return zico(gradients)
+
+        return score
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search for the architecture with the best ZiCo score on a client's data.
+
+    1. Architectures of the family within the bound are scored.
+    2. One of the best so far, drawn, gets other values at two choices, drawn. It is scored unless
+       it was before or exceeds the bound.
+    3. After ``steps`` of these, or when nothing is left, the best is returned; of equals the first.
+
+    Attributes:
+        space: What is searched.
+        start: Architectures of the family within the bound, from small to large.
+        macs: The bound: multiply–accumulates of a forward pass.
+        steps: How often one is made from another.
+        population: Number of the best that others are made from.
+        zico: The score.
+    """
+
+    space: Space
+    start: tuple[Architecture, ...]
+    macs: int
+    steps: int
+    population: int
+    zico: ZiCo
+
+    def __call__(self, work: fl.Work) -> fl.Outcome:
+        """Return the best as extra ``architecture``; metrics ``zico`` and ``scored`` of them."""
+        score = self.zico.on(work)
+        options = [values for _, values in (*self.space.depths, *self.space.widths)]
+        scores: dict[Architecture, float] = {}
+        best: list[Architecture] = []  # the population
+        refused: set[Architecture] = set()
+
+        def draw(count: int) -> int:
+            return int(torch.randint(count, (), generator=work.generator))
+
+        def add(values: Architecture) -> None:
+            cut = architecture(self.space, values)
+            if ag.cost(cut.graph).macs > self.macs:
+                refused.add(values)
+                return
+            scores[values] = score(fl.Model(cut.graph, cut.transfer.pull(work.extras)))
+            best.append(values)
+            if len(best) > self.population:
+                best.remove(min(best, key=scores.__getitem__))
+
+        for values in self.start:  # 1
+            add(values)
+        for _ in range(self.steps):  # 2
+            if len(scores) + len(refused) == math.prod(map(len, options)):
+                break
+            child = list(best[draw(len(best))])
+            for _ in range(2):
+                at = draw(len(options))
+                child[at] = options[at][draw(len(options[at]))]
+            values = tuple(child)
+            if values not in scores and values not in refused:
+                add(values)
+        values = max(scores, key=scores.__getitem__)  # 3
         return fl.Outcome(
-            state=work.state, others={k: m.state for k, m in work.others.items()}, metrics=scores
+            state=work.state,
+            extras={"architecture": torch.tensor(values, dtype=torch.int64)},
+            metrics={"zico": scores[values], "scored": float(len(scores))},
         )
 
 
@@ -386,6 +512,97 @@ def zico(gradients: list[dict[str, Tensor]]) -> float:
         ratio = float((layer.abs().mean(0)[varies] / deviation[varies]).sum())
         score += math.log(ratio) if ratio > 0 else 0.0
     return score
+
+
+@dataclass(frozen=True)
+class Space:
+    """All combinations of the depths and widths that the architectures of a family have.
+
+    Attributes:
+        graph: The global architecture.
+        depths: Sections, each with the numbers of blocks that it may have.
+        widths: Axes that vary together, with the sizes that they may have.
+        tiers: The family's architectures by name, as a value for each of these.
+    """
+
+    graph: ag.ArchGraph
+    depths: tuple[Choice, ...]
+    widths: tuple[Choice, ...]
+    tiers: tuple[tuple[str, Architecture], ...]
+
+    @property
+    def smallest(self) -> Architecture:
+        """The fewest blocks and the smallest widths."""
+        return tuple(values[0] for _, values in (*self.depths, *self.widths))
+
+    def name(self, values: Architecture) -> str:
+        """Name an architecture: as the family does, or by its values."""
+        for name, theirs in self.tiers:
+            if theirs == values:
+                return name
+        kinds = {"d": values[: len(self.depths)], "w": values[len(self.depths) :]}
+        return "-".join(k + "-".join(map(str, of)) for k, of in kinds.items() if of)
+
+
+@functools.lru_cache(maxsize=16)
+def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Variant) -> Space:
+    """Return the space of a family, as far as the variant lets it vary.
+
+    1. Axes that are equally wide in every tier vary together. A tier that lacks their blocks says
+       nothing of them.
+    2. What is the same in all tiers as in the global architecture is not a choice.
+    """
+    blocks = [_depths(one) for one in (graph, *(tier.graph for tier in tiers))]
+    free = ag.axes(graph).free
+    sizes = [{axis.name: axis.size for axis in free}]
+    sizes += [ag.widths(graph, tier.transfer) for tier in tiers]
+    groups: list[tuple[list[str], dict[int, int]]] = []
+    for axis in free:  # 1
+        mine = {i: of[axis.name] for i, of in enumerate(sizes) if axis.name in of}
+        for names, theirs in groups:
+            if all(theirs.get(i, size) == size for i, size in mine.items()):
+                names.append(axis.name)
+                theirs.update(mine)
+                break
+        else:
+            groups.append(([axis.name], mine))
+    # By tier; of what one lacks, the size in the largest that has it.
+    rows: list[tuple[tuple[str, ...], list[int]]]
+    rows = [((name,), [of[name] for of in blocks]) for name in blocks[0] if variant != "width"]
+    count = len(rows)
+    for names, of in groups:
+        if variant != "depth":
+            rows.append((tuple(names), [of.get(i, of[max(of)]) for i in range(len(sizes))]))
+    varied = [len({*values}) > 1 for _, values in rows]  # 2
+    choices = [(names, tuple(sorted({*values[1:]}))) for names, values in rows]
+    return Space(
+        graph,
+        tuple(itertools.compress(choices[:count], varied)),
+        tuple(itertools.compress(choices[count:], varied[count:])),
+        tuple(
+            (tier.name, tuple(values[i] for _, values in itertools.compress(rows, varied)))
+            for i, tier in enumerate(tiers, 1)
+        ),
+    )
+
+
+def _searched(world: fl.World, name: str, variant: Variant) -> ag.Rewritten:
+    values = tuple(map(int, re.findall(r"\d+", name)))
+    return architecture(_space(world, variant), values)
+
+
+def _space(world: fl.World, variant: Variant) -> Space:
+    return combinations(world.graph, world.by_size, variant)
+
+
+@functools.lru_cache(maxsize=256)
+def architecture(space: Space, values: Architecture) -> ag.Rewritten:
+    """Cut an architecture out of the global one: first positions, first blocks."""
+    blocks = {name: n for ((name,), _), n in zip(space.depths, values, strict=False)}
+    chosen = zip(space.widths, values[len(space.depths) :], strict=True)
+    sizes = {axis: n for (axes, _), n in chosen for axis in axes}
+    narrow = ag.take(space.graph, sizes=sizes, allow_nothing=True)
+    return narrow >> ag.shorten(narrow.graph, blocks)
 
 
 @dataclass(frozen=True)
@@ -408,8 +625,9 @@ class Fit:
 
 
 def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
-    tier = world.tier(name)
-    return grafting(world.graph, tier.graph, tier.transfer, variant)
+    offered = any(tier.name == name for tier in world.tiers)
+    one = world.tier(name) if offered else _searched(world, name, variant)
+    return grafting(world.graph, one.graph, one.transfer, variant)
 
 
 @functools.lru_cache(maxsize=256)
