@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import Outcome, Result, Task, TaskLoss, Train
+from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
 from archgraph.strategies.fedfa import (
     SAMPLE,
     FedFA,
     ZiCo,
+    architecture,
+    combinations,
     grafting,
     inner_norm,
     squares_between,
@@ -416,3 +421,127 @@ def test_objective_masks_by_default(lab):
     world = lab.uniform(1)
     task = FedFA().send(world, FedFA().init(world), 0, 1)
     assert task.program == Train(TaskLoss(mask_absent=True))
+
+
+# ---------------------------------------------------------------- search
+
+
+def surveyed(lab, tiers, **options):
+    """What every client takes, and the survey's metrics."""
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
+    strategy = FedFA(limited=0.0, **options)
+    state, results = strategy.init(world), []
+    for task in strategy.survey(world, state):
+        outcome = task.program(lab.work_of(task, lab.toy(task.client)))
+        results.append(task.result(outcome, 10))
+    return strategy.surveyed(world, state, results).values["tiers"], [r.metrics for r in results]
+
+
+def test_the_space_has_all_depths_and_widths_of_the_family(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"])
+    space = combinations(world.graph, world.by_size, "both")
+    assert space.depths == ((("layer1",), (2, 3)), (("layer2",), (2, 3)))
+    assert [sizes for _, sizes in space.widths] == [(2, 4), (4, 8), (6, 12)]
+    assert [len(axes) for axes, _ in space.widths] == [1, 4, 4]
+    assert dict(space.tiers)["weak"] == (2, 2, 2, 4, 6)
+    for name, values in space.tiers:
+        assert architecture(space, values).graph == tiers[name].graph
+        assert space.name(values) == name
+    assert space.name((2, 3, 2, 8, 6)) == "d2-3-w2-8-6"
+    assert combinations(world.graph, world.by_size, "depth").widths == ()
+    assert combinations(world.graph, world.by_size, "width").depths == ()
+
+
+def test_a_search_without_steps_chooses_as_zico_does(lab, tiers):
+    chosen, metrics = surveyed(lab, tiers, choice="search", steps=0)
+    expected, scores = surveyed(lab, tiers, choice="zico")
+    assert chosen == expected
+    assert [m["zico"] for m in metrics] == [max(s.values()) for s in scores]
+    few = {name: tiers[name] for name in ("slim", "full")}
+    few["full"] = few["slim"]  # one architecture: nothing to search
+    assert surveyed(lab, few, choice="search")[1][0]["scored"] == 1
+
+
+@pytest.mark.parametrize("macs", [1.0, 0.4])
+def test_a_search_to_the_end_takes_the_best_of_all_within_its_bound(lab, tiers, macs):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
+    strategy = FedFA(choice="search", limited=0.0, steps=10_000, macs=macs)
+    task = next(iter(strategy.survey(world, strategy.init(world))))
+    space = task.program.space
+    score = ZiCo(TaskLoss(mask_absent=True)).on(lab.work_of(task, lab.toy(task.client)))
+    scores = {}
+    for values in itertools.product(*(sizes for _, sizes in (*space.depths, *space.widths))):
+        cut = architecture(space, values)
+        if ag.cost(cut.graph).macs <= macs * ag.cost(lab.graph).macs:
+            scores[values] = score(Model(cut.graph, cut.transfer.pull(lab.state)))
+    outcome = task.program(lab.work_of(task, lab.toy(task.client)))
+    best = tuple(outcome.extras["architecture"].tolist())
+    assert outcome.metrics == {"zico": max(scores.values()), "scored": len(scores)}
+    assert scores[best] == max(scores.values())
+    assert len(scores) == 32 if macs == 1 else 4 < len(scores) < 32
+    result = strategy.surveyed(world, strategy.init(world), [task.result(outcome, 10)])
+    assert result.values["tiers"][task.client] == space.name(best)
+
+
+def test_more_steps_find_no_worse_and_repeat(lab, tiers):
+    runs = [surveyed(lab, tiers, choice="search", steps=n, population=3) for n in (4, 4, 12)]
+    assert runs[0] == runs[1]
+    for fewer, more in zip(runs[0][1], runs[2][1], strict=True):
+        assert fewer["zico"] <= more["zico"]
+        assert fewer["scored"] < more["scored"] <= len(tiers) + 12
+
+
+def test_a_bound_that_no_architecture_keeps_is_refused(lab, tiers):
+    with pytest.raises(ag.RunError, match=r"within the bound; found 0\.01; expected at least 0\."):
+        surveyed(lab, tiers, choice="search", macs=0.01)
+
+
+def test_what_a_search_found_is_sent_merged_and_tested_as_if_offered(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 2)
+    name, strategy = "d2-3-w2-8-6", FedFA()
+    offered = architecture(combinations(world.graph, world.by_size, "both"), (2, 3, 2, 8, 6))
+    other = lab.make_world(lab.graph, lab.state, {**tiers, "new": offered}, ["full", "new"])
+    ran = []
+    for where, tier in ((world, name), (other, "new")):
+        state = strategy.init(where).with_values(tiers=["full", tier])
+        tasks = [strategy.send(where, state, client, 1) for client in range(2)]
+        assert tasks[1].tier == tier
+        results = [t.result(Outcome(lab.random_state(t.state, t.client)), 10) for t in tasks]
+        after = strategy.receive(where, state, results, 1)
+        models = {m.name: m.clients for m in strategy.evaluated(where, after)}
+        assert models == {"global": (), "full": (0,), tier: (1,)}
+        ran.append((tasks[1].graph, after.group("global")))
+    assert ran[0][0] == ran[1][0] == offered.graph
+    assert all(torch.equal(value, ran[1][1][name]) for name, value in ran[0][1].items())
+
+
+def test_clients_of_a_transformer_search_alike_in_several_processes(tmp_path):
+    """The shipped language model, windows of 8 words: equal bits with and without workers."""
+    model = (Path(ag.__file__).parent / "specs" / "models" / "transformer.yaml").read_text()
+    model = model.replace("shape: [64]", "shape: [8]").replace("28782", "50")
+    (tmp_path / "model.yaml").write_text(model)
+    words = [f"w{i % 49}" for i in range(9 * 24)]
+    (tmp_path / "text.txt").write_text(" ".join(words) + "\n")
+    small = {"vocabulary": 50}
+    clients = [
+        {"name": "small", "count": 1, "choose": {**small, "d1": 2, "w1": 64}},
+        {"name": "large", "count": 2, "choose": {**small, "d1": 3, "w1": 72}},
+    ]
+    experiment = {
+        "archgraph": 1,
+        "name": "search",
+        "family": {"model": "model.yaml", "clients": clients},
+        "data": {"text": "text.txt", "by": "word", "bptt": 8, "partition": {"scheme": "iid"}},
+        "strategy": {"fedfa": {"choice": "search", "limited": 0.3, "steps": 9, "macs": 0.95}},
+        "rounds": 1,
+        "local": {"epochs": 1, "batch": 4, "lr": 0.05},
+    }
+    runs = []
+    for engine in ({}, {"workers": 2}):
+        (tmp_path / "experiment.json").write_text(json.dumps({**experiment, "engine": engine}))
+        runs.append(ag.run(tmp_path / "experiment.json"))
+    one, other = (run.server for run in runs)
+    assert one.values == other.values
+    assert set(one.values["tiers"]) <= {"small", "d2-w72", "d3-w64"}
+    assert set(one.values["tiers"]) > {"small"}
+    assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
